@@ -41,6 +41,7 @@ from anabranch.core.config.ranges import ELASTIC, OVERLAP
 from anabranch.core.config.tables import ClientTable, build
 from anabranch.core.device.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.device.session import Phase, Session, SessionSettings
+from anabranch.core.effects import Refused
 from anabranch.core.errors import (
     AnabranchError,
     AppError,
@@ -50,13 +51,14 @@ from anabranch.core.errors import (
     Unavailable,
     outcome_of,
 )
-from anabranch.core.model.updates import Capability, Task
+from anabranch.core.model.updates import Capability, Reason, Task
 from anabranch.host.device import DeviceCall, DeviceShell
 from anabranch.support.tracing import answered, begun, span
 from anabranch.workloads.app import App, Shard
 
 log = logging.getLogger(__name__)
 
+NO_DATA, LOOK_AGAIN_S = "none of this device's examples is there yet", (1.0, 2.0)
 CALLS: dict[type[ef.SessionEffect], DeviceCall] = {
     ef.AskTask: DeviceCall.ASK,
     ef.FetchModel: DeviceCall.FETCH,
@@ -318,7 +320,10 @@ class Agent(DeviceShell):
         begun(task_id)
         with span("ask", task_id, client=self.client_id):
             ask = self._applications.ask(task_id, self._models.version)
-            answer = self._transport.ask(ask, self._local.spec)
+            if self._local.waits_for_data:  # it refuses itself
+                answer: Task | Refused = Refused(ask, Reason.NONE, NO_DATA, LOOK_AGAIN_S)
+            else:
+                answer = self._transport.ask(ask, self._local.spec)
         if isinstance(answer, Task):
             self._lease.progress.begin()
             self._tell("granted", task=answer.task_id, base_version=answer.base_version)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ from anabranch.support.own_code import on_device
 from anabranch.support.tracing import part
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
-from anabranch.workloads.calls import data_of, join_run
+from anabranch.workloads.calls import arrived_of, data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Hook, cheaper, cut, only, smaller, trainer_for
@@ -106,6 +107,7 @@ class LocalTrainer:
         # The frozen tensors that travel apart from the versions, once they are here.
         self.apart: Tensors | None = None
         self.examples: Examples | None = None
+        self._seen: Examples | None = None  # what had arrived when the last training began
         # What masks the updates, in a run with masked sums.
         self.masker: Masker | None = None
         self._torch = sys.modules.get("torch")
@@ -167,6 +169,18 @@ class LocalTrainer:
         with on_device(self._device):
             self.examples = data_of(self._app, shard)
         return self.examples
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether none of its examples is there yet. Raises `AppError` and `DataError`."""
+        with on_device(self._device):
+            return self.examples is not None and arrived_of(self._app, self.examples, time.time()) is None
+
+    def _look(self) -> Examples:
+        """What there is to train on now; where that is nothing any more, what there was."""
+        assert self.examples is not None, "load a shard first"
+        self._seen = arrived_of(self._app, self.examples, time.time()) or self._seen or self.examples
+        return self._seen
 
     def capability(self) -> Capability:
         """What this device says of itself."""
@@ -250,8 +264,9 @@ class LocalTrainer:
         self._app.version = task.base_version
         start = self.buffers.start(base.part(task.submodel), smaller(task), self._own)
         with watched(each_step), on_device(self._device):
+            examples = self._look()
             result = self._trainer.train(
-                start, self._frozen(base), self.examples, task.local, task.seed, smaller(task), only(task)
+                start, self._frozen(base), examples, task.local, task.seed, smaller(task), only(task)
             )
         covered = cut(task, start), cut(task, result.delta)
         steps, metrics = result.steps, result.metrics
@@ -268,7 +283,7 @@ class LocalTrainer:
         self._share_cores()
         start = self.buffers.start(base.vector, None, self._own)
         with on_device(self._device):
-            self._trainer.train_on(start, self._frozen(base), self.examples, plan, seed, hook)
+            self._trainer.train_on(start, self._frozen(base), self._look(), plan, seed, hook)
 
     def pack(
         self,
@@ -300,7 +315,7 @@ class LocalTrainer:
             task_id=task.task_id,
             manifest_sha256=self.spec.layout_hash,
             base_version=task.base_version,
-            examples=len(self.examples),
+            examples=len(self._seen or self.examples),
             local_steps=steps,
             codec=uplink.codec.text,
             payload=payload,

@@ -2,6 +2,8 @@
 
 What can happen to it, every draw from a stream named by the device:
 
+- data that arrive (`fleet.arrival`): it first asks when it has its first example, and trains on what is there
+  when a task's training begins;
 - dropout: with probability `fleet.dropout` it vanishes at a random moment of a task's training, and
   is away for a uniform time of up to `fleet.availability_period_s`;
 - availability: it is on for the fraction `fleet.availability` of every `fleet.availability_period_s`,
@@ -142,7 +144,9 @@ class Device(Talker, DeviceShell):
         self._abandon()
 
     def _come(self) -> None:
-        if self._enrolled:
+        if (first_s := self._first_data_s) > self._clock.now:
+            self._work.at(first_s, self._come)
+        elif self._enrolled:
             self._begin()
         else:
             self._enrol(self._enrolled_now)
@@ -259,12 +263,24 @@ class Device(Talker, DeviceShell):
         """Begin a task: how long it takes, and whether the device vanishes in it, is known at once."""
         model, head = self._begin_task()
         around, task = self._around, order.task
-        steps = planned_steps(task.local, self.examples)
+        steps = planned_steps(task.local, self._present)
         train_s = around.profiles.task_time_s(self.index, self._tasks, steps) * around.step_cost(task)
         if self._drops_out(train_s):
             return
         self._training = around.executor.train(self._job(model, task, self._clock.now + train_s))
         self._work.after(train_s, partial(self._done, order, train_s, head))
+
+    @property
+    def _present(self) -> int:
+        """How many examples it has by now."""
+        arrivals, count = self._around.arrivals, self.examples
+        return count if arrivals is None else arrivals.present(self.index, count, self._clock.now)
+
+    @property
+    def _first_data_s(self) -> float:
+        """Until when it has nothing to train on."""
+        arrivals = self._around.arrivals
+        return 0.0 if arrivals is None else arrivals.first_s(self.index, self.examples)
 
     def _begin_task(self) -> tuple[Model, str]:
         """What it starts from, and its head."""
@@ -287,7 +303,8 @@ class Device(Talker, DeviceShell):
 
     def _job(self, model: Model, task: Task, due_s: float) -> Job:
         disk = self._disk
-        return Job(self.index, model.vector, task, disk.remembered, due_s, disk.kept, disk.own)
+        begun_s = self._clock.now
+        return Job(self.index, model.vector, task, disk.remembered, due_s, disk.kept, disk.own, begun_s)
 
     def _done(self, order: ef.Train, train_s: float, head: str) -> None:
         assert self._training is not None

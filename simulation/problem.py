@@ -29,6 +29,7 @@ from anabranch.strategies.submodels.progressive import grown
 from anabranch.support.code import let_in
 from anabranch.support.own_code import on_device
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
+from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
@@ -85,6 +86,7 @@ class Problem:
         self._attack = Attack(config.fleet, config.run.seed)
         self.profiles = speed_profile(config.fleet, config.run.seed)
         self._groups = tuple(self.profiles.group.tolist())
+        self._arrivals = Arrivals.of(config.fleet, config.run.seed)
         self._examples: OrderedDict[int, Examples] = OrderedDict()
         self._held_out: Examples | None = None
 
@@ -93,8 +95,20 @@ class Problem:
         fleet, seed = self.config.fleet, self.config.run.seed
         return Shard(role, device, fleet.clients, fleet, seed, self._groups)
 
+    def present(self, device: int, now_s: float) -> Examples:
+        """What a device trains on that begins at this moment."""
+        examples = self.examples(device)
+        if self._arrivals is None:
+            return examples
+        rows = self._arrivals.rows(device, len(examples), now_s)
+        return Examples(examples.x[rows], examples.y[rows])
+
+    def _present_count(self, job: Job) -> int:
+        """How many examples of its device a job saw, where they arrive; 0: all."""
+        return 0 if self._arrivals is None else len(self.present(job.device, job.begun_s))
+
     def examples(self, device: int) -> Examples:
-        """What a device trains on."""
+        """What a device has in the end."""
         found = self._examples.get(device)
         if found is None:
             found = self._examples[device] = self._loaded(device)
@@ -108,7 +122,8 @@ class Problem:
 
     def _loaded(self, device: int) -> Examples:
         with on_device(device_name(device)):
-            return data_of(self.app, self.shard("train", device))
+            found = data_of(self.app, self.shard("train", device))
+            return found if self._arrivals is None else self._arrivals.in_order(self.app, device, found)
 
     def do(self, work: Job | Evaluation) -> LocalResult | Mapping[str, float]:
         """Whichever it is."""
@@ -123,7 +138,8 @@ class Problem:
         task, submodel = job.task, smaller(job.task)
         vector = self.start(job)
         devices = self._attack.helpers(job.device) or [job.device]
-        examples = (self._attack.examples(d, self.examples(d), self._last_label) for d in devices)
+        there = {d: self.present(d, job.begun_s) for d in devices}
+        examples = (self._attack.examples(d, there[d], self._last_label) for d in devices)
         return [Training(vector, e, task.local, task.seed, submodel, only(task)) for e in examples]
 
     def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:
@@ -134,11 +150,12 @@ class Problem:
             covered = self._attack.poisoned([cut(task, r.delta) for r in results])
             if not np.isfinite(covered).all():  # no codec would take it
                 uplink = make_uplink(RAW)
+        trained_on = result.examples or self._present_count(job)
         start = cut(task, self.start(job))
         covered, own = self._buffers.told(start, covered, task.submodel, own)
         if self._masker is not None:
             payload, codec = self._masker.payload(covered, task), self._masker.terms.codec
-            found = result.kept, result.examples, own
+            found = result.kept, trained_on, own
             return LocalResult(payload, codec, result.steps, {}, None, *found)
         payload, memory = uplink.encode(
             covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
@@ -150,7 +167,7 @@ class Problem:
             dict(result.metrics),
             memory,
             result.kept,
-            result.examples,
+            trained_on,
             own,
         )
 

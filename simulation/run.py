@@ -61,6 +61,7 @@ from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import World
 from anabranch.support.heap import reused_heap
 from anabranch.workloads.app import App
+from anabranch.workloads.arrival import Arrivals
 
 PROGRESS_S = 1.0  # of real time, at least so often
 
@@ -392,6 +393,7 @@ class Simulation:
             frozen_bytes=frozen_size_bytes(self._problem.spec),
             storage=self._first_storage(),
             codecs=(*simulated_stages(config.uplink.codec), *([MASKING] if config.secagg.on else [])),
+            arrivals=Arrivals.of(config.fleet, seed),
         )
         client, held_max = config.client, config.server.tasks_per_client
         settings = SessionSettings(

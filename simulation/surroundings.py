@@ -17,6 +17,7 @@ from anabranch.simulation.network import Network
 from anabranch.simulation.server import ServerCalls
 from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.storage import EMPTY, Storage
+from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.profiles import DeviceProfiles
 
 
@@ -40,6 +41,7 @@ class Surroundings:
     frozen_bytes: int = 0  # what travels apart from the versions, to each device once
     storage: Storage = EMPTY  # what a device has on its disk at first
     codecs: tuple[str, ...] = STAGES  # what devices say that they have
+    arrivals: Arrivals | None = None  # of their examples, where these come one after the other
 
 
 @dataclass(frozen=True)

@@ -192,6 +192,22 @@ class App:
             f"{self.name} has no {shard.role} data: write data(self, shard), which returns Examples(x, y)"
         )
 
+    def arrived(self, examples: Examples, now: float) -> Any:  # noqa: ARG002 - the contract's
+        """Which of a live device's examples are there at `now`, seconds since 1970.
+
+        Asked before a task is, and when its training begins. None: all of them. Else the numbers of their
+        rows, a bool for each, or other `Examples`; with no row the device waits, and asks again.
+        """
+        return None
+
+    def drift(self, examples: Examples, share: Array) -> Examples | None:  # noqa: ARG002 - the contract's
+        """How examples change as they arrive in a simulation, by `fleet.arrival_drift = "rotate"`.
+
+        They are in the order of their arrival; `share` (count,), from 0 to below 1, says how far that has
+        come. None: they are pictures, and turned by quarters.
+        """
+        return None
+
     def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:  # noqa: ARG002 - the contract's
         """Tables of settings that a run of this App needs, below what anybody says; `seed` is `model`'s."""
         return {}

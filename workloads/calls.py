@@ -37,6 +37,27 @@ def data_of(app: App, shard: Shard) -> Examples:
         raise DataError(told(head(app, "data", about), error, str(error))) from error
 
 
+def arrived_of(app: App, examples: Examples, now: float) -> Examples | None:
+    """Those of a device's examples that `app.arrived(...)` says are there; None where none is.
+
+    Raises `AppError`, and `DataError` where it returns no rows of theirs.
+    """
+    with own_code(app, "arrived"):
+        found = app.arrived(given(examples), now)
+    if found is None:
+        return examples
+    if isinstance(found, Examples):
+        return found
+    try:
+        rows = np.arange(len(examples))[np.asarray(found, None if np.size(found) else np.int64).ravel()]
+        return Examples(examples.x[rows], examples.y[rows]) if rows.size else None
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{app.name}.arrived returned a {type(found).__name__} that is no rows of its {len(examples)} "
+            f"examples ({error}): return None, their numbers, a bool for each, or Examples(x, y)"
+        ) from error
+
+
 def train(app: App, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> Any:
     """`app.train(...)`, or `train_zeroth`, as the run says: its metrics, unchecked."""
     name = "train" if app.zeroth is None else "train_zeroth"

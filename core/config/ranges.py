@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from itertools import pairwise
@@ -21,6 +22,7 @@ BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
 TURNS, LOT = "turns", "lot"  # server.lapsed
 TASKS, MINUTE = "tasks", "minute"  # server.windows
 MEASURED = "measured"  # fleet.speed
+STREAM, CLASSES, ROTATE = "stream", "classes", "rotate"  # fleet.arrival and fleet.arrival_drift
 MEASURES = ("step_times_s", "step_spreads", "latencies_s", "up_rates_mbps", "down_rates_mbps")  # by device
 LINEAR, PROPORTIONAL = "linear", "proportional"  # submodel.step_time
 SENT, BUILT = "sent", "built"  # run.initial
@@ -37,6 +39,8 @@ CHOICES = {
     "fleet.waiting": (AUTO, "ask", "called"),
     "server.lapsed": (TURNS, LOT),
     "server.windows": (TASKS, MINUTE),
+    "fleet.arrival": ("all", STREAM),
+    "fleet.arrival_drift": ("none", CLASSES, ROTATE),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large", MEASURED),
     "identity.tls": ("auto", "always"),
     "secagg.mode": MODES,
@@ -124,6 +128,7 @@ def check_ranges(tables: Tables) -> None:
     Goal.of(tables["run"])
     check_limits(tables["limits"])
     _check_fleet(tables["fleet"], tables["run"])
+    _check_arrival(tables["fleet"], tables["client"].push)
     _check_relations(tables)
     Keep.of(tables["server"].keep)
     tables["robust"].check()
@@ -140,6 +145,28 @@ def _check_fleet(fleet: Any, run: Any) -> None:
     if fleet.leavers and not run.virtual_s_max:
         raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
     _check_measures(fleet)
+
+
+def _check_arrival(fleet: Any, push: str) -> None:
+    if fleet.arrival != STREAM:
+        for name in ("arrival_rate", "arrival_window"):
+            if getattr(fleet, name):
+                raise ConfigError(
+                    f"fleet.{name} is set, and all examples are there from the start: write fleet.arrival = "
+                    f"{STREAM!r} too, or leave it out"
+                )
+        if fleet.arrival_drift != "none":
+            raise ConfigError(f"fleet.arrival_drift needs fleet.arrival = {STREAM!r}")
+    elif not 0 < fleet.arrival_rate < math.inf:
+        raise ConfigError(
+            f"fleet.arrival = {STREAM!r} needs fleet.arrival_rate, how many examples a device gets in a "
+            f"second, above 0, not {fleet.arrival_rate!r}"
+        )
+    elif push == ELASTIC:
+        raise ConfigError(
+            f"fleet.arrival = {STREAM!r} does not go with client.push = {ELASTIC!r}: what a device trains on "
+            "is looked up when a task begins, and these devices train on"
+        )
 
 
 def _check_measures(fleet: Any) -> None:

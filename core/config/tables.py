@@ -95,7 +95,9 @@ class FleetTable:
     until there is room (`called`); `auto`: the latter where they are more than a live server's line has
     places for. `executor` does the training of a simulation, `batch_devices` at a time where it is batched.
     The fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
-    `attack_strength` says (0: as the attack does itself).
+    `attack_strength` says (0: as the attack does itself). Where `arrival` is `stream`, simulated devices'
+    examples come one after the other, `arrival_rate` a second, in an order by `arrival_drift`, and a device
+    keeps the newest `arrival_window` of them (0: all): see `workloads/arrival.py`.
     """
 
     clients: int = 8
@@ -121,6 +123,10 @@ class FleetTable:
     attackers: float = 0.0
     attack: str = "sign_flip"
     attack_strength: float = 0.0
+    arrival: str = field(default="all", metadata=LATER_KEY)
+    arrival_rate: float = field(default=0.0, metadata=LATER_KEY)
+    arrival_drift: str = field(default="none", metadata=LATER_KEY)
+    arrival_window: int = field(default=0, metadata=LATER_KEY)
     step_times_s: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
     step_spreads: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
     latencies_s: tuple[float, ...] = field(default=(), metadata=LATER_KEY)

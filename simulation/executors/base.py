@@ -24,8 +24,9 @@ class Job:
     """Local training of one task on one device, from `vector` (size,), which nobody changes.
 
     `memory` is what the device's uplink remembers of its earlier updates, `kept` what its App does, `own` the
-    bytes of its own buffers. `due_s` is the virtual time at which the result will be asked for. `known` gives
-    the result where a checkpoint has it, for executors whose results depend on what is trained beside them.
+    bytes of its own buffers. `due_s` is the virtual time at which the result will be asked for; what has
+    arrived by `begun_s` is trained on. `known` gives the result where a checkpoint has it, for executors
+    whose results depend on what is trained beside them.
     """
 
     device: int
@@ -35,6 +36,7 @@ class Job:
     due_s: float
     kept: bytes = b""
     own: bytes = b""
+    begun_s: float = 0.0
     known: Pending[LocalResult] | None = None
 
 

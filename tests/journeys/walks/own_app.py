@@ -12,18 +12,20 @@ DEVICE = "anabranch client mine.py:Mine"
 EVALUATOR = "anabranch evaluate mine.py:Mine"
 
 
-def _first_code() -> str:
-    """The page's App, as a reader copies it."""
-    found = re.search(r"```python\n(.*?)```", (ROOT / PAGE).read_text(encoding="utf-8"), re.DOTALL)
-    assert found
-    return found[1]
+def _code(name: str) -> str:
+    """The page's program with this class, as a reader copies it."""
+    blocks: list[str] = re.findall(
+        r"```python\n(.*?)```", (ROOT / PAGE).read_text(encoding="utf-8"), re.DOTALL
+    )
+    return next(block for block in blocks if f"class {name}(" in block)
 
 
 LIFE = Walk(
     "an App of one's own",
     page=PAGE,
     steps=(
-        Write("mine.py", _first_code()),
+        Write("mine.py", _code("Mine")),
+        Write("sensor.py", "from mine import Mine\n\n" + _code("Sensor")),
         types("anabranch check"),
         types("anabranch simulate mine.py:Mine", says="accuracy"),
         types("anabranch init mine.py:Mine", says="anabranch server"),
@@ -31,6 +33,10 @@ LIFE = Walk(
         starts(EVALUATOR, until="accuracy"),
         starts(DEVICE, until="pushed"),
         End(DEVICE),
+        also(
+            "anabranch client sensor.py:Sensor --id sensor --tasks-max 2",
+            says="none of this device's examples",
+        ),
         End(EVALUATOR),
         also("anabranch admin export mine.safetensors"),
         End(SERVER, by=SIGINT, says="drained"),

@@ -62,4 +62,13 @@ LARGE = Walk(
     ),
 )
 
-WALKS = (LARGE, LIKE_YOURS, PAUSED)
+ARRIVING = Walk(
+    "data that arrive",
+    page=PAGE,
+    steps=(
+        types("anabranch simulate digits --updates 400 --set fleet.arrival=stream", says="400 updates"),
+        types("anabranch simulate digits --updates 500", says="500 updates"),
+    ),
+)
+
+WALKS = (LARGE, LIKE_YOURS, PAUSED, ARRIVING)

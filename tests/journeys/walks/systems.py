@@ -32,6 +32,7 @@ SYSTEMS = Walk(
             for name in ("port", "fedasmu", "fedfa")
         ),
         types(f"anabranch simulate {GROWING} --versions 12", says=GREW),
+        types(f"{DIGITS}--updates 60 --set fleet.arrival=stream", says="60 updates"),
         types("anabranch compare runs/", says="teasq_drop"),
     ),
 )
