@@ -228,7 +228,10 @@ class Phased:
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """As this phase does, but for devices that are too slow for it."""
-        if self.tables[state.phase].phase.exclude_slowest and self._is_slow(state, ask.client_id, context):
+        excludes = self.tables[state.phase].phase.exclude_slowest
+        # Who was drawn before others turned out to be faster is waited for, and so has its turn.
+        drawn = ask.client_id in (self.selected(state) or ())
+        if excludes and not drawn and self._is_slow(state, ask.client_id, context):
             return Refusal(Reason.NOT_SELECTED, "among the slowest devices, which train once rounds are over")
         return self.part(state).admit(self.inner(state), ask, self._seen(state, context))
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from anabranch.api.devices import Client
     from anabranch.api.figures import Figure
     from anabranch.api.fleets import (
+        Arriving,
+        AtOnce,
         Dirichlet,
         Draws,
         FadasLarge,
@@ -54,6 +56,8 @@ __all__ = [
     "AggregationStep",
     "AnabranchError",
     "App",
+    "Arriving",
+    "AtOnce",
     "Calibration",
     "Client",
     "Comparison",
@@ -112,6 +116,7 @@ _HOMES = {
     "anabranch.api.devices": ("Client",),
     "anabranch.api.figures": ("Figure",),
     "anabranch.api.fleets": (
+        *("Arriving", "AtOnce"),
         *("Dirichlet", "Draws", "Iid", "Shards", "SpeedShards"),
         *("FadasLarge", "FadasMild", "Levels", "Lognormal", "Measured"),
         *("Fleet", "Links"),

@@ -101,12 +101,17 @@ splits = st.one_of(
     st.builds(ab.SpeedShards, counts),
     st.builds(ab.Draws, counts, numbers),
 )
+arrivals = st.one_of(
+    st.builds(ab.AtOnce),
+    st.builds(ab.Arriving, numbers, st.sampled_from(["none", "classes", "rotate"]), counts),
+)
 fleets = st.builds(
     Fleet,
     clients=counts,
     split=splits,
     speed=speeds,
     links=st.builds(ab.Links, numbers, numbers, numbers),
+    arrival=arrivals,
     dropout=st.floats(0, 0.9),
     availability=st.floats(0.1, 1),
     availability_period_s=numbers,

@@ -7,6 +7,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import command_line
 
@@ -15,6 +16,7 @@ from anabranch.core.config.tables import Config, merge
 from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.run import simulate
 from anabranch.workloads.app import Shard, examples_of
+from anabranch.workloads.calls import arrived_of
 from anabranch.workloads.trainer import trainer_for
 
 PAGE = (Path(__file__).parents[2] / "docs" / "app.md").read_text(encoding="utf-8")
@@ -32,8 +34,19 @@ APPS = ("Mine", "Logistic", "Streaming", "Regression", "NextWord")
 
 
 def test_every_app_of_the_page_is_known_here(written: dict[str, Any]) -> None:
-    assert set(re.findall(r"^class (\w+)\((?:anabranch\.App|Mine)\)", PAGE, re.MULTILINE)) == set(APPS)
+    shown = set(re.findall(r"^class (\w+)\((?:anabranch\.App|Mine)\)", PAGE, re.MULTILINE))
+    assert shown == {*APPS, "Sensor"}
     assert set(APPS) < set(written)
+
+
+def test_a_sensor_has_what_came_since_it_was_first_looked_at(written: dict[str, Any]) -> None:
+    app = written["Sensor"]()
+    examples = examples_of(app.data(Shard("train")))
+    found = [arrived_of(app, examples, now) for now in (1e9, 1e9 + 2.5, 1e9 + 120, 1e9 + 1e6)]
+    assert len(examples) > 102
+    assert [0 if f is None else len(f) for f in found] == [0, 2, 100, 100]
+    assert found[-1] is not None
+    assert np.array_equal(found[-1].x, examples.x[-100:])
 
 
 @pytest.mark.parametrize("name", APPS)

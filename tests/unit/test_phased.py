@@ -143,6 +143,32 @@ def test_the_slowest_have_no_part_in_rounds_and_come_in_after_them() -> None:
     assert isinstance(bench.ask("d", "after", 300.0)[0], Granted)
 
 
+def test_who_was_drawn_has_its_turn_though_another_turns_out_to_be_faster() -> None:
+    """All are as fast until `d` is drawn: then another is ten times faster, and `d` the slowest of all known.
+
+    The round waits for `d`: refused, it would last until its deadline.
+    """
+    rounds = {**ROUND, "until_updates": 0, "until_versions": 40, "exclude_slowest": 0.4, "deadline_s": 1000.0}
+    bench = phased(rounds, BUFFER)
+
+    def work(client: str, number: int, took_s: float) -> None:
+        granted, *_ = bench.ask(client, f"{number}-{client}", 100.0 * number)
+        assert isinstance(granted, Granted), (number, client)
+        bench.push(client, f"{number}-{client}", now=100.0 * number + took_s, local_steps=1)
+
+    for number in range(30):
+        cohort = bench.engine.strategy.selected(bench.engine.state) or list("cd")
+        others = [client for client in cohort if client != "d"]
+        if number > 0 and "d" in cohort:
+            work(others[0], number, 1.0)
+            work("d", number, 10.0)
+            assert bench.engine.version == number + 1
+            return
+        for client in cohort[:2]:  # which make a round
+            work(client, number, 10.0)
+    raise AssertionError("d was never drawn")
+
+
 @st.composite
 def works(draw: Any) -> list[tuple[str, bool]]:
     """Who asks, and who answers, in any order."""

@@ -19,6 +19,8 @@ BESIDE: dict[str, dict[str, dict[str, Any]]] = {
     "client.push": {"server": {"tasks_per_client": 2}},
     "run.mode": {"run": {"metric": "loss"}},
     "fleet.split": {"fleet": {"examples_per_client": 5}},
+    "fleet.arrival = stream": {"fleet": {"arrival_rate": 1.0}},
+    "fleet.arrival_drift": {"fleet": {"arrival": "stream", "arrival_rate": 1.0}},
     "fleet.speed = measured": {"fleet": {"step_times_s": [0.1]}},
     "secagg.mode = keeper": {"secagg": {"keepers": ["north"], "clip": 1.0}},
     "server.lease_max_s": {"server": {"lease_min_s": LEAST}},

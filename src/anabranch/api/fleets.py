@@ -113,8 +113,26 @@ class Links:
     latency_s: float = FleetTable.latency_s
 
 
+@dataclass(frozen=True)
+class AtOnce:
+    """Every device has all its examples from the start."""
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Each device gets its examples while the run goes on, `rate` a second, and keeps the newest `window`.
+
+    `drift`: `none`, `classes` or `rotate`, see docs/simulator.md, "Data that arrive". `window` 0: all.
+    """
+
+    rate: float = field(metadata={"key": "arrival_rate"})
+    drift: str = _key("arrival_drift")
+    window: int = _key("arrival_window")
+
+
 Speed = Levels | Lognormal | FadasMild | FadasLarge | Measured
 DataSplit = Iid | Dirichlet | Shards | SpeedShards | Draws
+Arrival = AtOnce | Arriving
 
 SPEEDS: dict[str, type[Any]] = {
     "levels": Levels,
@@ -130,7 +148,8 @@ SPLITS: dict[str, type[Any]] = {
     "speed-shards": SpeedShards,
     "draws": Draws,
 }
-GROUPS: dict[str, dict[str, type[Any]]] = {"speed": SPEEDS, "split": SPLITS}
+ARRIVALS: dict[str, type[Any]] = {"all": AtOnce, "stream": Arriving}
+GROUPS: dict[str, dict[str, type[Any]]] = {"speed": SPEEDS, "split": SPLITS, "arrival": ARRIVALS}
 
 
 @dataclass(frozen=True)
@@ -145,6 +164,7 @@ class Fleet:
     split: DataSplit | str = Iid()
     speed: Speed = Levels()
     links: Links = Links()
+    arrival: Arrival = AtOnce()
     examples_per_client: int = FleetTable.examples_per_client
     dropout: float = FleetTable.dropout
     availability: float = FleetTable.availability
