@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,58 @@ from benchmarks.studies import Point, Tables, late_accuracy, mean, pool_of, run,
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 QUICK_PART = 4  # a quick form takes this part of the updates
+FACTOR = 2.0  # between learning rates
+EXTENSIONS_MAX = 4  # rates that a grid gets beside those it begins with
 
 
 @dataclass(frozen=True)
 class Method:
     """What is compared: a name, and the tables of each point of its grid, by what is said of the point.
 
-    `against`: the method that it is held against, by its name; empty: the study's first.
+    `against`: the method that it is held against, by its name; empty: the study's first. `rates`: the tables
+    are those of the grid's only point, and its points are of these learning rates; as long as the best is the
+    lowest or the highest of them, there is one beyond it. `parts`: into how many updates it cuts one of the
+    others, and takes so many times more.
     """
 
     name: str
     grid: Mapping[str, Tables]
     against: str = ""
+    rates: tuple[float, ...] = ()
+    parts: int = 1
+
+    @property
+    def first(self) -> Mapping[str, Tables]:
+        """The points that its tuning begins with."""
+        return dict(map(self._of, self.rates)) if self.rates else self.grid
+
+    def beyond(self, scores: Mapping[str, float]) -> Mapping[str, Tables]:
+        """The next point, of what has been found: none where the best is inside, or enough were tried."""
+        if not self.rates or len(scores) >= len(self.rates) + EXTENSIONS_MAX:
+            return {}
+        tried = {float(said.removeprefix("rate ")): score for said, score in scores.items()}
+        best = max(tried, key=lambda rate: tried[rate])
+        if best == min(tried):
+            return dict([self._of(best / FACTOR)])
+        return dict([self._of(best * FACTOR)]) if best == max(tried) else {}
+
+    def _of(self, rate: float) -> tuple[str, Tables]:
+        (tables,) = self.grid.values()
+        return f"rate {rate:g}", {**tables, "client": {**tables.get("client", {}), "learning_rate": rate}}
+
+    def quick(self) -> Method:
+        """The same with half of the points, and none beyond them."""
+        if not self.rates:
+            return replace(self, grid=dict(list(self.grid.items())[1::2]))
+        return replace(self, grid=dict(map(self._of, self.rates[1::2])), rates=())
 
 
 @dataclass(frozen=True)
 class Reached:
     """What a run came to; `accuracy` in %, the mean of its last fifth.
 
-    `megabytes`: up and down together, and until the target, if it was reached.
+    `megabytes`: up and down together, and until the target, if it was reached; seconds are virtual ones.
+    `kilobytes_up`: of an update.
     """
 
     seed: int
@@ -47,6 +80,8 @@ class Reached:
     model_sha256: str
     megabytes: float
     megabytes_to_target: float | None
+    seconds_to_target: float | None = None
+    kilobytes_up: float = 0.0
 
     @classmethod
     def of(cls, result: Result) -> Reached:
@@ -60,6 +95,8 @@ class Reached:
             result.model_sha256,
             (result.uplink_bytes + result.downlink_bytes) / 1e6,
             None if to_target is None else to_target / 1e6,
+            result.time_to_target_s,
+            result.uplink_bytes / 1e3 / max(1, result.updates_applied + result.updates_rejected),
         )
 
 
@@ -74,6 +111,8 @@ class Study:
     base: Tables
     methods: Sequence[Method]
     counts_bytes: bool = False  # whether the page says what travelled
+    counts_time: bool = False  # and how long it took to the target
+    counts_messages: bool = False  # and how large an update is
     seeds: Sequence[int] = SEEDS
     tuning_seeds: Sequence[int] = TUNING_SEEDS
     less: int = 1  # how many times fewer updates than `base` says
@@ -88,11 +127,14 @@ class Study:
         (folder / f"{self.name}.md").write_text(page, encoding="utf-8")
 
     def _quick(self) -> Study:
-        methods = [Method(m.name, dict(list(m.grid.items())[1::2]), m.against) for m in self.methods]
-        return Study(
-            self.name, self.title, f"{self.command} --quick", self.about, self.base, methods,
-            self.counts_bytes, self.seeds[:2], self.tuning_seeds[:1], QUICK_PART,
-        )  # fmt: skip
+        return replace(
+            self,
+            command=f"{self.command} --quick",
+            methods=[method.quick() for method in self.methods],
+            seeds=self.seeds[:2],
+            tuning_seeds=self.tuning_seeds[:1],
+            less=QUICK_PART,
+        )
 
     @property
     def updates(self) -> int:
@@ -111,17 +153,31 @@ class Study:
         return {**spent, "methods": found}
 
     def _measured(self, pool: Executor, method: Method) -> dict[str, Any]:
-        cut: Tables = {"run": {"updates_max": self.updates}}
-        points = {
-            said: Point(method.name, (self.base, tables, cut), {}) for said, tables in method.grid.items()
-        }
-        jobs = [(point, seed, "validation", 1) for point in points.values() for seed in self.tuning_seeds]
+        tables, tuned, wanted = dict(method.first), dict[str, float](), method.first
+        while wanted:
+            tables |= wanted
+            tuned |= self._scores(pool, method, wanted)
+            wanted = method.beyond(tuned) if self.less == 1 else {}
+        best = max(tuned, key=lambda said: tuned[said])
+        point = self._point(method, tables[best])
+        finals = pool.map(run, [(point, seed, "test", 1) for seed in self.seeds])
+        return {"tuned": tuned, "best": best, "runs": [vars(Reached.of(result)) for result in finals]}
+
+    def _point(self, method: Method, *tables: Tables) -> Point:
+        until: Tables = {"run": {"updates_max": self.updates * method.parts}}
+        return Point(method.name, (self.base, *tables, until), {})
+
+    def _scores(self, pool: Executor, method: Method, points: Mapping[str, Tables]) -> dict[str, float]:
+        """Of each point, over the tuning seeds, each to the end of its run."""
+        whole: Tables = {"run": {"target_accuracy": 0.0}}
+        jobs = [
+            (self._point(method, tables, whole), seed, "validation", 1)
+            for tables in points.values()
+            for seed in self.tuning_seeds
+        ]
         scores = [late_accuracy(result) for result in pool.map(run, jobs)]
         width = len(self.tuning_seeds)
-        tuned = {s: statistics.fmean(scores[i * width : (i + 1) * width]) for i, s in enumerate(points)}
-        best = max(tuned, key=lambda said: tuned[said])
-        finals = pool.map(run, [(points[best], seed, "test", 1) for seed in self.seeds])
-        return {"tuned": tuned, "best": best, "runs": [vars(Reached.of(result)) for result in finals]}
+        return {s: statistics.fmean(scores[i * width : (i + 1) * width]) for i, s in enumerate(points)}
 
     # --- the page --------------------------------------------------------------------------------
 
@@ -160,7 +216,7 @@ the difference is taken seed by seed.
 
 ## Tuning
 
-Grids of one size for all, on the validation part of seeds that are not compared; the best goes on.
+{self._grids}, on the validation part of seeds that are not compared; the best goes on.
 
 {table(("method", "point", "accuracy, %", "chosen"), tuning)}
 """
@@ -178,18 +234,33 @@ Grids of one size for all, on the validation part of seeds that are not compared
         return "less its own" if own else f"less {self.methods[0].name}"
 
     @property
+    def _grids(self) -> str:
+        """How they were tuned."""
+        if any(method.rates for method in self.methods):
+            return (
+                "The same learning rates for all to begin with, and as long as the best is the lowest or\n"
+                f"the highest of them one beyond it, {EXTENSIONS_MAX} at most"
+            )
+        return "Grids of one size for all"
+
+    @property
     def _bytes(self) -> tuple[str, ...]:
-        """The columns of what travelled."""
-        target = 100 * self.base["run"].get("target_accuracy", 0.0)
-        return ("MB, both ways", f"MB to {target:.0f} %") if self.counts_bytes else ()
+        """The columns of what travelled, and of what it took."""
+        target = f"to {100 * self.base['run'].get('target_accuracy', 0.0):.0f} %"
+        return (
+            *(("MB, both ways", f"MB {target}") if self.counts_bytes else ()),
+            *(("kB up an update",) if self.counts_messages else ()),
+            *((f"seconds {target}",) if self.counts_time else ()),
+        )
 
     def _travelled(self, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-        """These columns of a method; where a run never got there, how many did."""
-        if not self.counts_bytes:
-            return ()
-        there = [r["megabytes_to_target"] for r in runs if r["megabytes_to_target"] is not None]
-        missing = f" ({len(there)} of {len(runs)} runs)" if len(there) < len(runs) else ""
-        return mean(r["megabytes"] for r in runs), mean(there) + missing
+        """These columns of a method."""
+        megabytes = mean(r["megabytes"] for r in runs), _of_those_there(runs, "megabytes_to_target", 2)
+        return (
+            *(megabytes if self.counts_bytes else ()),
+            *((mean(r["kilobytes_up"] for r in runs),) if self.counts_messages else ()),
+            *((_of_those_there(runs, "seconds_to_target", 0),) if self.counts_time else ()),
+        )
 
     def _row(self, name: str, of: Mapping[str, Any], against: Sequence[Mapping[str, Any]]) -> Sequence[str]:
         runs = of["runs"]
@@ -204,3 +275,10 @@ Grids of one size for all, on the validation part of seeds that are not compared
             mean(r["staleness"] for r in runs),
             of["best"],
         )
+
+
+def _of_those_there(runs: Sequence[Mapping[str, Any]], key: str, digits: int) -> str:
+    """The mean over the runs that came to the target, and how many did where some did not."""
+    there = [r[key] for r in runs if r[key] is not None]
+    missing = f" ({len(there)} of {len(runs)} runs)" if len(there) < len(runs) else ""
+    return (mean(there, digits) if there else "") + missing
