@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from anabranch.api.devices import Client
     from anabranch.api.figures import Figure
     from anabranch.api.fleets import (
+        AllAtOnce,
         Arriving,
-        AtOnce,
         Dirichlet,
         Draws,
         FadasLarge,
@@ -54,10 +54,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregation",
     "AggregationStep",
+    "AllAtOnce",
     "AnabranchError",
     "App",
     "Arriving",
-    "AtOnce",
     "Calibration",
     "Client",
     "Comparison",
@@ -116,7 +116,7 @@ _HOMES = {
     "anabranch.api.devices": ("Client",),
     "anabranch.api.figures": ("Figure",),
     "anabranch.api.fleets": (
-        *("Arriving", "AtOnce"),
+        *("Arriving", "AllAtOnce"),
         *("Dirichlet", "Draws", "Iid", "Shards", "SpeedShards"),
         *("FadasLarge", "FadasMild", "Levels", "Lognormal", "Measured"),
         *("Fleet", "Links"),

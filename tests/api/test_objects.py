@@ -102,7 +102,7 @@ splits = st.one_of(
     st.builds(ab.Draws, counts, numbers),
 )
 arrivals = st.one_of(
-    st.builds(ab.AtOnce),
+    st.builds(ab.AllAtOnce),
     st.builds(ab.Arriving, numbers, st.sampled_from(["none", "classes", "rotate"]), counts),
 )
 fleets = st.builds(

@@ -114,7 +114,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class AtOnce:
+class AllAtOnce:
     """Every device has all its examples from the start."""
 
 
@@ -132,7 +132,7 @@ class Arriving:
 
 Speed = Levels | Lognormal | FadasMild | FadasLarge | Measured
 DataSplit = Iid | Dirichlet | Shards | SpeedShards | Draws
-Arrival = AtOnce | Arriving
+Arrival = AllAtOnce | Arriving
 
 SPEEDS: dict[str, type[Any]] = {
     "levels": Levels,
@@ -148,7 +148,7 @@ SPLITS: dict[str, type[Any]] = {
     "speed-shards": SpeedShards,
     "draws": Draws,
 }
-ARRIVALS: dict[str, type[Any]] = {"all": AtOnce, "stream": Arriving}
+ARRIVALS: dict[str, type[Any]] = {"all": AllAtOnce, "stream": Arriving}
 GROUPS: dict[str, dict[str, type[Any]]] = {"speed": SPEEDS, "split": SPLITS, "arrival": ARRIVALS}
 
 
@@ -164,7 +164,7 @@ class Fleet:
     split: DataSplit | str = Iid()
     speed: Speed = Levels()
     links: Links = Links()
-    arrival: Arrival = AtOnce()
+    arrival: Arrival = AllAtOnce()
     examples_per_client: int = FleetTable.examples_per_client
     dropout: float = FleetTable.dropout
     availability: float = FleetTable.availability
