@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from anabranch.core.model.updates import LocalPlan
-from anabranch.workloads.adapters import lora, take_turn
-from anabranch.workloads.app import Examples
+from anabranch.workloads.adapters import lora
 from benchmarks.rotated_digits import RotatedDigits
 
 RANK, ALPHA = 4, 8.0
@@ -33,15 +31,3 @@ class Narrow(Both):
 
     name = "b"
     train_halves = "b"
-
-
-class Alternate(Both):
-    """B and A in turns, by the version (RoLoRA)."""
-
-    name = "alternate"
-    train_halves = "alternate"
-
-    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
-        """The half whose turn it is."""
-        take_turn(model, self.version)
-        return super().train(model, examples, plan, seed)

@@ -35,7 +35,8 @@ BASE: Tables = {
     "client": {"steps": 5, "batch_size": 20},
 }
 RATES = (0.02, 0.04, 0.08)
-APPS = {"both halves": "Both", "B alone": "Narrow", "in turns": "Alternate"}
+# The App, and who deals the halves.
+HALVES = {"both halves": ("Both", "none"), "B alone": ("Narrow", "none"), "in turns": ("Both", "alternate")}
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "as updates come": {"name": "fedbuff", "buffer_size": 4},
     "in rounds": {"name": "fedavg", "clients_per_round": 4, "over_selection": 1.0},
@@ -43,9 +44,10 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _method(halves: str, way: str) -> Method:
-    app = f"{Path(__file__).with_name('adapted_digits.py')}:{APPS[halves]}"
-    tables: Tables = {"run": {"workload": app}, "strategy": WAYS[way]}
-    return Method(f"{halves}, {way}", {"": tables}, f"{next(iter(APPS))}, {way}", rates=RATES)
+    name, planner = HALVES[halves]
+    app = f"{Path(__file__).with_name('adapted_digits.py')}:{name}"
+    tables: Tables = {"run": {"workload": app}, "strategy": WAYS[way], "submodel": {"name": planner}}
+    return Method(f"{halves}, {way}", {"": tables}, f"{next(iter(HALVES))}, {way}", rates=RATES)
 
 
 STUDY = Study(
@@ -58,7 +60,7 @@ numbers, raw. FedBuff with buffers of four, and FedAvg in rounds of four. *Both 
 2106.09685), *B alone* FFA-LoRA (arXiv 2403.12313), *in turns* RoLoRA (arXiv 2502.01755): see
 [adapters](../adapters.md). Each is held against both halves in the same way.""",
     base=BASE,
-    methods=[_method(halves, way) for way in WAYS for halves in APPS],
+    methods=[_method(halves, way) for way in WAYS for halves in HALVES],
     counts_bytes=True,
     counts_messages=True,
 )

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.model.growing import needed_for
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, digest
+from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, gathered, scatter
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
@@ -156,13 +158,24 @@ class LocalTrainer:
         """Take part in a run: the App hears of its configuration. Raises as `adopt` does."""
         join_run(self._app, config)
         grows = config.get("submodel", {}).get("name") == Progressive.name
-        if grows and not self._trainer.spec.stages:
-            raise ManifestMismatch(
-                f"the model of the server's run grows, and {self._app.name} has no stages: train it by the "
-                "App that the run began with, which says them in stages(self, model)"
-            )
+        if grows:
+            self._check_stages(served)
         self._policy = policy_of(config)
         self.adopt(served)
+
+    def _check_stages(self, served: ParamSpec) -> None:
+        ours = self._trainer.spec.stages
+        pairs = enumerate(zip_longest(ours, served.stages or ours), 1)  # servers did not always tell them
+        differ = "has no stages"
+        if ours:
+            number, pair = next(((n, pair) for n, pair in pairs if pair[0] != pair[1]), (0, None))
+            if pair is None:
+                return
+            differ = f"has other stages: stage {number} is {_told(pair[0])}, in the run {_told(pair[1])}"
+        raise ManifestMismatch(
+            f"the model of the server's run grows, and {self._app.name} {differ}: train it by the "
+            "App that the run began with, which says them in stages(self, model)"
+        )
 
     def load(self, shard: Shard) -> Examples:
         """The App's data of the shard, from now on trained on. Raises `DataError`."""
@@ -358,6 +371,10 @@ class LocalTrainer:
 def _described(tensor: TensorSpec) -> str:
     state = " frozen" if tensor.is_float and not tensor.trained else ""
     return f"{tensor.name} {tensor.shape} {tensor.dtype}{state}"
+
+
+def _told(stage: ModelStage | None) -> str:
+    return "none" if stage is None else f"{' '.join(stage.blocks)} with the head {' '.join(stage.head)}"
 
 
 def numbered_shard(client_id: str, config: Mapping[str, Any]) -> tuple[int, int]:

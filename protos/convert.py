@@ -19,6 +19,7 @@ from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch, 
 from anabranch.core.ids import checked_id as checked_id
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec, TensorSpec
+from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.submodels import (
     Coordinates,
     Submodel,
@@ -99,13 +100,15 @@ def manifest_to_proto(spec: ParamSpec, frozen_sha256: str = "") -> model.Manifes
         groups=groups,
         buffers=spec.buffers,
         frozen_sha256=bytes.fromhex(frozen_sha256),
+        stages=[model.ModelStage(blocks=stage.blocks, head=stage.head) for stage in spec.stages],
     )
 
 
 def manifest_from_proto(message: model.Manifest) -> ParamSpec:
     """The spec of a manifest.
 
-    Raises `ManifestMismatch` if its hash is not that of its tensors, or groups or buffers do not fit them.
+    Raises `ManifestMismatch` if its hash is not that of its tensors, or groups, buffers or stages do not fit
+    them.
     """
     groups = tuple(
         UnitGroup(g.name, g.size, tuple(Member(m.tensor, m.axis, m.outer, m.inner) for m in g.members))
@@ -113,7 +116,8 @@ def manifest_from_proto(message: model.Manifest) -> ParamSpec:
     )
     try:
         tensors = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype, not t.frozen) for t in message.tensors)
-        spec = ParamSpec(tensors, groups, tuple(message.buffers))
+        stages = tuple(ModelStage(stage.blocks, stage.head) for stage in message.stages)
+        spec = ParamSpec(tensors, groups, tuple(message.buffers), stages)
     except (ConfigError, TypeError) as error:  # numpy raises the latter for a dtype that is none
         raise ManifestMismatch(f"the manifest was damaged on the way: {error}") from error
     if spec.apart and len(message.frozen_sha256) != hashlib.sha256().digest_size:

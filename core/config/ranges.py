@@ -60,6 +60,7 @@ POSITIVE = (
     "fleet.batch_devices",
     "fleet.step_time_s",
     "fleet.availability_period_s",
+    "submodel.period",
     "robust.iterations",
     "robust.window_versions",
     "downlink.publish_every_versions",

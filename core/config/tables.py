@@ -153,7 +153,9 @@ class SubmodelTable:
     `coverage_versions` versions goes into every sub-model (0: no such guard). `step_time`: what a device's
     step is taken to last by its part, for `widths`: a + b x; `proportional` in runs of older releases.
     `grow_at`: where the stages of `progressive` begin, but for the first, as shares of the run's versions
-    (none: evenly, up to .375); for `warm_up_versions` of each what is new is trained alone.
+    (none: evenly, up to .375); for `warm_up_versions` of each what is new is trained alone. `turns` of
+    `alternate` are patterns of tensors' names, a set each (none: the halves of adapters), for `period`
+    versions each.
     """
 
     name: str = AUTO
@@ -165,6 +167,8 @@ class SubmodelTable:
     step_time: str = LINEAR
     grow_at: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
     warm_up_versions: int = field(default=25, metadata=LATER_KEY)
+    turns: tuple[str, ...] = field(default=(), metadata=LATER_KEY)
+    period: int = field(default=4, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

@@ -244,6 +244,32 @@ class UnitGroup(_message.Message):
 Global___UnitGroup: _TypeAlias = UnitGroup  # noqa: Y015
 
 @_typing.final
+class ModelStage(_message.Message):
+    """What a stage of a model that grows adds to it: names of tensors. A head is of its stage alone, blocks stay."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def head(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        blocks: _abc.Iterable[_builtins.str] | None = ...,
+        head: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "head", b"head"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelStage: _TypeAlias = ModelStage  # noqa: Y015
+
+@_typing.final
 class Manifest(_message.Message):
     """The model's layout. `sha256` is the layout hash, of the tensors, that every other message carries."""
 
@@ -254,6 +280,7 @@ class Manifest(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
     FROZEN_SHA256_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     sha256: _builtins.bytes
     frozen_sha256: _builtins.bytes
     """Where a float tensor is frozen: the SHA-256 of all that is not in the vector, raw, in order. It is part 1 of
@@ -267,6 +294,10 @@ class Manifest(_message.Message):
     def buffers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the float tensors that are no parameters. An update has the values that they reached."""
 
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStage]:
+        """Of a model that can grow, in order. Empty from a server that does not tell them."""
+
     def __init__(
         self,
         *,
@@ -275,10 +306,11 @@ class Manifest(_message.Message):
         groups: _abc.Iterable[Global___UnitGroup] | None = ...,
         buffers: _abc.Iterable[_builtins.str] | None = ...,
         frozen_sha256: _builtins.bytes = ...,
+        stages: _abc.Iterable[Global___ModelStage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "frozen_sha256", b"frozen_sha256", "groups", b"groups", "sha256", b"sha256", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "frozen_sha256", b"frozen_sha256", "groups", b"groups", "sha256", b"sha256", "stages", b"stages", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

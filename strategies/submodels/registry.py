@@ -11,6 +11,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.parts import PartKind, members
+from anabranch.strategies.submodels.alternate import Alternate
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows, RandomUnits
 from anabranch.strategies.submodels.fragments import Fragments
 from anabranch.strategies.submodels.ist import Ist
@@ -19,7 +20,11 @@ from anabranch.strategies.submodels.widths import FedRolex, FjORD, HeteroFL
 
 NONE = "none"
 BUILT_IN: dict[str, type[Any]] = {
-    c.name: c for c in (RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist, Fragments, Progressive)
+    c.name: c
+    for c in (
+        *(RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist),
+        *(Fragments, Progressive, Alternate),
+    )
 }
 PLANNERS = PartKind(
     "planner", "planners", ("submodel.name",), BUILT_IN, (*members(Planner), "of"), also=(AUTO, NONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from anabranch.client.agent import Agent
 from anabranch.client.checkup import Checkup
 from anabranch.client.follower import Follower
 from anabranch.client.summary import AgentSummary
+from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import GrpcTransport
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ManifestMismatch
+from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.updates import LocalPlan
+from anabranch.protos.convert import manifest_from_proto, manifest_to_proto
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.verify import verify
 from anabranch.workloads.app import Shard
@@ -164,3 +169,44 @@ def test_a_device_whose_app_has_no_stages_is_told(tmp_path: Path) -> None:
     told = pytest.raises(ManifestMismatch, match="grows, and Bare has no stages: train it by the App")
     with Served(server_config(tmp_path / "data", **tables()), manifest) as served, told:
         one_task(served, tmp_path / "bare", Bare())
+
+
+def test_a_device_whose_app_has_other_stages_is_told(tmp_path: Path) -> None:
+    """The same tensors in one stage less: it would train at stage 2 what nobody reads there."""
+
+    class Two(App):
+        def model(self) -> Any:
+            grower = super().model()
+            grower.stage = 2
+            return grower
+
+        def stages(self, model: Any) -> Any:
+            first, *others = super().stages(model)
+            blocks, heads = zip(*((stage.blocks, stage.head) for stage in others), strict=True)
+            return [first, ModelStage([n for names in blocks + heads[:1] for n in names], heads[-1])]
+
+    manifest = manifest_of(App(), tmp_path / "model")
+    said = r"Two has other stages: stage 2 is .*, in the run .* with the head heads\.1.*: train it by the App"
+    told = pytest.raises(ManifestMismatch, match=said)
+    with Served(server_config(tmp_path / "data", **tables()), manifest) as served:
+        with told:
+            one_task(served, tmp_path / "two", Two())
+        one_task(served, tmp_path / "one", App())
+
+
+def test_other_stages_do_not_matter_to_a_run_that_does_not_grow(tmp_path: Path) -> None:
+    trainer = LocalTrainer(App(), ClientTable())
+    bare = replace(trainer.spec, stages=())
+    trainer.join(bare, {"submodel": {"name": "progressive"}})  # of a server that does not tell them
+    trainer.join(replace(bare, stages=trainer.spec.stages[::-1]), {})
+    assert trainer.spec.stages[0].head[0].startswith("heads.0")
+
+
+def test_stages_travel_with_the_manifest() -> None:
+    spec = trainer_for(App()).spec
+    assert len(spec.stages) == 3
+    message = manifest_to_proto(spec)
+    assert manifest_from_proto(message).stages == spec.stages
+    message.stages[1].head[0] = "nothing"
+    with pytest.raises(ManifestMismatch, match=r"the manifest was damaged on the way: .*'nothing'"):
+        manifest_from_proto(message)

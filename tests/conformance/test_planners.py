@@ -19,6 +19,7 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.stages import Growth, ModelStage
 from anabranch.core.model.submodels import Kept, TensorSet, UnitMap
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.alternate import Alternate
 from anabranch.strategies.submodels.asyncdrop import scores
 from anabranch.strategies.submodels.progressive import Progressive
 from anabranch.strategies.submodels.registry import PLANNERS, make_planner
@@ -41,7 +42,7 @@ def kept_of(part: UnitMap | TensorSet | None) -> Kept:
     return part.kept
 
 
-@pytest.fixture(params=[of for of in PLANNERS.built_in.values() if of is not Progressive])
+@pytest.fixture(params=[of for of in PLANNERS.built_in.values() if of not in (Alternate, Progressive)])
 def built_in(request: pytest.FixtureRequest) -> type[Any]:
     found: type[Any] = request.param
     return found
@@ -68,6 +69,15 @@ class TestProgressive(PlannerConformance):
 
     def make(self) -> Planner:
         return Progressive(self.spec, Growth((0, 10, 20), 3))
+
+
+class TestAlternate(PlannerConformance):
+    """The model of the kit has no adapters: its layers take turns."""
+
+    planner = Alternate
+
+    def make(self) -> Planner:
+        return Alternate(SPEC, [["hidden.*"], ["lstm.*"]], 3)
 
 
 @pytest.mark.parametrize("name", ["random", "hetero", "heterofl", "fedrolex", "fjord"])

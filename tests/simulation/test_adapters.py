@@ -92,3 +92,25 @@ def test_a_run_is_merged_into_the_model_that_it_is_of(pretrained: str, tmp_path:
 def test_halves_in_turns_replay(pretrained: str, tmp_path: Path) -> None:
     run(example("Turns", pretrained), tmp_path, keep_payloads=True, updates_max=20)
     assert replay_run(tmp_path).matches
+
+
+def test_halves_in_turns_by_the_planner_are_the_same_in_half_of_the_bytes(
+    pretrained: str, tmp_path: Path
+) -> None:
+    """One device after the other: what `take_turn` leaves at zero is not sent, and nothing else changes."""
+    one: dict[str, Any] = {
+        "run": RUN | {"updates_max": 20},
+        "client": LOCAL,
+        "fleet": {"clients": 1},
+        "strategy": {"name": "fedbuff", "buffer_size": 1},
+    }
+    whole = simulate(config(**one), tmp_path / "whole", example("Turns", pretrained))
+    halves = {"submodel": {"name": "alternate"}}
+    parts = simulate(config(**one, **halves), tmp_path / "parts", example("Adapted", pretrained))
+    assert parts.model_sha256 == whole.model_sha256
+    spec = trainer_for(example("Adapted", pretrained)).spec
+    size = {half: sum(t.size for t in spec.tensors if t.name.endswith(f".{half}")) for half in "AB"}
+    head = spec.size - size["A"] - size["B"]
+    assert whole.uplink_bytes == 20 * 4 * spec.size
+    assert parts.uplink_bytes == 4 * (20 * head + 12 * size["B"] + 8 * size["A"])
+    assert replay_run(tmp_path / "parts").matches

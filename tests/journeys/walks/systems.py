@@ -135,7 +135,8 @@ ADAPTERS = Walk(
     copies=("examples",),
     steps=(
         types("anabranch simulate examples/adapters.py:Whole", says=r"1\d\.\d MB up"),
-        types(f"anabranch simulate {ADAPTED}", says=r"1\.36 MB up"),
+        types(f"anabranch simulate {ADAPTED} --updates", says=r"1\.36 MB up"),
+        types(f"anabranch simulate {ADAPTED} --set submodel.name=alternate", says="748 kB up"),
         Write("merged.py", MERGED),
         also("python merged.py"),
         types(f"anabranch init {ADAPTED}", says=r"3,402 numbers; 71\.0 kB are frozen"),
