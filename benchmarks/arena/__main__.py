@@ -1,0 +1,65 @@
+"""The arena: every strategy in every cell.
+
+    python -m benchmarks.arena run [--cell 'digits/*'] [--row 'fedbuff*'] [--minutes 25] [--shard 1/2]
+    python -m benchmarks.arena left        # what was not run yet
+    python -m benchmarks.arena page        # docs/studies/arena.md, of what was run
+
+`run` does what is missing of what is asked for, one run after the other, and ends at the time. What has
+ended stays, in `benchmarks/arena/results/`: the same command goes on, also after a kill, and so another row
+costs its own runs alone. Shards may run side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from fnmatch import fnmatch
+
+from benchmarks.arena.cells import CELLS
+from benchmarks.arena.play import Match, matches, play
+from benchmarks.arena.rows import ROWS
+from benchmarks.arena.store import Record
+from benchmarks.arena.tuning import Run
+from benchmarks.studies import one_thread
+
+
+def main() -> None:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("run", "left", "page"))
+    parser.add_argument("--cell", default="*", help="a pattern of cells, such as 'digits/*/compute/steady'")
+    parser.add_argument("--row", default="*", help="a pattern of rows, such as 'fedbuff/*'")
+    parser.add_argument("--minutes", type=float, default=25.0, help="no run begins later")
+    parser.add_argument("--shard", default="1/1", help="the first of two: 1/2")
+    arguments = parser.parse_args()
+    if arguments.what == "page":
+        from benchmarks.arena.page import write
+
+        write()
+        return
+    one_thread()
+    which, shards = map(int, arguments.shard.split("/"))
+    cells = [cell for cell in CELLS if fnmatch(cell.name, arguments.cell)]
+    rows = [row for row in ROWS if fnmatch(row.name, arguments.row)]
+    todo = matches(cells, rows)[which - 1 :: shards]
+    if arguments.what == "left":
+        for match in todo:
+            print(f"{match.cell.name} {match.row.name}: {len(match.progress.wanted)} runs next")
+    elif play(todo, 60 * arguments.minutes, _tell):
+        print("everything that was asked for has been run")
+
+
+def _tell(match: Match, run: Run, record: Record) -> None:
+    said = ", ".join(f"{key} = {value:g}" for key, value in record.setting.items())
+    at = time.strftime("%H:%M:%S")
+    print(
+        f"{at} {match.cell.name} {match.row.name}: {said}, {run.share:g} of the time, seed {run.seed}, "
+        f"{run.part}: {record.accuracy:.1f} %",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

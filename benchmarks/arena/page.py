@@ -1,0 +1,180 @@
+"""The arena's page, of what was run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.arena.cells import (
+    CELLS,
+    DEVICES,
+    EVALUATIONS,
+    FAULTS,
+    LEAVERS,
+    LINKS,
+    SPLITS,
+    WORKLOADS,
+    Cell,
+)
+from benchmarks.arena.intervals import Interval, bootstrap, paired
+from benchmarks.arena.play import Match, matches
+from benchmarks.arena.rows import CAP, CHAINS, HORIZON_S, REFERENCE, ROWS, SPARSE, Row
+from benchmarks.arena.store import Record
+from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
+from benchmarks.studies import table
+
+REMARKS = Path(__file__).with_name("remarks.md")
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "arena.md"
+BELOW = 1.0  # points under the reference's accuracy at the end: what time and bytes are counted to
+
+Finals = Sequence[Record]
+Ended = Mapping[tuple[str, str], tuple[Match, Finals]]  # by the names of a cell and a row
+Figure = Callable[[Record], float | None]
+
+
+def write() -> None:
+    """Make it, with what was found by looking."""
+    PAGE.write_text(text(matches(CELLS, ROWS), REMARKS.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def text(all_matches: Sequence[Match], remarks: str = "") -> str:
+    """The page of what has ended of these."""
+    ended: Ended = {(m.cell.name, m.row.name): (m, finals) for m in all_matches if (finals := m.finals)}
+    cells = [cell for cell in CELLS if any(at == cell.name for at, _ in ended)]
+    shown = [row for row in ROWS if any(whose == row.name for _, whose in ended)]
+    tables = (_cell(cell, ended) for cell in cells)
+    parts = (_head(), remarks.strip(), _overview(cells, shown, ended), *tables, _not_run(cells))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head() -> str:
+    return f"""# The arena
+
+Made by `python -m benchmarks.arena page` of what `python -m benchmarks.arena run` has left in
+[benchmarks/arena/results](../../benchmarks/arena/results); do not edit. A cell or a row that is not here
+was not run.
+
+{DEVICES} devices, {HORIZON_S:g} virtual seconds, measured {EVALUATIONS} times. A task is ten local steps; the
+slowest device's takes 5 s, the fastest's a fifth of that (speed-shards-20: a twentieth). In `compute` cells
+links are fast; in `link` cells a model's way up takes about as long as its training. `leavers`:
+{LEAVERS:.0%} of the devices leave for good, each at a random moment. At most {CAP} devices train at a
+time, who has waited longest first; rounds, FedCompass and `all at once` have no such bound. `raw`: everything
+travels whole. `{SPARSE}`: up `{_chain("uplink")}`,
+down `{_chain("downlink")}`, the same for all. `own`: the strategy's own compression.
+
+**Tuning**, the same for all: 12 points, four learning rates of devices by three values of the strategy's
+most important setting; each for {SHORT:.0%} of the time from seeds {_list(TUNING_SEEDS)}, on the
+validation part; the best {KEPT} to the end; then neighbours of the best, those beyond the grid's ends first,
+{MORE} at most (†: a neighbour was left). **Figures** are of seeds {_list(SEEDS)}, which took no part in
+that, on the test part: the same devices, data and first weights for every row. Accuracy is the mean of a
+run's last fifth. An interval is the bootstrap's, 95 %, of what is paired by seed; of five values it is
+somewhat narrow."""
+
+
+def _chain(way: str) -> str:
+    return str(CHAINS[SPARSE][way]["codec"])
+
+
+def _list(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _overview(cells: Sequence[Cell], rows: Sequence[Row], ended: Ended) -> str:
+    def at(cell: Cell, row: Row) -> str:
+        found = ended.get((cell.name, row.name))
+        if found is None:
+            return ""
+        reference = _reference(cell, ended)
+        if reference is None or row.name == REFERENCE:
+            return _mean(found[1], lambda r: r.accuracy)
+        return _shown(_against(found[1], reference, lambda r: r.accuracy))
+
+    lines = [[row.name, *(at(cell, row) for cell in cells)] for row in rows]
+    return f"""## Accuracy at the end, less FedAvg's
+
+Points, with their interval: **bold** where all of it is over or under zero. The line of `{REFERENCE}`
+has its accuracy in %.
+
+{table(("", *(cell.name for cell in cells)), lines)}"""
+
+
+def _reference(cell: Cell, ended: Ended) -> Finals | None:
+    found = ended.get((cell.name, REFERENCE))
+    return None if found is None else found[1]
+
+
+def _cell(cell: Cell, ended: Ended) -> str:
+    reference = _reference(cell, ended)
+    target = None if reference is None else statistics.fmean(r.accuracy for r in reference) - BELOW
+    found = [of for (at, _), of in ended.items() if at == cell.name]
+    found.sort(key=lambda of: statistics.fmean(r.accuracy for r in of[1]))
+    lines = [_line(match, finals, reference, target) for match, finals in found]
+    to = "the target" if target is None else f"{target:.1f} %"
+    head = ("", "accuracy, %", "less FedAvg", "at half the time, less FedAvg's end", f"seconds to {to}")
+    more = (f"MB to {to}", "MB", "worst tenth, %", "updates", "staleness", "tuned to")
+    return f"## {cell.name}\n\nThe worst first.\n\n{table((*head, *more), lines)}"
+
+
+def _line(match: Match, finals: Finals, reference: Finals | None, target: float | None) -> list[str]:
+    against = half = ""
+    if reference is not None and match.row.name != REFERENCE:
+        against = _shown(_against(finals, reference, lambda r: r.accuracy))
+        ends = {r.seed: r.accuracy for r in reference}
+        half = _shown(bootstrap(paired({r.seed: r.half for r in finals}, ends)))
+    there = [at for r in finals if (at := reached(r, target)) is not None]
+    some = "" if len(there) == len(finals) else f" ({len(there)} of {len(finals)})"
+    progress = match.progress
+    return [
+        match.row.name,
+        _mean(finals, lambda r: r.accuracy),
+        against,
+        half,
+        _average([t for t, _ in there], 0) + some,
+        _average([mb for _, mb in there], 2) + some,
+        _mean(finals, lambda r: r.up_mb + r.down_mb),
+        _mean(finals, lambda r: r.worst_tenth),
+        _mean(finals, lambda r: r.updates, 0),
+        _mean(finals, lambda r: r.staleness),
+        _tuned(finals[0].setting) + ("" if progress.settled else " †"),
+    ]
+
+
+def reached(record: Record, target: float | None) -> tuple[float, float] | None:
+    """Seconds, and MB both ways, until the accuracy was first at the target; None: it never was."""
+    if target is None:
+        return None
+    found = ((t, up + down) for t, accuracy, up, down in record.curve if accuracy >= target)
+    return next(found, None)
+
+
+def _against(mine: Finals, theirs: Finals, figure: Callable[[Record], float]) -> Interval:
+    return bootstrap(paired({r.seed: figure(r) for r in mine}, {r.seed: figure(r) for r in theirs}))
+
+
+def _shown(interval: Interval) -> str:
+    said = f"{interval.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f})"
+    return f"**{said}**" if interval.above or interval.below else said
+
+
+def _mean(finals: Finals, figure: Figure, digits: int = 1) -> str:
+    return _average([value for r in finals if (value := figure(r)) is not None], digits)
+
+
+def _average(values: Sequence[float], digits: int) -> str:
+    return f"{statistics.fmean(values):.{digits}f}" if values else "-"
+
+
+def _tuned(setting: dict[str, float]) -> str:
+    return ", ".join(f"{key.split('.')[1]} {value:g}" for key, value in setting.items())
+
+
+def _not_run(cells: Sequence[Cell]) -> str:
+    names = [f"`{cell.name}`" for cell in CELLS if cell not in cells]
+    kinds = f"{len(WORKLOADS)} workloads, {len(SPLITS)} splits, {len(LINKS)} links, {len(FAULTS)} faults"
+    return f"""## Not run
+
+Of {len(CELLS)} cells ({kinds}) {len(names)} have no row yet:
+{", ".join(names)}.
+
+A transformer and a regression are no cells yet."""

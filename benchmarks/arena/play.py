@@ -1,0 +1,86 @@
+"""What is to be run, and the running of it, within a bound of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anabranch.core.config.tables import Config
+from benchmarks.arena.cells import Cell
+from benchmarks.arena.rows import Row
+from benchmarks.arena.runs import record_of
+from benchmarks.arena.store import RESULTS, Record, Store, key_of
+from benchmarks.arena.tuning import SEEDS, TEST, Progress, Run, progress
+
+Runner = Callable[[str, Run, Sequence[str], Config], Record]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A row in a cell, and what is known of it."""
+
+    cell: Cell
+    row: Row
+    store: Store
+    _keys: dict[Run, str] = field(default_factory=dict)
+
+    def config(self, run: Run) -> Config:
+        """The settings of a run."""
+        return self.row.point(self.cell, run.setting, run.share).config(run.seed, run.part)
+
+    def found(self, run: Run) -> Record | None:
+        """What it came to, if it was run."""
+        if run not in self._keys:
+            self._keys[run] = key_of(self.config(run))
+        return self.store.records.get(self._keys[run])
+
+    @property
+    def progress(self) -> Progress:
+        """What it still needs."""
+        return progress(self.row.grid, self._score)
+
+    @property
+    def finals(self) -> list[Record]:
+        """The runs on fresh seeds; empty until all of them have ended."""
+        now = self.progress
+        if now.wanted or now.best is None:
+            return []
+        found = (self.found(Run(now.best, 1.0, seed, TEST)) for seed in SEEDS)
+        return [record for record in found if record is not None]
+
+    def play(self, run: Run, runner: Runner = record_of) -> Record:
+        """Run it, and keep what it came to."""
+        names = [axis.setting for axis in self.row.grid.axes]
+        record = runner(self.row.name, run, names, self.config(run))
+        self.store.add(record)
+        return record
+
+    def _score(self, run: Run) -> float | None:
+        record = self.found(run)
+        return None if record is None else record.accuracy
+
+
+def matches(cells: Iterable[Cell], rows: Sequence[Row], folder: Path = RESULTS) -> list[Match]:
+    """Every row in every cell, cell after cell."""
+    stores = [(cell, Store.of(cell.name, folder)) for cell in cells]
+    return [Match(cell, row, store) for cell, store in stores for row in rows]
+
+
+def play(
+    todo: Iterable[Match],
+    seconds: float,
+    tell: Callable[[Match, Run, Record], None],
+    runner: Runner = record_of,
+    now: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Run what is wanted; no run begins after so many seconds. Whether everything has been run."""
+    end = now() + seconds
+    for match in todo:
+        while wanted := match.progress.wanted:
+            for run in wanted:
+                if now() >= end:
+                    return False
+                tell(match, run, match.play(run, runner))
+    return True

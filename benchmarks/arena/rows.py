@@ -1,0 +1,106 @@
+"""Who meets in the arena: strategies with the grid of each, and what their updates travel by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.arena.cells import EVALUATIONS, Cell
+from benchmarks.arena.tuning import Axis, Grid, Setting
+from benchmarks.studies import Point, Tables
+
+HORIZON_S = 200.0  # of virtual time: some 37 rounds of devices of which the slowest takes 0.5 s a step
+CAP = 20  # devices that train at a time, of those that do not say otherwise
+RAW, SPARSE, OWN = "raw", "sparse", "own"
+CHAINS: dict[str, Tables] = {
+    RAW: {},
+    SPARSE: {
+        "uplink": {"codec": "ef(0.9)|topk(0.1)|int8|gaps|zstd"},
+        "downlink": {"codec": "log(1)"},
+    },
+    OWN: {},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A strategy with a chain. `times`: how many horizons its runs have; `capped`: whether `CAP` holds."""
+
+    strategy: str
+    chain: str
+    grid: Grid
+    params: Mapping[str, Any]
+    times: float = 1.0
+    capped: bool = True
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        return f"{self.strategy}/{self.chain}"
+
+    def point(self, cell: Cell, setting: Setting, share: float = 1.0) -> Point:
+        """A run of it in a cell, as long as this share of its time."""
+        horizon_s = HORIZON_S * self.times * share
+        until = {"virtual_s_max": horizon_s, "evaluate_every_s": HORIZON_S * self.times / EVALUATIONS}
+        tables: dict[str, dict[str, Any]] = {
+            "run": until,
+            "server": {"concurrency": CAP if self.capped else 0},
+            "strategy": dict(self.params),
+        }
+        for axis, value in zip(self.grid.axes, setting, strict=True):
+            table, key = axis.setting.split(".")
+            tables.setdefault(table, {})[key] = round(value) if axis.whole else value
+        return Point(self.name, (*cell.tables, CHAINS[self.chain], tables), {})
+
+
+RATES = Axis("client.learning_rate", (0.1, 0.2, 0.4, 0.8))
+
+
+def _whole(key: str, *values: float) -> Axis:
+    return Axis(f"strategy.{key}", values, least=1, most=80, whole=True)
+
+
+def _values(key: str, *values: float, most: float = 1e9) -> Axis:
+    return Axis(f"strategy.{key}", values, most=most)
+
+
+def _rows(
+    strategy: str,
+    beside: Axis,
+    *chains: str,
+    times: float = 1.0,
+    capped: bool = True,
+    **params: Any,
+) -> list[Row]:
+    """A row for each chain; `name` among the parameters is the strategy's own where the row's is another."""
+    named = {"name": strategy} | params
+    return [Row(strategy, chain, Grid((RATES, beside)), named, times, capped) for chain in chains]
+
+
+ROUNDS: dict[str, Any] = {"name": "fedavg", "over_selection": 1.0, "deadline_s": 0.0}
+COHORTS = Axis("strategy.clients_per_round", (10, 20, 40), least=1, most=100, whole=True)
+SIZES = (5, 10, 20)
+
+ROWS = [
+    *_rows("fedavg", COHORTS, RAW, SPARSE, capped=False, **ROUNDS),
+    *_rows("fedavg, 3 times as long", COHORTS, RAW, capped=False, times=3.0, **ROUNDS),
+    *_rows("fedasync", _values("alpha", 0.2, 0.4, 0.8, most=1.0), RAW, SPARSE),
+    *_rows("fedbuff", _whole("buffer_size", *SIZES), RAW, SPARSE),
+    *_rows(
+        "fedbuff, all at once", _whole("buffer_size", 10, 20, 40), RAW, SPARSE, capped=False, name="fedbuff"
+    ),
+    *_rows("teasq", _whole("cache_size", *SIZES), RAW, SPARSE, cap=CAP, kept=1.0, bits=32),
+    *_rows("teasq, its schedule", _whole("cache_size", *SIZES), OWN, name="teasq", cap=CAP),
+    *_rows("qafel", _whole("buffer_size", *SIZES), OWN),
+    *_rows("port", _whole("buffer_size", *SIZES), RAW, SPARSE),
+    *_rows("fadas", _values("server_lr", 0.01, 0.03, 0.1), RAW, SPARSE, buffer_size=10),
+    *_rows("ca2fl", _whole("buffer_size", *SIZES), RAW, SPARSE),
+    *_rows("ace", _values("server_lr", 0.03, 0.1, 0.3), RAW),
+    *_rows("aced", _values("server_lr", 0.03, 0.1, 0.3), RAW, staleness_max=300),
+    *_rows("fedasmu", _values("scale", 3.0, 10.0, 30.0), RAW),
+    *_rows("fedfa", _whole("window_size", *SIZES), RAW),
+    *_rows("fedcompass", _values("alpha", 0.3, 0.6, 0.9, most=1.0), RAW, capped=False),
+    *_rows("delayed_nesterov", _values("server_lr", 0.1, 0.3, 1.0), RAW, buffer_size=10),
+]
+REFERENCE = "fedavg/raw"

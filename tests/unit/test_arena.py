@@ -1,0 +1,301 @@
+"""The arena: tuning beyond a grid's ends, pairs, intervals, runs that are never done twice, its page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measuring import benchmark
+
+from anabranch.core.config.tables import Config
+from anabranch.strategies.registry import strategy_of
+
+cells = benchmark("arena.cells")
+intervals = benchmark("arena.intervals")
+page = benchmark("arena.page")
+play = benchmark("arena.play")
+rows = benchmark("arena.rows")
+runs = benchmark("arena.runs")
+store = benchmark("arena.store")
+tuning = benchmark("arena.tuning")
+
+CELL = next(cell for cell in cells.CELLS if cell.name == "digits/iid/compute/steady")
+AXES = (
+    tuning.Axis("client.learning_rate", (0.1, 0.2, 0.4, 0.8)),
+    tuning.Axis("strategy.buffer_size", (5, 10, 20), least=1, most=40, whole=True),
+)
+GRID = tuning.Grid(AXES)
+
+
+def row(name: str = "fedbuff", chain: str = "raw") -> Any:
+    return next(r for r in rows.ROWS if r.name == f"{name}/{chain}")
+
+
+def hill(rate: float, size: float) -> Any:
+    """How good a point is: the nearer this one the better, on logarithmic axes."""
+
+    def height(setting: tuple[float, ...]) -> float:
+        return 90 - abs(math.log2(setting[0] / rate)) - abs(math.log2(setting[1] / size))
+
+    return height
+
+
+def tuned(height: Any, grid: Any = GRID) -> tuple[Any, list[Any]]:
+    """Where tuning ends whose runs come to this, and the runs in their order."""
+    done: dict[Any, float] = {}
+    while wanted := tuning.progress(grid, done.get).wanted:
+        for run in wanted:
+            assert run not in done
+            done[run] = height(run.setting)
+    return tuning.progress(grid, done.get), list(done)
+
+
+# --- tuning ---
+
+
+def test_the_best_inside_is_chosen_when_its_neighbours_have_lost() -> None:
+    end, done = tuned(hill(0.2, 10))
+    assert end.best == (0.2, 10)
+    assert end.settled
+    ended = {run.setting for run in done if run.share == 1 and run.part == "validation"}
+    assert {(0.1, 10), (0.4, 10), (0.2, 5), (0.2, 20)} <= ended
+
+
+@pytest.mark.parametrize(
+    ("best", "settled"),
+    [((1.6, 10.0), True), ((0.1, 40.0), True), ((0.05, 5.0), True), ((102.4, 10.0), False)],
+)
+def test_a_grid_is_extended_at_its_ends(best: tuple[float, float], settled: bool) -> None:
+    end, _ = tuned(hill(*best))
+    assert end.best is not None
+    if settled:
+        assert end.best == best
+    else:
+        assert end.best[0] == 0.8 * 2**tuning.MORE  # as far as the budget goes
+        assert not end.settled
+
+
+def test_every_row_has_the_same_budget() -> None:
+    for best in itertools.product((0.05, 0.2, 0.8, 6.4), (1, 10, 40)):
+        _, done = tuned(hill(*best))
+        short = [run for run in done if run.share == tuning.SHORT]
+        long = [run for run in done if run.share == 1 and run.part == "validation"]
+        finals = [run for run in done if run.part == "test"]
+        seeds = len(tuning.TUNING_SEEDS)
+        assert len(short) == 12 * seeds
+        assert len(long) <= (tuning.KEPT + tuning.MORE) * seeds
+        assert [run.seed for run in finals] == list(tuning.SEEDS)
+        assert {run.setting for run in finals} == {tuned(hill(*best))[0].best}
+
+
+def test_fresh_seeds_are_none_that_tuning_has_seen() -> None:
+    assert not set(tuning.SEEDS) & set(tuning.TUNING_SEEDS)
+    assert len(tuning.SEEDS) >= 5
+
+
+def test_what_is_better_early_and_worse_late_is_not_chosen() -> None:
+    done: dict[Any, float] = {}
+    while wanted := tuning.progress(GRID, done.get).wanted:
+        for run in wanted:
+            early = run.share < 1 and run.setting == (0.8, 5)
+            done[run] = 99 if early else hill(0.4, 10)(run.setting)
+    assert tuning.progress(GRID, done.get).best == (0.4, 10)
+
+
+@pytest.mark.parametrize(
+    ("value", "beside"),
+    [(5, [2, 10]), (20, [10, 40]), (40, [20]), (1, [5]), (3, [2, 5])],
+)
+def test_neighbours_of_whole_numbers_within_bounds(value: float, beside: list[float]) -> None:
+    assert AXES[1].beside(value) == beside
+
+
+def test_a_neighbour_is_a_step_along_one_axis() -> None:
+    assert set(GRID.neighbours((0.8, 5))) == {(0.4, 5), (1.6, 5), (0.8, 2), (0.8, 10)}
+
+
+# --- pairs and intervals ---
+
+
+def test_pairs_are_of_the_seeds_that_both_have() -> None:
+    assert intervals.paired({1: 5.0, 3: 7.0, 9: 1.0}, {3: 4.0, 1: 6.0, 2: 0.0}) == [-1.0, 3.0]
+
+
+def test_the_bootstrap_of_two_values_by_hand() -> None:
+    # Resamples (0, 0), (0, 4), (4, 0), (4, 4): means 0, 2, 2, 4, each as likely.
+    found = intervals.bootstrap([0.0, 4.0])
+    assert (found.mean, found.low, found.high) == (2.0, 0.0, 4.0)
+    assert not found.above
+    assert not found.below
+
+
+def test_the_bootstrap_of_five_values_counts_every_resample() -> None:
+    values = [0.0, 0.0, 0.0, 0.0, 1.0]
+    found = intervals.bootstrap(values)
+    # Of 5 ** 5 = 3125 resamples 1024 have no 1 (mean 0); 0.8 and 1.0 together are 20 + 1, under 2.5 %.
+    assert found.low == 0.0
+    assert found.high == pytest.approx(0.6)
+    assert found.mean == pytest.approx(0.2)
+
+
+def test_signs_of_an_interval() -> None:
+    assert intervals.bootstrap([0.5, 0.6, 0.7]).above
+    assert intervals.bootstrap([-0.5, -0.6, -0.7]).below
+    with pytest.raises(ValueError, match="needs a value"):
+        intervals.bootstrap([])
+
+
+def test_many_values_are_drawn_alike_every_time() -> None:
+    values = [float(v) for v in range(20)]
+    found = intervals.bootstrap(values)
+    assert found == intervals.bootstrap(values)
+    # The standard error of the mean is 5.77 / sqrt(20) = 1.29; 1.96 of it on either side of 9.5.
+    assert found.low == pytest.approx(9.5 - 2.53, abs=0.2)
+    assert found.high == pytest.approx(9.5 + 2.53, abs=0.2)
+
+
+# --- runs ---
+
+
+class Runner:
+    """Stands where a simulation would: what it comes to hangs on the setting; it counts what it was asked."""
+
+    def __init__(self, height: Any) -> None:
+        self.height, self.asked = height, list[str]()
+
+    def __call__(self, name: str, run: Any, names: Sequence[str], config: Config) -> Any:
+        self.asked.append(store.key_of(config))
+        accuracy = self.height(run.setting)
+        curve = [[10.0, accuracy - 5, 1.0, 2.0], [20.0, accuracy, 2.0, 4.0]] if run.part == "test" else []
+        setting = dict(zip(names, run.setting, strict=True))
+        said = (name, setting, run.share, run.seed, run.part, self.asked[-1], accuracy + run.seed / 100)
+        return store.Record(*said, accuracy - 1, 50.0, 100, 10, 1.5, 2.0, 4.0, "ab", curve)
+
+
+def clock(ticks: int) -> Any:
+    """Time stands for so many looks at it, then it is over."""
+    times: Iterator[float] = itertools.chain(itertools.repeat(0.0, ticks + 1), itertools.repeat(1e9))
+    return lambda: next(times)
+
+
+def silent(*_: object) -> None:
+    """Tell nobody."""
+
+
+def test_what_was_broken_off_goes_on_and_nothing_is_run_twice(tmp_path: Path) -> None:
+    runner, whole = Runner(hill(0.4, 10)), Runner(hill(0.4, 10))
+    while not play.play(play.matches([CELL], [row()], tmp_path / "a"), 60, silent, runner, clock(7)):
+        pass
+    assert len(runner.asked) == len(set(runner.asked))
+    assert play.play(play.matches([CELL], [row()], tmp_path / "b"), 60, silent, whole)
+    assert runner.asked == whole.asked
+    (file,) = (tmp_path / "a").iterdir()
+    assert file.read_text() == (tmp_path / "b" / file.name).read_text()
+    assert len(file.read_text().splitlines()) == len(whole.asked)
+
+
+def test_a_torn_line_is_run_again(tmp_path: Path) -> None:
+    runner = Runner(hill(0.4, 10))
+    play.play(play.matches([CELL], [row()], tmp_path), 60, silent, runner)
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text()[:-40])
+    before = len(runner.asked)
+    assert play.play(play.matches([CELL], [row()], tmp_path), 60, silent, runner)
+    assert runner.asked[before:] == runner.asked[before - 1 : before]
+    (match,) = play.matches([CELL], [row()], tmp_path)
+    assert len(match.finals) == 5
+
+
+def test_another_row_costs_its_own_runs_alone(tmp_path: Path) -> None:
+    runner = Runner(hill(0.4, 10))
+    play.play(play.matches([CELL], [row()], tmp_path), 60, silent, runner)
+    first = len(runner.asked)
+    both = play.matches([CELL], [row(), row(chain="sparse")], tmp_path)
+    assert play.play(both, 60, silent, runner)
+    assert len(runner.asked) == 2 * first  # the same hill, so as many again
+    assert {m.row.name for m in both if m.finals} == {"fedbuff/raw", "fedbuff/sparse"}
+
+
+def test_a_run_of_other_settings_is_another_run() -> None:
+    run = tuning.Run((0.4, 10), 1.0, 1, "test")
+    first = row().point(CELL, run.setting).config(1, "test")
+    others = [
+        row().point(CELL, run.setting).config(2, "test"),
+        row().point(CELL, run.setting).config(1, "validation"),
+        row().point(CELL, run.setting, 0.25).config(1, "test"),
+        row().point(CELL, (0.4, 20)).config(1, "test"),
+        row(chain="sparse").point(CELL, run.setting).config(1, "test"),
+        row("port").point(CELL, run.setting).config(1, "test"),
+    ]
+    keys = {store.key_of(config) for config in (first, *others)}
+    assert len(keys) == 1 + len(others)
+    assert store.key_of(row().point(CELL, run.setting).config(1, "test")) in keys
+
+
+# --- cells and rows ---
+
+
+def test_every_row_begins_in_every_cell() -> None:
+    for cell, each in itertools.product(cells.CELLS, rows.ROWS):
+        for point in (each.grid.points[0], each.grid.points[-1]):
+            config = each.point(cell, point).config(1, "test")
+            assert strategy_of(config).name == each.params["name"]
+
+
+def test_names_are_of_one_row_and_one_cell_each() -> None:
+    assert len({r.name for r in rows.ROWS}) == len(rows.ROWS)
+    assert len({c.name for c in cells.CELLS}) == len(cells.CELLS)
+    assert rows.REFERENCE in {r.name for r in rows.ROWS}
+    assert all(len(r.grid.points) >= 12 for r in rows.ROWS)
+
+
+def test_the_same_chain_is_the_same_for_every_row() -> None:
+    sparse = [r for r in rows.ROWS if r.chain == "sparse"]
+    configs = [r.point(CELL, r.grid.points[0]).config(1, "test") for r in sparse]
+    assert len(sparse) > 1
+    assert len({(c.uplink.codec, c.downlink.codec) for c in configs}) == 1
+
+
+def test_a_devices_accuracy_is_of_its_own_classes() -> None:
+    assert runs.device_accuracy([3, 3, 3, 7], {3: 0.5, 7: 1.0, 9: 0.0}) == pytest.approx(0.625)
+
+
+def test_one_run_from_its_settings_to_its_line(tmp_path: Path) -> None:
+    run = tuning.Run((0.4, 10), 0.05, 1, "test")
+    match = play.Match(CELL, row(), store.Store.of(CELL.name, tmp_path))
+    record = match.play(run)
+    (file,) = tmp_path.iterdir()
+    assert store.Record(**json.loads(file.read_text())) == record
+    assert record.updates > 10
+    assert len(record.curve) == 3  # at 0, 5 and 10 s
+    assert 0 <= record.worst_tenth <= 100
+    assert record.accuracy == record.curve[-1][1]  # of three measurements the last fifth has one
+    assert 0 < record.curve[-1][2] <= record.up_mb  # what came after the last version counts as well
+
+
+# --- the page ---
+
+
+def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> None:
+    which = [row("fedavg"), row("fedbuff"), row("port")]
+    play.play(play.matches([CELL], which[:1], tmp_path), 60, silent, Runner(lambda setting: 80.0))
+    play.play(play.matches([CELL], which[1:2], tmp_path), 60, silent, Runner(lambda setting: 83.0))
+    text = page.text(play.matches(cells.CELLS, which, tmp_path))
+    assert "| fedbuff/raw | **+3.0 (+3.0 to +3.0)** |" in text
+    assert "seconds to 79.0 %" in text
+    assert "port" not in text.split("## Not run")[0].split("## Accuracy")[1]
+    assert "`digits/dirichlet-0.1/link/leavers`" in text.split("## Not run")[1]
+    assert f"`{CELL.name}`" not in text.split("## Not run")[1]
+
+
+def test_what_it_took_to_a_target() -> None:
+    record = Runner(lambda setting: 80.0)("r", tuning.Run((0.4, 10), 1.0, 1, "test"), ["a", "b"], Config())
+    assert page.reached(record, 75.0) == (10.0, 3.0)
+    assert page.reached(record, 75.5) == (20.0, 6.0)
+    assert page.reached(record, 81.0) is None
+    assert page.reached(record, None) is None
