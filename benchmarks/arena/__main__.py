@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import time
 from fnmatch import fnmatch
+from pathlib import Path
 
 from benchmarks.arena.cells import CELLS
 from benchmarks.arena.play import Match, matches, play
 from benchmarks.arena.rows import ROWS
-from benchmarks.arena.store import Record
+from benchmarks.arena.store import RESULTS, Record
 from benchmarks.arena.tuning import Run
 from benchmarks.studies import one_thread
 
@@ -32,18 +33,19 @@ def main() -> None:
     parser.add_argument("--cell", default="*", help="a pattern of cells, such as 'digits/*/compute/steady'")
     parser.add_argument("--row", default="*", help="a pattern of rows, such as 'fedbuff/*'")
     parser.add_argument("--minutes", type=float, default=25.0, help="no run begins later")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of what was run")
     parser.add_argument("--shard", default="1/1", help="the first of two: 1/2")
     arguments = parser.parse_args()
     if arguments.what == "page":
         from benchmarks.arena.page import write
 
-        write()
+        write(arguments.results)
         return
     one_thread()
     which, shards = map(int, arguments.shard.split("/"))
     cells = [cell for cell in CELLS if fnmatch(cell.name, arguments.cell)]
     rows = [row for row in ROWS if fnmatch(row.name, arguments.row)]
-    todo = matches(cells, rows)[which - 1 :: shards]
+    todo = matches(cells, rows, arguments.results)[which - 1 :: shards]
     if arguments.what == "left":
         for match in todo:
             print(f"{match.cell.name} {match.row.name}: {len(match.progress.wanted)} runs next")

@@ -20,7 +20,7 @@ from benchmarks.arena.cells import (
 from benchmarks.arena.intervals import Interval, bootstrap, paired
 from benchmarks.arena.play import Match, matches
 from benchmarks.arena.rows import CAP, CHAINS, HORIZON_S, REFERENCE, ROWS, SPARSE, Row
-from benchmarks.arena.store import Record
+from benchmarks.arena.store import RESULTS, Record
 from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
 from benchmarks.studies import table
 
@@ -33,9 +33,11 @@ Ended = Mapping[tuple[str, str], tuple[Match, Finals]]  # by the names of a cell
 Figure = Callable[[Record], float | None]
 
 
-def write() -> None:
+def write(results: Path = RESULTS) -> None:
     """Make it, with what was found by looking."""
-    PAGE.write_text(text(matches(CELLS, ROWS), REMARKS.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(
+        text(matches(CELLS, ROWS, results), REMARKS.read_text(encoding="utf-8")), encoding="utf-8"
+    )
 
 
 def text(all_matches: Sequence[Match], remarks: str = "") -> str:
