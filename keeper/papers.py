@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class KeeperPapers:
     authority: x509.Certificate
     floors: Floors
 
-    @property
+    @cached_property
     def name(self) -> str:
         """SHA-256 (hex) of the certificate: what devices and the server know the keeper by."""
         return fingerprint(self.certificate)

@@ -51,6 +51,7 @@ SEED_BYTES = 32
 RING_BITS = (32, 16)
 GAIN = 16.0  # g
 BLOCK = 1 << 16  # numbers of a mask at once
+_ZEROS = memoryview(bytes(4 * BLOCK))  # what is encrypted: the stream itself comes out
 
 
 def dtype_of(bits: int) -> np.dtype[Any]:
@@ -162,10 +163,13 @@ def add_weighted(total: Numbers, numbers: Numbers, weight: int) -> None:
 def add_mask(total: Numbers, seed: bytes, weight: int) -> None:
     """Total += weight m mod 2^r, in place; m: the mask of a seed of 32 bytes."""
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    mask, nothing = np.empty(min(BLOCK, total.size), total.dtype), _ZEROS[: BLOCK * total.itemsize]
     for start in range(0, total.size, BLOCK):
         block = total[start : start + BLOCK]
-        mask = np.frombuffer(stream.update(bytes(block.nbytes)), block.dtype)
-        add_weighted(block, mask, weight)
+        there = mask[: block.size]
+        stream.update_into(nothing[: block.nbytes], there.view(np.uint8).data)
+        np.multiply(there, there.dtype.type(weight), out=there)
+        block += there
 
 
 def mask_of(seed: bytes, size: int, bits: int) -> Numbers:
