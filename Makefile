@@ -28,7 +28,7 @@ help:  ## list these words
 setup: $(READY)  ## a virtual environment with all that the project needs
 
 # The stamp makes it happen once: again only when the dependencies or the way to install them change.
-$(READY): pyproject.toml setup.py core/kernels/loops.c scripts/setup.sh
+$(READY): pyproject.toml setup.py $(wildcard core/kernels/*.[ch]) scripts/setup.sh
 	VENV="$(VENV)" TORCH="$(TORCH)" scripts/setup.sh
 	@touch $@
 

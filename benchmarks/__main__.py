@@ -13,6 +13,7 @@ from benchmarks import (
     fleet_speed,
     hostile_fleet,
     kernels,
+    rules,
     simulator,
     simulator_ceilings,
     submodels,
@@ -67,6 +68,7 @@ training at a time.
 {simulator_ceilings.section()}
 {codecs.section()}
 {kernels.section()}
+{rules.section()}
 {submodels.section()}"""
     publish(PAGE, text, __file__)
 

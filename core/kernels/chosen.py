@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from anabranch.core.kernels import plain
+from anabranch.core.kernels import plain, plain_tables
 from anabranch.core.kernels.contract import Loops
+from anabranch.core.kernels.table import TableLoops
 
 
-def _chosen() -> Loops:
+def _chosen() -> tuple[Loops, TableLoops]:
     try:
-        from anabranch.core.kernels import compiled
+        from anabranch.core.kernels import compiled, compiled_tables
     except ImportError:  # there was no compiler, or ANABRANCH_KERNELS=numpy
-        return plain
-    return compiled
+        return plain, plain_tables
+    return compiled, compiled_tables
 
 
-loops: Loops = _chosen()
+loops, table_loops = _chosen()

@@ -5,22 +5,10 @@
    ANABRANCH_KERNELS=numpy in the environment keeps this module from being imported.
 */
 
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030B0000 /* buffers are part of it since 3.11 */
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "loops.h"
 
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Where the C library can choose at run time, the loops are made for wider registers as well. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
 
 #define MAGNITUDE 0x7FFFFFFFu     /* of the bits of a float32: all but the sign */
 #define INFINITE 0x7F800000u      /* what is not a number has more */
@@ -28,7 +16,6 @@
 #define TO_WHOLE 12582912.0f      /* 1.5 * 2^23: added and taken away it rounds to the nearest, ties to even */
 #define TINY 1e-30f
 #define MORE 255
-#define LARGE 16384               /* values from which on other threads may run meanwhile */
 
 enum kind { INT8, INT4, E3M0 };
 enum found { GOOD, BAD_CODE, BAD_PADDING };
@@ -259,23 +246,6 @@ static int add_sparse(float *out, int64_t n, float scale, const int64_t *indices
 
 /* --- as a module ------------------------------------------------------------------------------- */
 
-static int aligned(const Py_buffer *buffer, size_t bytes) { return (uintptr_t)buffer->buf % bytes == 0; }
-
-/* What every method does: lets other threads run meanwhile where it takes long. */
-#define FREELY(n, work)                     \
-    do {                                    \
-        if ((n) >= LARGE) {                 \
-            Py_BEGIN_ALLOW_THREADS work;    \
-            Py_END_ALLOW_THREADS            \
-        } else {                            \
-            work;                           \
-        }                                   \
-    } while (0)
-
-static void release(Py_buffer *buffers, int count) {
-    for (int i = 0; i < count; i++) PyBuffer_Release(&buffers[i]);
-}
-
 static PyObject *py_top(PyObject *self, PyObject *args) {
     Py_buffer b[1];
     (void)self;
@@ -422,6 +392,10 @@ static PyMethodDef METHODS[] = {
     {"read_numbers", py_read_numbers, METH_VARARGS, NULL},
     {"add_dense", py_add_dense, METH_VARARGS, NULL},
     {"add_sparse", py_add_sparse, METH_VARARGS, NULL},
+    {"row_squares", py_row_squares, METH_VARARGS, NULL},
+    {"pair_squares", py_pair_squares, METH_VARARGS, NULL},
+    {"row_mean", py_row_mean, METH_VARARGS, NULL},
+    {"row_middle", py_row_middle, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -43,19 +43,11 @@ class CentredClipping:
 
     def combine(self, rows: Rows, before: Floats) -> Floats:
         """L passes from the last result."""
-        v = before
-        for _ in range(self.iterations):
-            v = self._pass(rows, v)
-        return v
-
-    def _pass(self, rows: Rows, v: Floats) -> Floats:
+        v = before.copy()
         distances = rows.distances(v)
-        tau = self.radius or float(np.median(distances))
-        shares = shortened(tau, distances)
-        rows.hear(shares)
-        out = np.zeros_like(v)
-        for block in rows.blocks():
-            here, counts = v[block.at], block.counts
-            pulls = (block.weights(shares) * (block.values - here)).sum(axis=0)
-            out[block.at] = np.where(counts > 0, here + pulls / np.maximum(counts, 1), 0.0)
-        return out
+        for _ in range(self.iterations):
+            tau = self.radius or float(np.median(distances))
+            shares = shortened(tau, distances)
+            rows.hear(shares)
+            distances = rows.pull(shares, v)
+        return v

@@ -49,9 +49,9 @@ class GeometricMedian:
     def combine(self, rows: Rows, before: Floats) -> Floats:
         """R steps of Weiszfeld's algorithm."""
         v = median(rows)
+        distances = rows.distances(v)
         for _ in range(self.iterations):
-            distances = rows.distances(v)
             middle = float(np.median(distances))
-            v = rows.mean(1.0 / np.maximum(distances, max(SMOOTHING * middle, LEAST)))
             rows.hear(shortened(middle, distances))
+            distances = rows.to_mean(1.0 / np.maximum(distances, max(SMOOTHING * middle, LEAST)), v)
         return v

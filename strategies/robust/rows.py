@@ -1,28 +1,24 @@
 """The updates of a buffer as the rows of a matrix, looked at in blocks of coordinates.
 
 A row is a delta times its weight by staleness. It may be sparse, and it may cover a part of the model only.
-No row is ever spread out whole: a pass holds `BLOCK` coordinates of each. Lengths and distances are taken on
-the coordinates that are covered, and scaled as if all were, so that rows of small sub-models compare.
-
-Sums are float64, elementwise or numpy's pairwise ones, never BLAS's: a replay on another machine gives the
-same bits.
+Lengths and distances are taken on the coordinates that are covered, and scaled as if all were, so that rows
+of small sub-models compare. How sums are made is said in `core/kernels/table.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
+from anabranch.core.kernels import table
+from anabranch.core.kernels.chosen import table_loops
+from anabranch.core.kernels.table import Block, Counts, RowTable
+from anabranch.core.kernels.table import Floats as Floats  # of rules, whoever writes one
+from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector
 from anabranch.core.model.submodels import Submodel, SubmodelJson, submodel_from_json, submodel_json
 from anabranch.core.model.updates import Update
-
-Floats = npt.NDArray[np.float64]
-BLOCK = 1 << 14  # coordinates; a block of twenty rows stays in a core's own cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,28 +66,6 @@ class Row:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
-    """The coordinates `at` of every row: `values` (n, b), 0 where not covered; `covers` (n, b), None: all."""
-
-    at: slice
-    values: Floats
-    covers: npt.NDArray[np.bool_] | None
-
-    @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """How many rows cover each coordinate, shape (b,)."""
-        if self.covers is None:
-            return np.full(self.values.shape[1], len(self.values), np.int64)
-        counted: npt.NDArray[np.int64] = self.covers.sum(axis=0, dtype=np.int64)
-        return counted
-
-    def weights(self, row_weights: Floats) -> Floats:
-        """Each row's weight on each coordinate: 0 where not covered; (n, 1) where all rows are whole."""
-        column = row_weights[:, None]
-        return column if self.covers is None else np.where(self.covers, column, 0.0)
-
-
 class Rows:
     """`n` rows of a vector of `size` coordinates, and what the rule that takes them says of each.
 
@@ -101,21 +75,14 @@ class Rows:
     def __init__(self, rows: Sequence[Row], size: int) -> None:
         self.size = size
         self.heard: Floats | None = None
-        self._rows = [_Prepared(row, size) for row in rows]
-        self._partial = any(row.covered is not None for row in self._rows)
+        self._table = RowTable([_stored(row) for row in rows], size)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._table.rows)
 
     def blocks(self) -> Iterator[Block]:
         """All coordinates, in order."""
-        for start in range(0, self.size, BLOCK):
-            stop = min(start + BLOCK, self.size)
-            values = np.zeros((len(self), stop - start))
-            covers = np.ones(values.shape, np.bool_) if self._partial else None
-            for i, row in enumerate(self._rows):
-                row.fill(start, stop, values[i], None if covers is None else covers[i])
-            yield Block(slice(start, stop), values, covers)
+        return self._table.blocks()
 
     def hear(self, shares: Floats) -> None:
         """How much of each row is in the result, (n,); for whoever watches, it changes nothing."""
@@ -123,23 +90,32 @@ class Rows:
 
     def mean(self, weights: Floats) -> Floats:
         """The weighted mean of the rows that cover each coordinate, shape (size,); 0 where none does."""
-        out = np.zeros(self.size)
-        for block in self.blocks():
-            shares = block.weights(weights)
-            total = np.broadcast_to(shares.sum(axis=0), out[block.at].shape)
-            summed = (shares * block.values).sum(axis=0)
-            np.divide(summed, total, out=out[block.at], where=total > 0)
-        return out
+        return table_loops.row_mean(self._table, weights)
+
+    def to_mean(self, weights: Floats, out: Floats) -> Floats:
+        """Write `mean` to `out` (size,); returns the rows' distances from it, shape (n,)."""
+        return self._scaled(table_loops.row_step(self._table, weights, None, out))
+
+    def pull(self, shares: Floats, centre: Floats) -> Floats:
+        """Add to `centre` (size,) the mean of share_i (x_i - centre), of the rows that cover each coordinate.
+
+        Where none does it becomes 0. Returns the rows' distances from where it is then, shape (n,).
+        """
+        return self._scaled(table_loops.row_step(self._table, shares, centre, centre))
+
+    def middle(self, cuts: Counts) -> Floats:
+        """The mean of each coordinate without `cuts[m]` least and as many greatest of m rows, shape (size,).
+
+        `cuts` has n + 1 whole numbers, each less than half of m. A row was heard on so large a part of its
+        coordinates as its value lay within those that count.
+        """
+        found, inside = table_loops.row_middle(self._table, cuts)
+        self.hear(inside / np.maximum(self._covered, 1))
+        return found
 
     def distances(self, centre: Floats) -> Floats:
         """Euclidean, of each row from `centre` (size,) on the row's own coordinates; shape (n,)."""
-        squares = np.zeros(len(self))
-        for block in self.blocks():
-            apart = block.values - centre[block.at]
-            if block.covers is not None:
-                apart[~block.covers] = 0.0
-            squares += np.square(apart).sum(axis=1)
-        return np.sqrt(squares * (self.size / np.array([row.count for row in self._rows])))
+        return self._scaled(table_loops.row_squares(self._table, centre))
 
     def square_distances(self) -> Floats:
         """Squared Euclidean distances of all pairs, (n, n), on the coordinates that both cover.
@@ -147,20 +123,20 @@ class Rows:
         Two rows that share nothing are as far apart as the two of the others that are farthest apart.
         """
         n = len(self)
-        squares, shared = np.zeros((n, n)), np.zeros((n, n))
-        for block in self.blocks():
-            for i in range(n):
-                apart = block.values[i] - block.values[i + 1 :]
-                if block.covers is None:
-                    shared[i, i + 1 :] += apart.shape[1]
-                else:
-                    both = block.covers[i] & block.covers[i + 1 :]
-                    apart[~both] = 0.0
-                    shared[i, i + 1 :] += np.count_nonzero(both, axis=1)
-                squares[i, i + 1 :] += np.square(apart).sum(axis=1)
+        squares, shared = table_loops.pair_squares(self._table)
         found = np.divide(squares * self.size, shared, out=np.zeros((n, n)), where=shared > 0)
         found[(shared == 0) & np.triu(np.ones((n, n), np.bool_), 1)] = found.max(initial=0.0)
         return found + found.T
+
+    def _scaled(self, squares: Floats) -> Floats:
+        """Lengths as if all coordinates were covered."""
+        return np.sqrt(squares * (self.size / np.maximum(self._covered, 1)))
+
+    @property
+    def _covered(self) -> Counts:
+        """How many coordinates each row covers."""
+        of_rows = (row.covered for row in self._table.rows)
+        return np.array([self.size if covered is None else covered.size for covered in of_rows])
 
 
 def shortened(radius: float, distances: Floats) -> Floats:
@@ -169,34 +145,12 @@ def shortened(radius: float, distances: Floats) -> Floats:
     return found
 
 
-class _Prepared:
-    """A row whose stored coordinates are in order, so that a block of it is one slice.
-
-    `places` are those of `values`, None: every one. `covered` are those it covers, None: every one.
-    """
-
-    def __init__(self, row: Row, size: int) -> None:
-        self.scale = row.scale
-        self.covered = None if isinstance(row.where, slice) else row.where
-        self.count = size if self.covered is None else max(1, self.covered.size)
-        if isinstance(row.delta, SparseVector):
-            order = np.argsort(row.delta.indices)
-            inside = row.delta.indices[order]
-            self.places: Indices | None = inside if self.covered is None else self.covered[inside]
-            self.values: Vector = row.delta.values[order]
-        else:
-            self.places, self.values = self.covered, row.delta
-
-    def fill(
-        self, start: int, stop: int, values: npt.NDArray[Any], covers: npt.NDArray[np.bool_] | None
-    ) -> None:
-        """Write the coordinates from `start` to `stop`."""
-        if self.places is None:
-            np.multiply(self.values[start:stop], self.scale, out=values, dtype=np.float64)
-        else:
-            first, last = np.searchsorted(self.places, (start, stop))
-            values[self.places[first:last] - start] = self.values[first:last] * np.float64(self.scale)
-        if covers is not None and self.covered is not None:
-            first, last = np.searchsorted(self.covered, (start, stop))
-            covers[:] = False
-            covers[self.covered[first:last] - start] = True
+def _stored(row: Row) -> table.TableRow:
+    """A row whose stored coordinates are in order, so that a block of it is one slice."""
+    covered = None if isinstance(row.where, slice) else row.where
+    if not isinstance(row.delta, SparseVector):
+        return table.TableRow(row.delta, row.scale, covered, covered)
+    order = np.argsort(row.delta.indices)
+    inside = row.delta.indices[order]
+    places = inside if covered is None else covered[inside]
+    return table.TableRow(row.delta.values[order], row.scale, places, covered)

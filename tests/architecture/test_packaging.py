@@ -71,7 +71,7 @@ def test_data_files_are_in_package_data(
         packed = {path for pattern in globs.get(name, []) for path in folder.glob(pattern)}
         data = {path for path in _unlinked_files(folder) if path.suffix != ".py"}
         data = {path for path in data if "front" not in path.relative_to(folder).parts}  # built into `static`
-        data = {path for path in data if path.suffix not in (".c", ".so")}  # what is compiled, and of what
+        data = {path for path in data if path.suffix not in (".c", ".h", ".so")}  # compiled, and of what
         assert sorted(str(path.relative_to(root)) for path in data - packed) == []
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,7 +16,6 @@ from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels import plain
 from anabranch.core.kernels.contract import INFINITY_BITS, BlockForm, Code, Found, Loops, gaps_max
 
-NAME = "anabranch.core.kernels._loops"
 LARGE = 1 << 15  # values for which the loops let other threads run
 TOPS = {Code.INT8: 127, Code.INT4: 7, Code.E3M0: 1}
 FORMS = [BlockForm(code, block, top) for code, top in TOPS.items() for block in (32, 256)]
@@ -33,29 +27,11 @@ MIXED = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Loops:
+def compiled(loops_module: None) -> Loops:
     """The compiled loops: those that were installed, or such as are made here."""
-    if importlib.util.find_spec(NAME) is None:
-        _make(tmp_path_factory.mktemp("loops"))
     from anabranch.core.kernels import compiled
 
     return compiled
-
-
-def _make(folder: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        pytest.skip("there is no compiler")
-    made = folder / "_loops.abi3.so"
-    flags = ["-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Werror", "-shared", "-fPIC"]
-    source = Path(__file__).parents[2] / "core/kernels/loops.c"
-    subprocess.run([compiler, *flags, f"-I{sysconfig.get_path('include')}", source, "-o", made], check=True)
-    spec = importlib.util.spec_from_file_location(NAME, made)
-    assert spec is not None
-    assert spec.loader is not None
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules[NAME] = module
 
 
 def _floats(bits: list[int]) -> np.ndarray:

@@ -12,6 +12,7 @@ from machines import Bench, decision, part
 import anabranch
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
+from anabranch.core.kernels.table import BLOCK
 from anabranch.core.model.params import SparseVector
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.strategies.registry import make_strategy
@@ -20,7 +21,7 @@ from anabranch.strategies.robust.coordinatewise import Median, TrimmedMean
 from anabranch.strategies.robust.geometric_median import GeometricMedian
 from anabranch.strategies.robust.krum import Krum, MultiKrum
 from anabranch.strategies.robust.registry import BUILT_IN as RULES
-from anabranch.strategies.robust.rows import BLOCK, Row, Rows
+from anabranch.strategies.robust.rows import Row, Rows
 from anabranch.strategies.robust.rule import Rule
 
 BUFFERED: dict[str, dict[str, Any]] = {
