@@ -81,6 +81,8 @@ def _works(loops: Loops, x: Vector) -> Iterator[tuple[str, Callable[[], object]]
     values, gaps = x[places], plain.write_gaps(places)
     yield "gaps, write", lambda: loops.write_gaps(places)
     yield "gaps, read", lambda: loops.read_gaps(gaps, places.size, n)
+    data = x.view(np.uint8)
+    yield "CRC-32", lambda: loops.crc32(data.data)
     yield "add all", lambda: loops.add_dense(out, 0.5, x)
     yield "add the largest hundredth", lambda: loops.add_sparse(out, 0.5, places, values)
 

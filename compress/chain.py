@@ -55,7 +55,7 @@ class Chain:
                 value = stage.encode(value, context)
             assert isinstance(value, Coded), "a chain ends in bytes"
             parts.append(wire.WireGroup(stages, value))
-        return wire.write(parts, layout) + layout.tail(x)
+        return wire.write(parts, layout, layout.tail(x))
 
     def decode(self, data: bytes | memoryview, layout: Layout) -> Delta:
         """See `Codec`."""

@@ -12,13 +12,13 @@ All numbers are little-endian and unsigned.
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.stage import Coded, Role, Stage, Stream
 from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core.kernels.chosen import loops
 
 MAGIC, FORMAT = b"aB", 1
 HEAD, CRC = struct.Struct("<2sBB8s"), struct.Struct("<I")
@@ -55,8 +55,8 @@ def k_max(stages: tuple[Stage, ...], n: int) -> int:
     return min(stage.values_max(n) for stage in stages)
 
 
-def write(parts: list[WireGroup], layout: Layout) -> bytes:
-    """The bytes of all groups of a layout."""
+def write(parts: list[WireGroup], layout: Layout, tail: bytes | memoryview = b"") -> bytes:
+    """The bytes of all groups of a layout, and a tail behind them as it is."""
     body: list[bytes | memoryview] = []
     for group, part in zip(layout.groups, parts, strict=True):
         streams = part.coded.streams
@@ -66,8 +66,8 @@ def write(parts: list[WireGroup], layout: Layout) -> bytes:
     body += [stream.data for part in parts for stream in part.coded.streams.values()]
     crc = 0
     for part_of_body in body:
-        crc = zlib.crc32(part_of_body, crc)
-    return b"".join([HEAD.pack(MAGIC, FORMAT, len(parts), layout.fingerprint), CRC.pack(crc), *body])
+        crc = loops.crc32(part_of_body, crc)
+    return b"".join([HEAD.pack(MAGIC, FORMAT, len(parts), layout.fingerprint), CRC.pack(crc), *body, tail])
 
 
 def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...]]) -> list[WireGroup]:
@@ -82,7 +82,7 @@ def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...
     if fingerprint != layout.fingerprint:
         raise InvalidUpdate("payload is of another layout: its fingerprint differs from the manifest's")
     (crc,) = cursor.take(CRC)
-    if zlib.crc32(cursor.view[cursor.at :]) != crc:
+    if loops.crc32(cursor.view[cursor.at :]) != crc:
         raise InvalidUpdate("payload is damaged: its checksum differs")
     if groups != len(layout.groups):
         raise InvalidUpdate(f"payload has {groups} groups, the manifest {len(layout.groups)}")

@@ -82,6 +82,12 @@ def read_numbers(data: Data, k: int, n: int) -> Indices:
     return indices if _loops.read_numbers(data, n, indices) else plain.read_numbers(data, k, n)
 
 
+def crc32(data: Data, crc: int = 0) -> int:
+    """See `Loops`."""
+    found = _loops.crc32(data, crc)
+    return found if found >= 0 else plain.crc32(data, crc)
+
+
 def add_dense(out: Vector, scale: float, values: Vector) -> None:
     """See `Loops`."""
     if not (_is_for_us(out) and _is_for_us(values) and _loops.add_dense(out, scale, values)):

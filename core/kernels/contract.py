@@ -101,6 +101,10 @@ class Loops(Protocol):
         """The same, of little-endian numbers of 4 bytes. Raises `InvalidUpdate`."""
         ...
 
+    def crc32(self, data: Data, crc: int = 0) -> int:
+        """CRC-32 of what had this one and of contiguous data behind it, as `zlib` has it."""
+        ...
+
     def add_dense(self, out: Vector, scale: float, values: Vector) -> None:
         """`out += scale * values`, (n,), of any float dtype; a product is rounded before it is added."""
         ...

@@ -392,6 +392,7 @@ static PyMethodDef METHODS[] = {
     {"read_numbers", py_read_numbers, METH_VARARGS, NULL},
     {"add_dense", py_add_dense, METH_VARARGS, NULL},
     {"add_sparse", py_add_sparse, METH_VARARGS, NULL},
+    {"crc32", py_crc32, METH_VARARGS, NULL},
     {"row_squares", py_row_squares, METH_VARARGS, NULL},
     {"pair_squares", py_pair_squares, METH_VARARGS, NULL},
     {"row_mean", py_row_mean, METH_VARARGS, NULL},

@@ -37,6 +37,9 @@ static inline void release(Py_buffer *buffers, int count) {
     for (int i = 0; i < count; i++) PyBuffer_Release(&buffers[i]);
 }
 
+/* Of checksum.c. */
+PyObject *py_crc32(PyObject *self, PyObject *args);
+
 /* Of table.c. */
 PyObject *py_row_squares(PyObject *self, PyObject *args);
 PyObject *py_pair_squares(PyObject *self, PyObject *args);

@@ -5,6 +5,7 @@ All of them work within a block that the caller chose, which is still in the cac
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -247,6 +248,14 @@ def check_increasing(indices: Indices, n: int) -> None:
     """Raises `InvalidUpdate` unless the indices are strictly increasing and within 0..n-1."""
     if indices.size and (indices[0] < 0 or indices[-1] >= n or bool(np.any(indices[1:] <= indices[:-1]))):
         raise InvalidUpdate(f"indices must be strictly increasing and within 0..{n - 1}")
+
+
+# --- bytes ----------------------------------------------------------------------------------
+
+
+def crc32(data: Data, crc: int = 0) -> int:
+    """See `Loops`."""
+    return zlib.crc32(data, crc)
 
 
 # --- the fold --------------------------------------------------------------------------------

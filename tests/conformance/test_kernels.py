@@ -261,6 +261,30 @@ def test_adding_much_and_to_a_part(compiled: Loops) -> None:
     assert double.tolist() == [0.1, 0.2, 0.1]
 
 
+def crc_of(data: bytes, crc: int) -> int:
+    """By bits, as it is defined."""
+    state = crc ^ 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = (state >> 1) ^ (0xEDB88320 if state & 1 else 0)
+    return state ^ 0xFFFFFFFF
+
+
+@given(st.binary(max_size=400), BITS, st.integers(0, 20))
+@example(b"123456789", 0, 0)
+@example(bytes(range(200)), 0, 1)  # 64 and more: by products without carries
+def test_checksums(compiled: Loops, data: bytes, crc: int, start: int) -> None:
+    part = memoryview(data)[start:]
+    assert compiled.crc32(part, crc) == plain.crc32(part, crc) == crc_of(data[start:], crc)
+
+
+def test_checksums_of_much_and_the_known_one(compiled: Loops) -> None:
+    data = np.random.default_rng(3).bytes(3 * LARGE + 41)
+    assert compiled.crc32(b"123456789") == 0xCBF43926
+    assert compiled.crc32(data) == plain.crc32(data) == compiled.crc32(data[100:], compiled.crc32(data[:100]))
+
+
 @pytest.mark.parametrize("places", [[0, 3], [-4, 0]])
 def test_no_place_beyond_the_end(compiled: Loops, places: list[int]) -> None:
     out = np.zeros(3, np.float32)
