@@ -132,7 +132,8 @@ def _sparse(values: list[Dense | Sparse], exact: Vector, layout: Layout) -> Spar
         indices[own] = group.places(chosen)
         found[own] = value.values if isinstance(value, Sparse) else value.gather()
         at = own.stop
-    indices[at:], found[at:] = layout.exact.places(np.arange(exact.size)), exact
+    if exact.size:
+        indices[at:], found[at:] = layout.exact.places(np.arange(exact.size)), exact
     return SparseVector(indices, found, layout.size)
 
 

@@ -79,6 +79,8 @@ class Group:
 
     def places(self, indices: Indices) -> Indices:
         """Where the group's elements `indices`, increasing, lie in the covered vector; a new array."""
+        if len(self.runs) == 1:
+            return indices + self.runs[0][0]
         places = indices.copy()
         bounds = [*np.searchsorted(indices, self.begins), indices.size]
         for (start, _), begin, own in zip(self.runs, self.begins, itertools.pairwise(bounds), strict=True):
@@ -109,6 +111,10 @@ class Layout:
         """How long a tail is."""
         return self.exact.size * self.dtype.itemsize
 
+    @cached_property
+    def _no_tail(self) -> Vector:
+        return np.empty(0, self.dtype)
+
     def tail(self, x: Vector) -> memoryview:
         """The bytes of the values that travel as they are."""
         return to_bytes(self.exact.gather(x).astype(self.dtype, copy=False))
@@ -116,6 +122,8 @@ class Layout:
     def split(self, data: bytes | memoryview) -> tuple[memoryview, Vector]:
         """What is before the tail, and the values in it. Raises `InvalidUpdate` where it is missing."""
         view, length = memoryview(data), self.tail_bytes
+        if not length:
+            return view, self._no_tail
         if len(view) < length:
             raise InvalidUpdate(f"payload has {len(view)} bytes, its buffers alone need {length}")
         at = len(view) - length

@@ -57,6 +57,18 @@ class Standings:
         else:
             self._known = {serial: "good" for (serial,) in reversed(found)}
 
+    def at_hand(self, serial: str) -> str | None:
+        """What `of` would say, where nobody has written since the newest look; None where it must be asked.
+
+        From any thread. It only reads, and in this order: `_look` names a commit when all before it is stale.
+        """
+        try:
+            if self._commits() != self._counter or self._path.stat().st_ino != self._inode:
+                return None
+        except (StoreError, OSError):
+            return None
+        return None if serial in self._stale else self._known.get(serial)
+
     def of(self, serials: Collection[str]) -> dict[str, str | None]:
         """`good`, `revoked` or `unknown`; None where that cannot be told before somebody else has written."""
         try:

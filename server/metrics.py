@@ -90,6 +90,7 @@ class Metrics:
         registry.register(_Now(self))
         self._made_measures(registry)
         self._made_counters(registry)
+        self._series: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self.shed = self.refused = 0  # calls of all methods, asks for all reasons
 
     def _made_measures(self, registry: CollectorRegistry) -> None:
@@ -134,7 +135,7 @@ class Metrics:
             match effect:
                 case Decided(receipt=receipt, duplicate=False):
                     decision = receipt.decision
-                    self._updates.labels(decision.verdict.value, decision.reason.value).inc()
+                    self._labelled(self._updates, decision.verdict.value, decision.reason.value).inc()
                     if decision.verdict is not Verdict.REJECTED:
                         self.staleness.add(decision.staleness)
                 case Granted(again=False):
@@ -149,13 +150,20 @@ class Metrics:
                 case Barred():
                     self._quarantined.inc()
 
+    def _labelled(self, counter: Counter, *labels: str) -> Counter:
+        """One of a counter's series: prometheus_client looks at each label each time. For one thread."""
+        key = counter, labels
+        if (found := self._series.get(key)) is None:
+            found = self._series[key] = counter.labels(*labels)
+        return found
+
     def repeated(self) -> None:
         """An update came again, and was told its old verdict."""
         self._updates.labels("duplicate", "").inc()
 
     def called(self, method: str, code: str, shed: bool) -> None:
         """A call has ended. For the event loop's thread."""
-        self._calls.labels(method, code).inc()
+        self._labelled(self._calls, method, code).inc()
         if shed:
             self._shed.labels(method).inc()
             self.shed += 1

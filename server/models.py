@@ -196,7 +196,7 @@ class Models:
             raise UnknownVersion(
                 f"version {wanted.version} is not held: ask for a task, or for the newest version"
             )
-        return await asyncio.wrap_future(future)
+        return future.result() if future.done() else await asyncio.wrap_future(future)
 
     async def part(self, part_id: int) -> ModelFile:
         """What travels apart, as a file for all versions. Raises `UnknownVersion` for any other part."""

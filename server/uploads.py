@@ -65,6 +65,12 @@ class Upload:
         now = self._uploads.now()
         return max(now - self._moved_at, now - self._opened_at - self._came / SLOWEST_BYTES_PER_S)
 
+    @property
+    def is_whole_in_memory(self) -> bool:
+        """Whether all of it came, and nothing of it has touched the disk."""
+        whole = self.inline and self.received == self.size_bytes
+        return whole and self._writing is None and not self.part.file_bytes and self.size_bytes < WRITE_BYTES
+
     async def add(self, offset: int, chunk: Bytes) -> None:
         """Take a chunk. Raises `InvalidUpdate`, `TooLarge`, `StoreFull` and `Unavailable`."""
         if self._ended:
@@ -267,7 +273,12 @@ class Uploads:
 
     async def done(self, upload: Upload) -> None:
         """An upload has ended, one way or the other; a cancelled call too leaves its spool in order."""
-        await asyncio.shield(self._end(upload))
+        if upload.is_whole_in_memory:  # nothing to wait for, and that is most of them
+            upload.forget()
+            if self._release(upload):
+                self._tidy(upload)
+        else:
+            await asyncio.shield(self._end(upload))
 
     @property
     def open_count(self) -> int:
@@ -347,22 +358,24 @@ class Uploads:
     async def _settle(self, upload: Upload) -> None:
         """Note what a stream has left; nothing is left of the update of a task that has ended."""
         part = upload.part
-        part.at = self.now()
         if part.file_bytes or not upload.inline:
             name = part.key.name
             with contextlib.suppress(AnabranchError):  # a sweep comes again
                 if not part.wanted:
                     await self.in_thread(partial(self.blobs.discard, name))
                 part.file_bytes = await self.in_thread(partial(self.blobs.spooled_bytes, name))
-        if part.wanted:
-            self.spool.tidy(part)
+        self._tidy(upload)
+
+    def _tidy(self, upload: Upload) -> None:
+        if upload.part.wanted:
+            self.spool.tidy(upload.part)
 
     def _release(self, upload: Upload) -> bool:
         """It has no place any more. False: it had none."""
         if self._open.get(upload.part.key.task) is not upload:
             return False
         del self._open[upload.part.key.task]
-        upload.part.coming = 0
+        upload.part.coming, upload.part.at = 0, self.now()
         self._bytes -= upload.size_bytes
         self._large -= upload.is_large
         return True

@@ -149,14 +149,13 @@ class Writer:
         self, event: ev.Event, inline: bytes | None, follow_up: ev.Event
     ) -> tuple[Answer, Answer]:
         """Two events with nothing in between. Raises as `submit` does."""
-        calls = Call(event, inline), Call(follow_up)
-        futures = [self._put(call, first=call is calls[0]) for call in calls]
-        # Both are waited for: an error of the second would else be nobody's.
-        answers: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return answers[0], answers[1]
+        first = self._put(Call(event, inline))
+        second = self._put(Call(follow_up), first=False)
+        try:
+            return await first, await second
+        finally:
+            if not (second.cancel() or second.cancelled()):
+                second.exception()  # else, where the first has failed, the error of the second is nobody's
 
     async def roll_back(self, event: ev.RolledBack) -> Answer:
         """Fold the log a little at a time, in turn with what else comes in, and then log the rollback.

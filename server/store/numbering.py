@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from sqlalchemy import Connection, bindparam, select
 
 from anabranch.server.store.base import Entry
 from anabranch.server.store.rows import update_id_of
 from anabranch.server.store.schema import updates
-
-_LOGGED = select(updates.c.update_id).where(updates.c.update_id.in_(bindparam("ids", expanding=True)))
+from anabranch.server.store.statements import Statement
 
 
 def numbered(connection: Connection, entries: Sequence[Entry], last_seq: int) -> list[int | None]:
@@ -18,7 +18,8 @@ def numbered(connection: Connection, entries: Sequence[Entry], last_seq: int) ->
     ids = [i for e in entries if (i := update_id_of(e)) is not None]
     known: set[str] = set()
     if ids:
-        known.update(connection.scalars(_LOGGED, {"ids": ids}))
+        row = {f"id_{n}": update_id for n, update_id in enumerate(ids)}
+        known.update(_logged(len(ids)).one(connection, row).scalars())
     seqs: list[int | None] = []
     seq = last_seq
     for entry in entries:
@@ -31,3 +32,10 @@ def numbered(connection: Connection, entries: Sequence[Entry], last_seq: int) ->
         seq += 1
         seqs.append(seq)
     return seqs
+
+
+@cache  # a batch has a bounded number of events
+def _logged(count: int) -> Statement:
+    """Which of so many ids are of updates in the log."""
+    ids = [bindparam(f"id_{n}", type_=updates.c.update_id.type) for n in range(count)]
+    return Statement(select(updates.c.update_id).where(updates.c.update_id.in_(ids)))

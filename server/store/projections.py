@@ -19,16 +19,17 @@ from anabranch.core.model.updates import Reason, Task, Verdict
 from anabranch.server.store.base import Projection
 from anabranch.server.store.rows import Row, bounded, storable
 from anabranch.server.store.schema import leases, model_versions, updates
+from anabranch.server.store.statements import Statement
 
 # The lease of such an update is another client's, or was used up by another update.
 _NOT_THIS_LEASE = (Reason.UNKNOWN_TASK, Reason.DUPLICATE_TASK)
 
-_END_LEASE = (
+_END_LEASE = Statement(
     update(leases)
     .where(leases.c.task_id == bindparam("task"), leases.c.client_id == bindparam("client"))
     .values(state=bindparam("new_state"), ended_at=bindparam("at"))
 )
-_DECIDE = (
+_DECIDE = Statement(
     update(updates)
     .where(updates.c.seq == bindparam("at_seq"), updates.c.state == "received")
     .values(
@@ -38,12 +39,12 @@ _DECIDE = (
         }
     )
 )
-_APPLY = (
+_APPLY = Statement(
     update(updates)
     .where(updates.c.update_id == bindparam("id"), updates.c.state == "held")
     .values(state="applied", applied_version=bindparam("in_version"))
 )
-_DIGEST = (
+_DIGEST = Statement(
     update(model_versions)
     .where(model_versions.c.version == bindparam("of_version"), model_versions.c.sha256.is_(None))
     .values(sha256=bindparam("digest"))
@@ -58,18 +59,18 @@ def upsert(
         return
     keys = {column.name for column in table.primary_key}
     names = tuple(n for n in rows[0] if n not in keys) if replaced is None else tuple(replaced)
-    connection.execute(_upserting(connection.dialect.name, table, names), list(rows))
+    _upserting(connection.dialect.name, table, names).many(connection, rows)
 
 
 @cache  # to make one takes as long as to execute a dozen
-def _upserting(dialect: str, table: Table, replaced: tuple[str, ...]) -> Any:
+def _upserting(dialect: str, table: Table, replaced: tuple[str, ...]) -> Statement:
     """The statement that inserts a row, or replaces these columns of the one that is there."""
     statement: Any = (sqlite_insert if dialect == "sqlite" else postgresql_insert)(table)
     keys = [column.name for column in table.primary_key]
     if not replaced:
-        return statement.on_conflict_do_nothing(index_elements=keys)
+        return Statement(statement.on_conflict_do_nothing(index_elements=keys))
     new = {name: statement.excluded[name] for name in replaced}
-    return statement.on_conflict_do_update(index_elements=keys, set_=new)
+    return Statement(statement.on_conflict_do_update(index_elements=keys, set_=new))
 
 
 def write_projections(connection: Connection, projections: Sequence[Projection]) -> None:
@@ -97,8 +98,7 @@ def write_projections(connection: Connection, projections: Sequence[Projection])
     upsert(connection, leases, list(grants.values()))
     upsert(connection, model_versions, list(versions.values()), replaced=())
     for statement, rows in ((_END_LEASE, ends), (_DECIDE, decisions), (_APPLY, applied), (_DIGEST, digests)):
-        if rows:
-            connection.execute(statement, rows)
+        statement.many(connection, rows)
 
 
 def _lease(task: Task) -> Row:

@@ -48,6 +48,7 @@ from anabranch.server.store.projections import upsert, write_projections
 from anabranch.server.store.quota import Quota
 from anabranch.server.store.schema import clients, events, mask_sums, runs, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
+from anabranch.server.store.statements import Statement
 from anabranch.server.store.tags import read_tags, write_tags
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
 
@@ -55,7 +56,7 @@ ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack beside SQLite: a data
 BEGINS_LATE = "does not begin with its first event (server.keep): restore a backup"
 PAGE = 500  # events read at a time
 # Written once: to write a statement costs more than to carry it out.
-_INSERT_EVENTS, _INSERT_UPDATES = insert(events), insert(updates)
+_INSERT_EVENTS, _INSERT_UPDATES = Statement(insert(events)), Statement(insert(updates))
 _PAGE = (
     select(events.c.seq, events.c.record)
     .where(events.c.seq > bindparam("after"))
@@ -223,12 +224,12 @@ class SqlStore:
     def _insert(self, connection: Connection, numbered: Sequence[tuple[int, Entry]]) -> None:
         if not numbered:
             return
-        connection.execute(_INSERT_EVENTS, [rows.event_row(seq, e) for seq, e in numbered])
+        _INSERT_EVENTS.many(connection, [rows.event_row(seq, e) for seq, e in numbered])
         if arrived := [(seq, e) for seq, e in numbered if rows.update_id_of(e) is not None]:
             self._check_blobs([entry for _, entry in arrived])
             places = self._pack(arrived)
             found = [rows.update_row(seq, e, places.get(seq)) for seq, e in arrived]
-            connection.execute(_INSERT_UPDATES, found)
+            _INSERT_UPDATES.many(connection, found)
         if answers := [(seq, e) for seq, e in numbered if rows.is_mask_sum(e)]:
             places = self._pack(answers)
             connection.execute(

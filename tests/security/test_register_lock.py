@@ -106,6 +106,38 @@ def test_what_was_read_holds_until_somebody_commits(authority: Authority, tmp_pa
         assert standings.of([third, second]) == {third: "good", second: "good"}
 
 
+def test_what_is_at_hand_is_known_as_of_the_newest_commit(authority: Authority, tmp_path: Path) -> None:
+    register = authority.folder / REGISTER
+    first, second = (issued(authority, Kind.DEVICE, n, tmp_path / n).peer.serial for n in "ab")
+    with closing(Standings(register)) as standings:
+        assert standings.at_hand(first) is None, "nothing was looked at yet"
+        standings.read_ahead(0.0)
+        assert [standings.at_hand(serial) for serial in (first, second, "1f")] == ["good", "good", None]
+        with locked(register):  # nothing is committed
+            assert standings.at_hand(first) == "good"
+        assert standings.at_hand(first) is None, "something was"
+        standings.of([first])
+        assert [standings.at_hand(serial) for serial in (first, second)] == ["good", "good"]
+        authority.revoke("a")
+        assert [standings.at_hand(serial) for serial in (first, second)] == [None, None]
+        standings.of([second])
+        assert [standings.at_hand(serial) for serial in (first, second)] == ["revoked", "good"]
+        register.rename(register.with_name("gone"))
+        assert standings.at_hand(second) is None, "another file may take its place"
+
+
+def test_what_was_not_looked_up_since_a_commit_is_not_at_hand(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.identity.standings.AGAIN_AT_ONCE", 0)
+    first, second = (issued(authority, Kind.DEVICE, n, tmp_path / n).peer.serial for n in "ab")
+    with closing(Standings(authority.folder / REGISTER)) as standings:
+        standings.of([first, second])
+        authority.revoke("a")
+        standings.of([second])  # the commit was seen, but of the other one nothing was read
+        assert [standings.at_hand(serial) for serial in (first, second)] == [None, "good"]
+
+
 def test_a_register_without_its_table_says_so(authority: Authority) -> None:
     register = authority.folder / REGISTER
     with closing(Standings(register)) as standings:

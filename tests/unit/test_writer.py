@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -194,8 +195,12 @@ def test_two_events_are_logged_with_nothing_in_between_and_both_answered(tmp_pat
             raise StoreFull("no room")
 
         store.before = full
+        unheard: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
         with pytest.raises(StoreFull, match="no room"):
             await writer.submit_both(enrolled(3), None, enrolled(4))
+        gc.collect()
+        assert unheard == [], "the error of the second is not one that nobody has heard of"
         store.before = lambda: None
         answers += await writer.submit_both(enrolled(5), None, enrolled(6))
         await writer.close()
