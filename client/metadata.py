@@ -18,6 +18,7 @@ class SaysMore(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
     grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
 ):
     """Adds what `more` gives at each call."""
 
@@ -30,6 +31,7 @@ class SaysMore(
 
     intercept_unary_stream: Any = intercept_unary_unary
     intercept_stream_unary: Any = intercept_unary_unary
+    intercept_stream_stream: Any = intercept_unary_unary
 
     def _told(self, details: Any) -> Any:
         said = self._more()

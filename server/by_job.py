@@ -19,12 +19,12 @@ Chosen = Callable[[Context], AbstractContextManager[Any]]
 
 def by_job(service: type[Any], chosen: Chosen) -> Any:
     """What answers in the place of services of this class, of which each call has its own."""
-    names = [name for name in vars(service) if name[0].isupper()]
+    names = [name for name in dir(service) if name[0].isupper()]
     methods = {
         name: (_streams if isasyncgenfunction(getattr(service, name)) else _answers)(name, chosen)
         for name in names
     }
-    return type(f"{service.__name__}ByJob", service.__bases__, methods)()
+    return type(f"{service.__name__}ByJob", (), methods)()
 
 
 def _answers(name: str, chosen: Chosen) -> Any:

@@ -50,7 +50,9 @@ class DevicesAndExchange(Devices):
             while (request := await waiting.wait(stream.read)) is not None:
                 await caller.check_still()
                 trace = request.head.traceparent
-                await self._answer(request, stream, replace(caller, trace=trace) if trace else caller)
+                # Not the trace that the stream was opened in.
+                said = caller if trace == caller.trace else replace(caller, trace=trace)
+                await self._answer(request, stream, said)
                 if stream.more:
                     return  # it was answered before its end: the rest is nobody's
 
@@ -153,7 +155,7 @@ class _Stream:
             del frame
 
 
-def add_exchange(servicer: DevicesAndExchange, server: aio.Server) -> None:
+def add_exchange(servicer: Any, server: aio.Server) -> None:
     """Have the method's messages read and written by `protos.frames`, in the place of the generated code."""
     handler: Any = grpc.stream_stream_rpc_method_handler(servicer.Exchange, request_frame, None)
     server.add_registered_method_handlers(SERVICE, {"Exchange": handler})

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,16 +16,19 @@ from anabranch.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from anabranch.protos.v1.operators_pb2_grpc import add_OperatorsServicer_to_server
 from anabranch.server.by_job import by_job
 from anabranch.server.calls import Calls
-from anabranch.server.exchange import DevicesAndExchange
+from anabranch.server.exchange import DevicesAndExchange, add_exchange
 from anabranch.server.gate import Caller, Gate, job_of
 from anabranch.server.job_list import ListsJobs
 from anabranch.server.jobs import Jobs
 from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
 from anabranch.server.ports import CALLERS, OPERATORS, Ports, gate_of, reflect
-from anabranch.server.rpc import Devices, renewed
+from anabranch.server.rpc import renewed
 from anabranch.server.rpc_errors import Context, answers
+from anabranch.server.streams import Streams
 from anabranch.server.tls import ServerIdentity
+
+Exchange = Callable[[object, Context], Awaitable[None]]
 
 
 class JobPorts(Ports):
@@ -41,17 +44,17 @@ class JobPorts(Ports):
         metrics: Metrics,
     ) -> None:
         self._jobs, self._calls = jobs, Calls(limits)
+        self._streams = Streams(limits.rpcs_max // 2)
         self._begin(config, limits, identity, insecure, metrics)
 
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
-        kinds, service = (OPERATORS, Operators) if admin else (CALLERS, Devices)
-        made = Operators if admin else DevicesAndExchange
+        kinds, service = (OPERATORS, Operators) if admin else (CALLERS, DevicesAndExchange)
         every = gate_of(identity, kinds, job=None)
 
         @contextmanager
         def chosen(context: Context) -> Iterator[Any]:
             with self._jobs.calling(job_of(context)) as (job, run):
-                yield made(run, gate_of(identity, kinds, job.name, job.scope))
+                yield service(run, gate_of(identity, kinds, job.name, job.scope))
 
         answer = by_job(service, chosen)
         add_JobsServicer_to_server(ListsJobs(self._jobs.all, every, admin, self._calls, self._limits), server)
@@ -60,8 +63,20 @@ class JobPorts(Ports):
             reflect(server)
             return
         answer.RenewCertificate = Renewals(every, identity, self._calls).RenewCertificate
-        answer.Exchange = _ended  # with several runs devices make calls
+        answer.Exchange = self._with_a_place(answer.Exchange)
         add_DevicesServicer_to_server(answer, server)
+        add_exchange(answer, server)
+
+    def _with_a_place(self, exchange: Exchange) -> Exchange:
+        """An exchange, of which the port takes as many for all jobs together as a server of one run takes."""
+        streams = self._streams
+
+        async def method(requests: object, context: Context) -> None:
+            with streams.opened() as place:
+                if place is not None:
+                    await exchange(requests, context)
+
+        return method
 
 
 class Renewals:
@@ -76,7 +91,3 @@ class Renewals:
     ) -> devices.RenewCertificateResponse:
         """See `Devices.RenewCertificate`."""
         return await renewed(self._identity, self._calls, request, caller)
-
-
-async def _ended(requests: object, context: Context) -> None:
-    """End a stream in good order, before anything of it was read: its device makes calls."""

@@ -99,6 +99,8 @@ class Jobs:
                 if job.task is None:
                     self._failed(job, note)
                 continue  # one that is served goes on as it was told last
+            if job.run is not None and job.note.devices != note.devices:
+                job.run.streams.end()  # who goes on opens another, if the job is still for it
             job.note = note
             if note.stopped:
                 self._end(job)
@@ -206,6 +208,7 @@ class Jobs:
 def _drain(run: LiveRun) -> None:
     run.draining = True
     run.feed.close()
+    run.streams.close()
 
 
 def _note(job: Path) -> JobNote | AnabranchError:

@@ -18,12 +18,13 @@ class OpenStream:
 
     def __init__(self, streams: Streams) -> None:
         self._streams, self._opened_at = streams, asyncio.get_running_loop().time()
+        self._ended = False
         self._deadline: asyncio.Timeout | None = None
 
     async def wait(self, read: Callable[[], Awaitable[T]]) -> T | None:
         """What `read` brings; None once the exchange is over."""
         now = asyncio.get_running_loop().time()
-        if self._streams.closed:
+        if self._ended:
             return None
         try:
             async with asyncio.timeout_at(min(now + IDLE_S, self._opened_at + AGE_S)) as self._deadline:
@@ -35,6 +36,7 @@ class OpenStream:
 
     def end(self) -> None:
         """Wait no longer. A request that is being answered comes to its end."""
+        self._ended = True
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time())
 
@@ -61,7 +63,11 @@ class Streams:
             self._open.discard(waiting)
 
     def close(self) -> None:
-        """End all of them, each as soon as its request is answered."""
+        """End all of them, each as soon as its request is answered, and open no more."""
         self.closed = True
+        self.end()
+
+    def end(self) -> None:
+        """End those that are open, each as soon as its request is answered."""
         for waiting in self._open:
             waiting.end()

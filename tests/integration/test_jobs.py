@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 from commands import anabranch
-from job_hosts import FIRST, UNHELD, Host, with_job
-from wire import Device, Served, server_config
+from job_hosts import FIRST, UNHELD, Host, spec, with_job
+from streams import Stream, StreamDevice, stream
+from wire import CALL_S, Device, Served, server_config
 
 from anabranch.api.jobs import add_job
 from anabranch.client.channel import open_channel
 from anabranch.client.operator import open_operator
 from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import jobs_pb2
 from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
 from anabranch.server.job import JobState
@@ -63,6 +70,87 @@ def test_each_job_has_a_run_of_its_own(two: Path) -> None:
     for name in ("one", "two"):
         data = two / "jobs" / name / "data"
         assert verify(data).problems == ()
+
+
+@contextmanager
+def over_stream(host: Host, job: str, client_id: str = "device-1") -> Iterator[StreamDevice]:
+    """A device of a job whose requests go over a stream, but for its enrolment."""
+    with open_channel(f"{host.info.address}/{job}") as channel:
+        device = StreamDevice(channel, spec(), client_id)
+        device.enrol()
+        yield device
+        device.close()
+
+
+@contextmanager
+def idle(host: Host, job: str, client_id: str = "device-1") -> Iterator[Stream]:
+    """A stream of a job's device that was answered once."""
+    with open_channel(f"{host.info.address}/{job}") as channel, stream(channel) as made:
+        made.say(heartbeat=devices.HeartbeatRequest(client_id=client_id, task_id="t"))
+        assert made.hear().head.WhichOneof("answer") == "heartbeat"
+        yield made
+
+
+def test_a_stream_is_of_the_job_that_it_names(two: Path) -> None:
+    with Host(two) as host:
+        for name in ("one", "two"):
+            host.until(name, RUNNING)
+        with over_stream(host, "one") as one, over_stream(host, "two") as other:
+            streams = one._stream, other._stream
+            assert [one.work(1.0).version for _ in range(3)] == [1, 2, 3]
+            assert other.work(5.0).version == 1
+            assert (one.fetch()[0].version, other.fetch()[0].version) == (3, 1)
+            assert (one._stream, other._stream) == streams, "all of it over one stream each"
+        with open_channel(f"{host.info.address}/three") as channel, stream(channel) as lost:
+            assert lost.over() == ("UNAVAILABLE", "Unavailable")
+        with open_channel(host.info.address) as channel, stream(channel) as lost:
+            assert lost.over() == ("INVALID_ARGUMENT", "ConfigError")
+
+
+def test_streams_end_with_their_job_and_no_other(two: Path) -> None:
+    with Host(two, server={"drain_s": 10 * CALL_S}) as host:
+        for name in ("one", "two"):
+            host.until(name, RUNNING)
+        with idle(host, "one") as ended, over_stream(host, "two") as other:
+            stays = other._stream
+            set_stopped(two / "jobs" / "one", True)
+            host.until("one", STOPPED)  # long before it would have given up on who is idle
+            assert ended.over() == ("OK", "")
+            assert other.work().version == 1
+            assert other._stream is stays
+            draining = threading.Thread(target=host.close)
+            draining.start()
+            assert stays.over() == ("OK", "")
+            draining.join(CALL_S)
+    assert host.exit_code == 0
+
+
+def test_who_is_of_a_job_no_more_is_not_over_an_open_stream_either(tmp_path: Path) -> None:
+    job = with_job(tmp_path, "wards", UNHELD, ("ward-*", "lab-1"))
+    with Host(tmp_path) as host:
+        host.until("wards", RUNNING)
+        with over_stream(host, "wards", "ward-7") as ward, over_stream(host, "wards", "lab-1") as lab:
+            assert (ward.work().version, lab.work().version) == (1, 2)
+            note = json.loads((job / NOTE).read_text())
+            (job / NOTE).write_text(json.dumps({**note, "devices": ["ward-*"]}))
+            assert lab._stream.over() == ("OK", "")
+            with pytest.raises(grpc.RpcError) as raised:
+                lab.ask()
+            assert status_of(raised.value)[0] is grpc.StatusCode.PERMISSION_DENIED
+            assert ward.work().version == 3
+
+
+def test_all_jobs_together_have_as_many_streams_as_one_run_has(two: Path) -> None:
+    with Host(two, replace(DEFAULT_LIMITS, rpcs_max=6)) as host, ExitStack() as stack:
+        for name in ("one", "two"):
+            host.until(name, RUNNING)
+            host.device(name).enrol()
+        for name in ("one", "two", "one"):
+            stack.enter_context(idle(host, name))
+        for name in ("one", "two"):
+            with open_channel(f"{host.info.address}/{name}") as channel, stream(channel) as fourth:
+                assert fourth.over() == ("OK", "")
+            assert host.device(name).work().version == 1, "it makes calls"
 
 
 def test_a_call_that_names_no_job_is_told_to(two: Path) -> None:
