@@ -17,6 +17,7 @@ from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.core.config.goal import UNNAMED, Goal
+from anabranch.core.config.ranges import LOCAL
 from anabranch.core.config.tables import ClientTable, Config
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.core.model.metrics import finite
@@ -87,7 +88,10 @@ class Follower:
         self._local = LocalTrainer(app, self._settings, threads, neighbours=neighbours)
         self._local.kept = kept or Keepsake()
         self._examples = data_of(app, shard)
-        self._growth = None if config is None else grown(Config.from_json(config), self._local.spec)
+        run = Config.from_json(config or {})
+        self._growth = None if config is None else grown(run, self._local.spec)
+        if run.run.frozen == LOCAL:
+            self._local.apart = self._local.own_frozen
 
     def stop(self) -> None:
         """From any thread: end soon."""

@@ -12,7 +12,7 @@ from anabranch.client.records import SUFFIX, UNFINISHED, Record, read_record, wr
 from anabranch.client.state import FROZEN
 from anabranch.client.transport import Transport
 from anabranch.compress.model import PART, frozen_sha256, read_frozen
-from anabranch.core.errors import InvalidUpdate
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.model.params import ParamSpec, Tensors
 
 
@@ -42,15 +42,23 @@ class FrozenFiles:
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / FROZEN
 
-    def get(self, transport: Transport, spec: ParamSpec, sha256: str, own: Tensors) -> FrozenPart:
+    def get(
+        self, transport: Transport, spec: ParamSpec, sha256: str, own: Tensors, served: bool = True
+    ) -> FrozenPart:
         """Those of this digest: the App's `own`, those on the disk, or else the server's.
 
-        Raises as `fetched_frozen`, and `StoreError`.
+        Raises as `fetched_frozen`, `StoreError`, and `ManifestMismatch` where they are not `served`.
         """
         if _is(spec, own, sha256):
             return FrozenPart(own)
         if _is(spec, kept := self._kept(sha256), sha256):
             return FrozenPart(kept)
+        if not served:
+            raise ManifestMismatch(
+                "the run's frozen tensors are not sent (run.frozen = 'local'), and those that the App builds "
+                f"here are others: SHA-256 {frozen_sha256(spec, own)[:16]}, in the run {sha256[:16]}; give "
+                "the App the weights that the run began with, by --data-path or as it loads them"
+            )
         found = fetched_frozen(transport, spec, sha256)
         self._keep(found.tensors, sha256)
         return found

@@ -76,7 +76,10 @@ class HeldModels:
         return self._held.version
 
     def join(self, run_id: str, frozen_sha256: str = "", first: FirstModel | None = None) -> None:
-        """Versions are this run's from now on; `frozen_sha256`, `first`: see `Enrolment`."""
+        """Versions are this run's from now on; `frozen_sha256`, `first`: see `Enrolment`.
+
+        Raises `ManifestMismatch` where what is frozen is not served, and is not here.
+        """
         if run_id != self._run_id:
             kept = kept_model(self._state_dir, run_id, self._local.spec)
             self._held = NOTHING if kept is None else HeldModel(kept.version, kept.head, kept)
@@ -86,6 +89,8 @@ class HeldModels:
         if first is not None and first != self._tried and self._held is NOTHING:
             self._tried = first  # what did not come out once never will
             self._build(first)
+        if not self._local.frozen_served:
+            self._have_frozen()  # who has it not is told at once
 
     def _build(self, first: FirstModel) -> None:
         """Have version 0 without a download; where it comes out as another, it will be fetched."""
@@ -127,7 +132,8 @@ class HeldModels:
         if not self._frozen_sha256 or self._local.apart is not None:
             return
         local, began = self._local, self._clock()
-        found = self._files.get(self._transport, local.spec, self._frozen_sha256, local.own_frozen)
+        own, served = local.own_frozen, local.frozen_served
+        found = self._files.get(self._transport, local.spec, self._frozen_sha256, own, served)
         local.apart = found.tensors
         if found.size_bytes:
             self._summary.downlink_bytes += found.size_bytes

@@ -31,6 +31,7 @@ from anabranch.compress.downloads import Download, Downloads
 from anabranch.compress.model import PART, encode_model, frozen_apart, frozen_sha256, unknown_part
 from anabranch.compress.registry import make_codec, stages
 from anabranch.core import events as ev
+from anabranch.core.config.ranges import SERVED
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine.engine import Engine
@@ -157,8 +158,8 @@ class LocalServer:
 
     def frozen_part(self, part_id: int) -> bytes:
         """What travels apart from the versions. Raises `UnknownVersion` where there is no such part."""
-        if part_id != PART or not self.spec.apart:
-            raise unknown_part(part_id, self.spec)
+        if part_id != PART or not self.spec.apart or self.config.run.frozen != SERVED:
+            raise unknown_part(part_id, self.spec, self.config.run.frozen)
         return frozen_apart(self.spec, self._frozen)
 
     @property

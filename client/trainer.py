@@ -26,6 +26,7 @@ from anabranch.client.select_cuda import selecting
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.registry import stages
+from anabranch.core.config.ranges import SERVED
 from anabranch.core.config.tables import ClientTable, FleetTable, build
 from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.engine.ledger import TRAIN_S
@@ -108,6 +109,7 @@ class LocalTrainer:
         self._policy, self._own = AVERAGE, b""
         # The frozen tensors that travel apart from the versions, once they are here.
         self.apart: Tensors | None = None
+        self.frozen_served = True  # else this device must have them
         self.examples: Examples | None = None
         self._seen: Examples | None = None  # what had arrived when the last training began
         # What masks the updates, in a run with masked sums.
@@ -161,6 +163,7 @@ class LocalTrainer:
         if grows:
             self._check_stages(served)
         self._policy = policy_of(config)
+        self.frozen_served = config.get("run", {}).get("frozen", SERVED) == SERVED
         self.adopt(served)
 
     def _check_stages(self, served: ParamSpec) -> None:

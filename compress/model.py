@@ -12,6 +12,7 @@ import numpy as np
 
 from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
+from anabranch.core.config.ranges import SERVED
 from anabranch.core.errors import InvalidUpdate, UnknownVersion
 from anabranch.core.model.arrays import Array, from_bytes, to_bytes
 from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, dense
@@ -55,15 +56,19 @@ def frozen_bytes(spec: ParamSpec, frozen: Tensors) -> bytes:
     return b"".join(to_bytes(frozen[t.name].astype(t.dtype, copy=False)) for t in _frozen(spec))
 
 
-def unknown_part(part_id: int, spec: ParamSpec) -> UnknownVersion:
-    """The error of who asks for a part that a model has not."""
+def unknown_part(part_id: int, spec: ParamSpec, frozen: str = SERVED) -> UnknownVersion:
+    """The error of who asks for a part that a model has not, or that is not sent (`run.frozen`)."""
+    if part_id == PART and spec.apart and frozen != SERVED:
+        return UnknownVersion(
+            f"what is frozen is not sent in this run (run.frozen = {frozen!r}): every device builds it"
+        )
     parts = "two, 0 and 1" if spec.apart else "one, 0"
     return UnknownVersion(f"part {part_id} is not there: the parts of this run's model are {parts}")
 
 
-def frozen_size_bytes(spec: ParamSpec) -> int:
-    """How long what travels apart is; 0 where nothing does."""
-    return _frozen_size_bytes(spec) if spec.apart else 0
+def frozen_size_bytes(spec: ParamSpec, frozen: str = SERVED) -> int:
+    """How long what travels apart is; 0 where nothing does (`frozen`: the run's `run.frozen`)."""
+    return _frozen_size_bytes(spec) if spec.apart and frozen == SERVED else 0
 
 
 def read_frozen(spec: ParamSpec, data: bytes | memoryview) -> dict[str, Array]:

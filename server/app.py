@@ -313,7 +313,7 @@ async def _live(
     server, spec = config.server, recovered.engine.spec
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
     codec_at = downlink_at(recovered.engine.strategy, config.downlink.codec)
-    models = Models(folder, spec, frozen, codec_at, Goal.of(config.run))
+    models = Models(folder, spec, frozen, codec_at, Goal.of(config.run), config.run.frozen)
     clock = run_clock(recovered.last_now, wall)
     writer = _writer(store, recovered, config, models, clock, limits, metrics)
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()

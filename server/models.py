@@ -24,6 +24,7 @@ from anabranch.compress.downloads import Downloads as Payloads
 from anabranch.compress.downloads import Make, downloads_lead_from
 from anabranch.compress.model import PART, frozen_apart, frozen_sha256, unknown_part
 from anabranch.core.config.goal import UNNAMED, Goal
+from anabranch.core.config.ranges import SERVED
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.model.chains import RAW, lacks
@@ -89,6 +90,7 @@ class Models:
         frozen: Mapping[str, npt.NDArray[Any]],
         codec_at: Callable[[int], str] = lambda _: RAW,
         goal: Goal = UNNAMED,
+        frozen_served: str = SERVED,
     ) -> None:
         self.spec, self.frozen = spec, frozen
         self._folder, self._codec_at = folder, codec_at
@@ -104,7 +106,8 @@ class Models:
         self._looked_at: deque[int] = deque(maxlen=LOOKED_AT_KEPT)
         # SHA-256 (hex) of what travels apart; empty where nothing does.
         self.frozen_sha256 = frozen_sha256(spec, frozen)
-        self._apart = self._executor.submit(self._write_apart) if spec.apart else None
+        self._sends, sends = frozen_served, spec.apart and frozen_served == SERVED
+        self._apart = self._executor.submit(self._write_apart) if sends else None
         for path in folder.iterdir():
             if found := _NAME.match(path.name):
                 wanted = ModelRequest(int(found[1]), found[2])
@@ -201,7 +204,7 @@ class Models:
     async def part(self, part_id: int) -> ModelFile:
         """What travels apart, as a file for all versions. Raises `UnknownVersion` for any other part."""
         if part_id != PART or self._apart is None:
-            raise unknown_part(part_id, self.spec)
+            raise unknown_part(part_id, self.spec, self._sends)
         return await asyncio.wrap_future(self._apart)
 
     def close(self) -> None:

@@ -390,7 +390,7 @@ class Simulation:
             time=self.time,
             push_steps=config.client.push_steps,
             elastic=self.elastic,
-            frozen_bytes=frozen_size_bytes(self._problem.spec),
+            frozen_bytes=frozen_size_bytes(self._problem.spec, config.run.frozen),
             storage=self._first_storage(),
             codecs=(*simulated_stages(config.uplink.codec), *([MASKING] if config.secagg.on else [])),
             arrivals=Arrivals.of(config.fleet, seed),

@@ -26,12 +26,14 @@ STREAM, CLASSES, ROTATE = "stream", "classes", "rotate"  # fleet.arrival and fle
 MEASURES = ("step_times_s", "step_spreads", "latencies_s", "up_rates_mbps", "down_rates_mbps")  # by device
 LINEAR, PROPORTIONAL = "linear", "proportional"  # submodel.step_time
 SENT, BUILT = "sent", "built"  # run.initial
+SERVED, LOCAL = "served", "local"  # run.frozen
 EXACT, ZEROTH = "exact", "zeroth"  # client.gradient
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "run.mode": (AUTO, MAX, MIN),
     "run.initial": (SENT, BUILT),
+    "run.frozen": (SERVED, LOCAL),
     "submodel.pattern": ("balanced", "strided", "sequential"),
     "submodel.step_time": (LINEAR, PROPORTIONAL),
     "model.buffers": ("average", "latest", "local"),

@@ -27,6 +27,7 @@ from anabranch.core.config.ranges import (
     LOT,
     MINUTE,
     PROPORTIONAL,
+    SERVED,
     TASK,
     TASKS,
     TURNS,
@@ -56,6 +57,8 @@ class RunTable:
     more of it (`max`) or less (`min`) is better, `target` is a value of it. With `stop_at_target` the run
     ends with the first measurement that is as good. `trackers` are told of the run as it goes on. `initial`:
     version 0 is `sent` to devices, or `built` by each of them from the App and the seed (`host/first.py`).
+    `frozen`: what is frozen of the model is `served` to devices that have not got it, or `local`: every
+    device builds it, or is refused.
     """
 
     name: str = "run"
@@ -77,6 +80,7 @@ class RunTable:
     stop_at_target: bool = field(default=False, metadata=LATER_KEY)
     trackers: list[str] = field(default_factory=list, metadata=LATER_KEY)
     initial: str = field(default="sent", metadata=LATER_KEY)
+    frozen: str = field(default=SERVED, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_who_trains_other_tensors_is_refused(tmp_path: Path) -> None:
         work(served(), tmp_path, Whole())
 
 
+def test_where_it_is_local_who_has_other_tensors_is_refused_at_once(tmp_path: Path) -> None:
+    server = served(run={"frozen": "local"})
+    with pytest.raises(ManifestMismatch, match=r"run\.frozen = 'local'.* builds here are others: SHA-256"):
+        work(server, tmp_path / "other", Head(seed=9))
+    assert not server.engine.ledger.tasks
+    assert not (tmp_path / "other" / "frozen").exists()
+    told, size = work(server, tmp_path / "own", Head())
+    assert (told.count("fetched_frozen"), size) == (0, 2 * VERSION_BYTES)
+    assert server.engine.version > 0
+
+
 @pytest.mark.parametrize("connection", ["calls", "stream"])
 def test_over_the_wire(connection: str, tmp_path: Path) -> None:
     """Two lives of a device, an evaluator and an export, by calls and by a stream."""
@@ -145,6 +157,28 @@ def test_the_part_is_served_from_any_offset(tmp_path: Path) -> None:
             transport.fetch(SPEC.layout_hash, part_id=2)
         with pytest.raises(grpc.RpcError, match="a part is frozen, which is in no update"):
             device.enrol()
+
+
+def test_where_it_is_local_it_is_never_on_the_wire(tmp_path: Path) -> None:
+    settings = config(client={"steps": 3}, run={"frozen": "local"})
+    with live_server(tmp_path, FIRST, settings, trained=HEAD) as info:
+        told = []
+        for name, app in (("a", Head()), ("b", Head(seed=9))):
+            options = ClientOptions("head", info.address, name, state_dir=tmp_path / name, tasks_max=2)
+            with pytest.raises(ManifestMismatch) if name == "b" else nullcontext():
+                told.append(run_client(options, app=app).downlink_bytes)
+        assert told == [2 * VERSION_BYTES]
+        assert not list(tmp_path.glob("**/frozen-*.bin"))
+        with GrpcTransport(info.address, "c") as transport:
+            with pytest.raises(UnknownVersion, match=r"not sent in this run \(run\.frozen = 'local'\)"):
+                transport.fetch(SPEC.layout_hash, part_id=1)
+            (seen,) = Follower(Head(), transport, Shard("test"), once=True, config=settings.to_json())
+        with OperatorClient(info.admin_address) as operator:
+            operator.export(tmp_path / "final.safetensors")
+    weights = load_file(tmp_path / "final.safetensors")
+    assert {n: weights[n].tobytes() for n in base()} == {n: a.tobytes() for n, a in base().items()}
+    test = Synthetic().data(Shard("test"))
+    assert seen.metrics == trainer_for(Head()).evaluate(SPEC.flatten(weights), SPEC.frozen(weights), test)
 
 
 def test_an_update_that_counts_a_frozen_tensor_is_refused() -> None:

@@ -55,6 +55,14 @@ def test_an_update_has_what_is_trained_and_a_device_gets_the_rest_once(tmp_path:
     assert {size for _, *later in sizes.values() for size in later} == {4 * HEAD_SIZE}
 
 
+def test_where_it_is_local_nothing_of_it_travels(tmp_path: Path) -> None:
+    local = run(Head(), tmp_path / "local", run={**RUN, "frozen": "local"})
+    small = run(Small(), tmp_path / "small")
+    assert (local.uplink_bytes, local.downlink_bytes) == (small.uplink_bytes, small.downlink_bytes)
+    assert local.model_sha256 == small.model_sha256
+    assert replay_run(tmp_path / "local").matches
+
+
 def test_a_journal_replays(tmp_path: Path) -> None:
     run(Head(), tmp_path / "run")
     again = replay_run(tmp_path / "run")

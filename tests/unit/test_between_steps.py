@@ -206,6 +206,16 @@ def test_golden_an_answer_of_a_part_touches_that_part_alone(rule: str, after: fl
         assert live.vector.tolist() == [after, *others]
 
 
+def test_without_a_step_meanwhile_both_rules_agree() -> None:
+    """Live and snapshot are the same 3, the centre is 1: half of the way, whichever rule."""
+    for rule in ("delta", "blend"):
+        merge = merge_of(ClientTable(merge=rule, merge_weight=0.5), DeviceBuffers(TWO))
+        between, live = BetweenSteps(merge, EverySteps(9), 0.0), Live(3.0, 9.0, 8.0)
+        between.answer(ElasticAnswer(vector(3.0), vector(1.0), 0.0, FIRST))
+        between.merge(live, 1.0)
+        assert live.vector.tolist() == [2.0, 9.0, 8.0], rule
+
+
 @pytest.mark.parametrize("weight", [0.5, 1.0])
 def test_what_is_met_of_parts_in_turn(weight: float) -> None:
     """Who follows takes over what others did to any part; who is pulled changes where it has sent alone."""

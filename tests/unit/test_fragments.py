@@ -384,3 +384,15 @@ def test_what_waits_for_its_version_is_known_after_a_rollback_too(tmp_path: Path
         waiting.append(covered.any())
     life.close()
     assert waiting[40] or waiting[75]  # where it was rolled back
+
+
+@pytest.mark.parametrize("strategy", ["fedasync", "fedbuff"])
+def test_all_parts_once_are_one_whole_exchange_where_nothing_else_happens(strategy: str) -> None:
+    params: dict[str, Any] = {"fedasync": {"alpha": 0.25}, "fedbuff": {"buffer_size": 1, "server_lr": 0.25}}[
+        strategy
+    ]
+    run, delta = Parts(strategy, **params), np.arange(6, dtype=np.float32)
+    for part in (2, 0, 1):
+        run.push(run.device(part), delta[run.planner.parts[part].indices])
+    assert run.engine.vector.tolist() == (1 + 0.25 * delta).tolist()
+    assert run.engine.version == 3

@@ -14,10 +14,12 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import anabranch as ab
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
 from anabranch.core.errors import AppError, ManifestMismatch
 from anabranch.core.model.updates import LocalPlan
 from anabranch.testing import AppConformance
-from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.app import App, Array, Examples, Shard
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.subspace import BASE, Hashing, Subspace, dealt, random_words
 from anabranch.workloads.synthetic import Synthetic
@@ -213,3 +215,36 @@ def test_a_run_learns_from_a_nineteenth_of_the_bytes_and_replays(tmp_path: Path)
     plain = trainer_for(Digits())
     found = plain.evaluate(plain.spec.flatten(merged), {}, Digits().data(Shard("test")))
     assert found["accuracy"] == pytest.approx(last.accuracy, abs=0.003)
+
+
+@given(st.integers(2, 40), st.integers(0, 2**32))
+def test_with_a_number_for_each_weight_nothing_is_lost(size: int, seed: int) -> None:
+    """A hash without collisions: U is orthogonal, and steps in a are the whole model's, w_0 + U a = w."""
+    draws = np.random.default_rng(seed)
+    hashing = Hashing.of(draws.permutation(size), draws.choice((-1, 1), size), size)
+    root, w, a = draws.normal(size=(size, size)) / size, draws.normal(size=size), np.zeros(size, np.float32)
+    start = w.copy()
+    for _ in range(5):
+        w = w - 0.1 * (root.T @ root @ w)
+        a = a - 0.1 * hashing.project(root.T @ root @ (start + hashing.expand(a)))
+    np.testing.assert_allclose(start + hashing.expand(a), w, atol=1e-5)
+
+
+@given(st.integers(1, 6), st.integers(0, 2**32))
+def test_the_mean_of_numbers_is_that_of_the_weights_that_they_make(devices: int, seed: int) -> None:
+    draws, hashing = np.random.default_rng(seed), Hashing.drawn(random_words(seed, 30), 7)
+    deltas = draws.normal(size=(devices, 7)).astype(np.float32)
+
+    def mean(each: Array) -> Array:
+        sent = [ab.Update(f"c{i}", f"t{i}", 0, 1, {"w": delta}) for i, delta in enumerate(each)]
+        start = {"w": np.zeros_like(each[0])}
+        return ab.aggregate("fedbuff", {"buffer_size": devices}, start, sent).model["w"]
+
+    weights = np.stack([hashing.expand(delta) for delta in deltas])
+    np.testing.assert_allclose(hashing.expand(mean(deltas)), mean(weights), atol=1e-5)
+
+
+def test_an_update_of_a_thousand_numbers_has_a_byte_for_each() -> None:
+    numbers = np.random.default_rng(0).normal(size=1024).astype(np.float32)
+    layout = Layout.of(trainer_for(Subspace(Digits(), 1024)).spec)
+    assert len(make_codec("int8(256)").encode(numbers, layout)) <= 1100

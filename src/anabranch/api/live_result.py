@@ -18,8 +18,9 @@ from anabranch.core.config.goal import Goal
 from anabranch.core.effects import Granted
 from anabranch.core.engine.engine import Engine
 from anabranch.core.journal import Record
+from anabranch.core.model.growing import needed_for
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
-from anabranch.core.model.submodels import Submodel, UnitMap, submodel_from_json
+from anabranch.core.model.submodels import Submodel, submodel_from_json
 from anabranch.core.model.updates import Task
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
@@ -75,7 +76,7 @@ def result_of_journal(
         replay = Replay(WholeLog(journal.records, payload), partial(blueprint.engine, initial))
         engine, models = replay.engine, _Models(metrics, replay.engine, recorder.goal)
         teller = RunReporter(recorder, blueprint.codec_at)
-        downloads = _Downloads(recorder, engine, spec.frozen(initial))
+        downloads = _Downloads(recorder, engine, spec.frozen(initial), config.run.frozen)
         start = now = None
         for _, record, effects in replay:
             now = float(record["now"])
@@ -130,10 +131,10 @@ class _Downloads:
     What is frozen is told of every device, though one may have had it: that the journal does not know.
     """
 
-    def __init__(self, recorder: Recorder, engine: Engine, frozen: Tensors) -> None:
+    def __init__(self, recorder: Recorder, engine: Engine, frozen: Tensors, sent: str) -> None:
         self._recorder, self._engine = recorder, engine
         self._downloads = Downloads(engine.spec, frozen)
-        self._full_bytes, self._frozen_bytes = full_bytes(engine.spec), frozen_size_bytes(engine.spec)
+        self._full_bytes, self._frozen_bytes = full_bytes(engine.spec), frozen_size_bytes(engine.spec, sent)
         self._had: set[str] = set()
 
     def tell(self, now: float, task: Task, holds: int | None) -> None:
@@ -142,7 +143,7 @@ class _Downloads:
         if holds == version:  # nothing to fetch
             return
         codecs = engine.ledger.clients[task.client_id].capability.codecs
-        part = task.submodel if isinstance(task.submodel, UnitMap) else None
+        part = needed_for(task.submodel)
         make = self._downloads.offer(engine, version, holds, codecs, part)
         assert make is not None, "the current version is always held"
         apart = 0 if task.client_id in self._had else self._frozen_bytes
