@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import pytest
-from combination_table import FEATURES, PAGE, REFUSED, SYSTEMS, WORKS, tried
+from combination_table import FEATURES, GRIDS, PAGE, REFUSED, SYSTEMS, WORKS, Grid, tried
+from trained_table import COLUMNS, ROWS, trained
 
 OFTEN = ("error feedback", "delta log", "robust rule", "rollback", "privacy")
 LINES = PAGE.read_text(encoding="utf-8").splitlines()
+SERVERS, DEVICES = GRIDS
 
 
-def cell(system: str, feature: str) -> str:
+def cell(grid: Grid, row: str, column: str) -> str:
     """What the page says: empty where it works, else why not."""
-    (head,) = (line for line in LINES if line.startswith("| | "))
-    (found,) = (line for line in LINES if line.startswith(f"| {system} | "))
-    columns = [column.strip() for column in head.split("|")[2:-1]]
-    said = found.removeprefix(f"| {system} |").split("|")[columns.index(feature)].strip()
-    begin = f"- {system} with {feature}: "
+    (head,) = (line for line in LINES if line == grid.head)
+    (found,) = (line for line in LINES if line.startswith(f"| {row} | "))
+    columns = [name.strip() for name in head.split("|")[2:-1]]
+    said = found.removeprefix(f"| {row} |").split("|")[columns.index(column)].strip()
+    begin = f"- {row} with {column}: "
     why = [line.removeprefix(begin) for line in LINES if line.startswith(begin)]
-    assert (said, len(why)) in ((WORKS, 0), (REFUSED, 1)), (system, feature)
+    assert (said, len(why)) in ((WORKS, 0), (REFUSED, 1)), (row, column)
     return why[0] if why else ""
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_each_system_goes_with_what_the_page_says(system: str) -> None:
     for feature in OFTEN:
-        assert tried(system, feature) == cell(system, feature)
+        assert tried(system, feature) == cell(SERVERS, system, feature)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_rest_of_the_page(system: str) -> None:
     for feature in FEATURES.keys() - set(OFTEN):
-        assert tried(system, feature) == cell(system, feature)
+        assert tried(system, feature) == cell(SERVERS, system, feature)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_devices_go_with_what_the_page_says(row: str) -> None:
+    for column in COLUMNS:
+        assert trained(row, column) == cell(DEVICES, row, column)
 
 
 def test_the_page_has_no_other_rows_and_columns() -> None:
     rows = [line for line in LINES if line.startswith("| ")]
-    assert len(rows) == 1 + len(SYSTEMS)
-    assert all(line.count("|") == len(FEATURES) + 2 for line in rows)
-    assert [cell(system, feature) == "" for system in SYSTEMS for feature in FEATURES].count(False) == sum(
-        line.startswith("- ") for line in LINES
-    )
+    assert len(rows) == sum(1 + len(grid.rows) for grid in GRIDS)
+    refused = 0
+    for grid in GRIDS:
+        start = LINES.index(grid.head)
+        assert all(line.count("|") == len(grid.columns) + 2 for line in LINES[start : start + len(grid.rows)])
+        refused += sum(cell(grid, row, column) != "" for row in grid.rows for column in grid.columns)
+    assert refused == sum(line.startswith("- ") for line in LINES)

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kept_state import SPEC, Life, Tables, config_of
+from trained_table import COLUMNS, ROWS, trained
 from unit_groups import tensors
 
 from anabranch.core import events as ev
@@ -24,6 +27,7 @@ from anabranch.server.verify import verify
 PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
 MIDDLE, END = 12, 24  # turns of devices; the server is killed in the middle
 WORKS, REFUSED = "works", "refused"
+HEADINGS, WHY = ("## On a server", "## On devices"), "## Why not"
 
 
 def _strategy(name: str, **params: Any) -> dict[str, Any]:
@@ -60,6 +64,7 @@ SYSTEMS: dict[str, Tables] = {
     "`progressive`, `fedbuff`": {**BUFFER, **GROWN},
     "`progressive`, `fedavg`": {**ROUNDS, **GROWN},
     "`progressive`, `teasq_drop`": {**_strategy("teasq_drop", cache_size=3), **GROWN},
+    "`alternate`, `fedbuff`": {**BUFFER, **_planner("alternate", turns=["hidden.*", "lstm.*"], period=2)},
     "Streaming DiLoCo": {**_strategy("fedasync", alpha=0.5), **FRAGMENTS, **STREAMING},
     "`fedbuff`, Nesterov": _strategy("fedbuff", buffer_size=3, outer=NESTEROV),
     "`fedavg`, Adam": {"strategy": {**ROUNDS["strategy"], "outer": {"name": "adam", "lr": 0.05}}},
@@ -138,21 +143,45 @@ def _played(tables: Tables, folder: Path, rolls_back: bool, kill: bool) -> tuple
         life.close()
 
 
-def row(system: str, reasons: dict[str, str]) -> list[str]:
-    """The lines of the page about one system: in the table, and why what is refused."""
-    cells = [REFUSED if reasons[feature] else WORKS for feature in FEATURES]
-    why = [f"- {system} with {feature}: {text}" for feature, text in reasons.items() if text]
-    return [f"| {system} | {' | '.join(cells)} |", *why]
+@dataclass(frozen=True)
+class Grid:
+    """A table of the page: `tried(row, column)` says what comes of a cell, see `tried` below."""
+
+    rows: Collection[str]
+    columns: Collection[str]
+    tried: Callable[[str, str], str]
+
+    @property
+    def head(self) -> str:
+        """The table's first line."""
+        return f"| | {' | '.join(self.columns)} |"
+
+
+GRIDS = (Grid(SYSTEMS, FEATURES, tried), Grid(ROWS, COLUMNS, trained))
+
+
+def lines_of(grid: Grid) -> tuple[list[str], list[str]]:
+    """The lines of its table, and why what is refused."""
+    table, why = [grid.head, "|---" * (len(grid.columns) + 1) + "|"], []
+    for row in grid.rows:
+        reasons = {column: grid.tried(row, column) for column in grid.columns}
+        cells = [REFUSED if reasons[column] else WORKS for column in grid.columns]
+        table.append(f"| {row} | {' | '.join(cells)} |")
+        why += [f"- {row} with {column}: {text}" for column, text in reasons.items() if text]
+    return table, why
 
 
 def main() -> None:
-    """Write the table into the page."""
-    rows = {s: row(s, {f: tried(s, f) for f in FEATURES}) for s in SYSTEMS}
-    head = [f"| | {' | '.join(FEATURES)} |", "|---" * (len(FEATURES) + 1) + "|"]
-    said = PAGE.read_text(encoding="utf-8").partition(head[0])[0].rstrip()
-    table = [*head, *(lines[0] for lines in rows.values())]
-    why = [line for lines in rows.values() for line in lines[1:]]
-    PAGE.write_text("\n".join([said, "", *table, "", "## Why not", "", *why, ""]), encoding="utf-8")
+    """Write the tables into the page."""
+    lines, reasons = PAGE.read_text(encoding="utf-8").splitlines(), []
+    for heading, grid in zip(HEADINGS, GRIDS, strict=True):
+        table, why = lines_of(grid)
+        reasons += why
+        start = next(i for i in range(lines.index(heading), len(lines)) if lines[i].startswith("| "))
+        end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
+        lines[start:end] = table
+    until = lines.index(WHY)
+    PAGE.write_text("\n".join([*lines[:until], WHY, "", *reasons, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":
