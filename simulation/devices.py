@@ -7,7 +7,7 @@ What can happen to it, every draw from a stream named by the device:
 - dropout: with probability `fleet.dropout` it vanishes at a random moment of a task's training, and
   is away for a uniform time of up to `fleet.availability_period_s`;
 - availability: it is on for the fraction `fleet.availability` of every `fleet.availability_period_s`,
-  from a phase of its own. Off means out of reach, and training stops;
+  from a phase of its own, or when its trace says so. Off means out of reach, and training stops;
 - departure: the fraction `fleet.leavers` of the devices goes for good, at a random moment of the run;
 - where `[faults]` are on (`faults.py`), crashes, a clock that is wrong, and messages that do not arrive: a
   call without an answer fails after a while and is repeated, like the live agent's.
@@ -16,7 +16,8 @@ What it had trained is lost, except for finished updates: those wait in the outb
 when the device is back. A message under way when its device vanishes does not arrive.
 
 With `client.push = "overlap"` its session has two lanes (`core/device/overlap.py`): a task is trained while
-the result of the last one is on its way. Both use the same link, each as if it had it for itself.
+the result of the last one is on its way. Both use the same link, each as if it had that for itself; what
+devices share is the server's line, where that has a limit (`transfers.py`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from anabranch.simulation.surroundings import Surroundings, View, capability_of
 from anabranch.simulation.talker import Talker
 from anabranch.simulation.versions import Model, Offer
 from anabranch.workloads.batches import planned_steps
+from anabranch.workloads.traces import DeviceMoment, DeviceTrace
 
 
 class Device(Talker, DeviceShell):
@@ -155,7 +157,7 @@ class Device(Talker, DeviceShell):
         again = partial(self._enrol, then)
         fleet, codecs = self._fleet, self._around.codecs
         capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6, codecs)
-        call = self._work.begin(0.0, again)
+        call = self._work.begin(again)
 
         def answer(failed: StoreFull | None) -> None:
             later = None if failed is None else partial(self._work.after, failed.retry_after_s[0], again)
@@ -207,7 +209,7 @@ class Device(Talker, DeviceShell):
         self._work.after(self.link.latency_s, lambda: self._hear(ev.TimerFired(self._now, "retry")))
 
     def _ask(self, task_id: str, now: float) -> None:
-        ask, call = self._ask_of(task_id), self._work.begin(0.0, self._unanswered)
+        ask, call = self._ask_of(task_id), self._work.begin(self._unanswered)
 
         def answer(granting: Granting | StoreFull) -> None:
             if isinstance(granting, StoreFull):
@@ -241,9 +243,10 @@ class Device(Talker, DeviceShell):
             self._work.end()
             self._fetched()
             return
-        takes_s = self.link.download_s(self._offer.payload_bytes + self._frozen_bytes)
-        call = self._work.begin(takes_s, self._unanswered)
-        self._work.hear(call, self._downloaded, self._clock.now + (self.link.latency_s + takes_s))
+        coming = self._offer.payload_bytes + self._frozen_bytes
+        transfer = self._around.lines.download(self.client_id, self.link, coming)
+        call = self._work.begin(self._unanswered, transfer)
+        transfer.arrives(lambda at: self._work.hear(call, self._downloaded, at))
 
     @property
     def _frozen_bytes(self) -> int:
@@ -275,6 +278,17 @@ class Device(Talker, DeviceShell):
         """How many examples it has by now."""
         arrivals, count = self._around.arrivals, self.examples
         return count if arrivals is None else arrivals.present(self.index, count, self._clock.now)
+
+    @property
+    def _trace(self) -> DeviceTrace | None:
+        trace = self._around.trace
+        return None if trace is None else trace.of(self.index)
+
+    def _meet(self, moment: DeviceMoment) -> None:
+        link = NetworkLink.of(self._around.profiles, self.index).at(moment)
+        if link != self.link:
+            self.link = link
+            self._around.lines.relink(self.client_id, link)
 
     @property
     def _first_data_s(self) -> float:
@@ -349,13 +363,12 @@ class Device(Talker, DeviceShell):
     def _push(self, order: ef.Push) -> None:
         """Send the header; the server looks up the task before it takes the payload."""
         update_id, outbox = order.update_id, self._disk.outbox(order.update_id)
-        upload_s = self.link.upload_s(len(outbox.result.payload))
-        received_at = self._clock.now + upload_s
-        call = self._pushes.begin(upload_s, partial(self._unanswered, update_id))
+        transfer = self._around.lines.upload(self.client_id, self.link, len(outbox.result.payload))
+        call = self._pushes.begin(partial(self._unanswered, update_id), transfer)
 
         def answer(objection: AnabranchError | None) -> None:
-            if objection is None:  # the last byte will be there at `received_at`
-                self._say(max(received_at, self._clock.now), send)
+            if objection is None:  # the verdict is of all of it
+                transfer.arrives(lambda at: self._say(max(at, self._clock.now), send))
             else:
                 self._pushes.hear(
                     call, partial(self._failed, DeviceCall.PUSH, objection, update_id), self._soon

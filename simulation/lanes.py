@@ -7,34 +7,55 @@ from __future__ import annotations
 
 from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.simulation.network import Network, down
+from anabranch.simulation.transfers import Transfer
 
 
 class Lane:
     """Counts the calls. Where messages may be lost, a call without an answer fails in time."""
 
-    __slots__ = ("_call", "_client_id", "_clock", "_network")  # a large fleet has two of them a device
+    __slots__ = ("_call", "_client_id", "_clock", "_network", "_transfer")  # a large fleet has two a device
 
     def __init__(self, clock: VirtualClock, network: Network, client_id: str) -> None:
         self._clock, self._network, self._client_id = clock, network, client_id
         self._call = 0
+        self._transfer: Transfer | None = None
 
     def end(self) -> None:
         """Nothing is waited for any more."""
         self._call += 1
+        self._let_go()
 
-    def begin(self, takes_s: float, unanswered: Action) -> int:
-        """A new call, whose bytes take `takes_s`; returns its number."""
-        self._call += 1
-        if self._network.timeout_s is not None:
-            self.after(takes_s + self._network.timeout_s, unanswered)
+    def begin(self, unanswered: Action, transfer: Transfer | None = None) -> int:
+        """A new call, with these bytes, if it has any; returns its number."""
+        self.end()
+        timeout_s, self._transfer = self._network.timeout_s, transfer
+        if timeout_s is None:
+            return self._call
+        if transfer is None:
+            self.after(timeout_s, unanswered)
+        elif transfer.takes_s is not None:
+            self.after(transfer.takes_s + timeout_s, unanswered)
+        else:
+            call = self._call
+            transfer.arrives(lambda at: self._time_out(call, at + timeout_s, unanswered))
         return self._call
+
+    def _time_out(self, call: int, at_s: float, unanswered: Action) -> None:
+        if call == self._call:
+            self.at(at_s, unanswered)
+
+    def _let_go(self) -> None:
+        """Bytes of a call that is over are not wanted any more."""
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            transfer.cancel()
 
     def hear(self, call: int, step: Action, due_s: float) -> None:
         """The server's answer to a call, due at a moment, unless the call is over by then."""
 
         def arrive() -> None:
             if call == self._call:
-                self._call += 1  # it is answered: neither a second answer nor its timeout matters
+                self.end()  # it is answered: neither a second answer nor its timeout matters
                 step()
 
         self._network.send(down(self._client_id), due_s, arrive)

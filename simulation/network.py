@@ -1,7 +1,7 @@
 """How long a message takes between a device and the server: latency + 8 x bytes / bandwidth.
 
 Asks, answers, acknowledgements and heartbeats are so small that they take the latency alone. A model
-or an update takes its bytes' time besides. Devices do not share bandwidth.
+or an update takes its bytes' time besides; what shares the server's line, `transfers.py` says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 
 from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.workloads.profiles import DeviceProfiles
+from anabranch.workloads.traces import DeviceMoment
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class NetworkLink:
             float(profiles.down_bps[device]),
         )
 
+    def at(self, moment: DeviceMoment) -> NetworkLink:
+        """What it is at a moment of a trace that says something of it."""
+        return _link(
+            self.latency_s if moment.latency_s is None else moment.latency_s,
+            self.up_bps if moment.up_mbps is None else _bps(moment.up_mbps),
+            self.down_bps if moment.down_mbps is None else _bps(moment.down_mbps),
+        )
+
     def upload_s(self, payload_bytes: int) -> float:
         """Seconds from the first bit sent by the device to the last one at the server."""
         return self.latency_s + 8 * payload_bytes / self.up_bps
@@ -42,6 +51,10 @@ class NetworkLink:
 
 
 _link = lru_cache(maxsize=1024)(NetworkLink)
+
+
+def _bps(mbps: float) -> float:
+    return mbps * 1e6 if mbps else math.inf
 
 
 class Network(Protocol):

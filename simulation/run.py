@@ -56,12 +56,14 @@ from anabranch.simulation.server import DirectServer, Process
 from anabranch.simulation.server_time import ServerTime, SteppedTime
 from anabranch.simulation.storage import EMPTY, Storage
 from anabranch.simulation.surroundings import Surroundings
+from anabranch.simulation.transfers import lines_of
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import World
 from anabranch.support.heap import reused_heap
 from anabranch.workloads.app import App
 from anabranch.workloads.arrival import Arrivals
+from anabranch.workloads.traces import read_trace
 
 PROGRESS_S = 1.0  # of real time, at least so often
 
@@ -376,10 +378,12 @@ class Simulation:
 
     def _devices(self) -> list[Device]:
         config, seed = self._config, self._config.run.seed
+        trace = read_trace(config.fleet.trace) if config.fleet.trace else None
         around = Surroundings(
             clock=self.clock,
             server=self.server,
             network=self.faults or PerfectNetwork(self.clock),
+            lines=lines_of(self.clock, config.fleet, trace is not None and trace.has_rates),
             executor=self.executor,
             hasher=self.hasher,
             fleet=config.fleet,
@@ -394,6 +398,7 @@ class Simulation:
             storage=self._first_storage(),
             codecs=(*simulated_stages(config.uplink.codec), *([MASKING] if config.secagg.on else [])),
             arrivals=Arrivals.of(config.fleet, seed),
+            trace=trace,
         )
         client, held_max = config.client, config.server.tasks_per_client
         settings = SessionSettings(

@@ -17,8 +17,10 @@ from anabranch.simulation.network import Network
 from anabranch.simulation.server import ServerCalls
 from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.storage import EMPTY, Storage
+from anabranch.simulation.transfers import Lines
 from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.profiles import DeviceProfiles
+from anabranch.workloads.traces import Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,7 @@ class Surroundings:
     clock: VirtualClock
     server: ServerCalls
     network: Network
+    lines: Lines
     executor: Executor
     hasher: Hasher
     fleet: FleetTable
@@ -42,6 +45,7 @@ class Surroundings:
     storage: Storage = EMPTY  # what a device has on its disk at first
     codecs: tuple[str, ...] = STAGES  # what devices say that they have
     arrivals: Arrivals | None = None  # of their examples, where these come one after the other
+    trace: Trace | None = None  # when they are there, and how their links are
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@
 | `fadas-large` | for each task; large: U(50, 80) in place of U(5, 8)    | fastest                      |
 | `measured`    | that of `step_times_s`, drawn for each task from       | `speed_levels` equal parts,  |
 |               | 1 - `step_spreads` to 1 + `step_spreads` times it      | 0 the fastest                |
+| `traced`      | that of `fleet.trace` (`traces.py`)                    | the same                     |
 
 Levels: AsyncDrop, Dun et al. 2023, section 6. Delay classes: FADAS, Wang et al. 2024: the class is
 the argmax of a draw from Dirichlet(3, 2, 1).
@@ -27,10 +28,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.config.ranges import MEASURED
+from anabranch.core.config.ranges import MEASURED, TRACED
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.rng import rank, stream
+from anabranch.workloads.traces import read_trace
 
 Floats = npt.NDArray[np.float64]
 Groups = npt.NDArray[np.int64]
@@ -77,13 +79,16 @@ class DeviceProfiles:
 def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
     """The profiles of `fleet.clients` devices. What device i gets does not depend on how many there are.
 
-    Raises `ConfigError` for an unknown `fleet.speed`.
+    Raises `ConfigError` for an unknown `fleet.speed`, `DataError` for a trace that cannot be read.
     """
     draw = {"levels": _levels, "lognormal": _lognormal, "fadas-mild": _fadas, "fadas-large": _fadas}
-    if fleet.speed not in (*draw, MEASURED):
-        raise ConfigError(f"fleet.speed must be one of {', '.join(draw)}, {MEASURED}, not {fleet.speed!r}")
+    if fleet.speed not in (*draw, MEASURED, TRACED):
+        known = ", ".join([*draw, MEASURED, TRACED])
+        raise ConfigError(f"fleet.speed must be one of {known}, not {fleet.speed!r}")
     if fleet.speed == MEASURED:
-        drawn = _measured(fleet)
+        drawn = _known(fleet, fleet.step_times_s, fleet.step_spreads)
+    elif fleet.speed == TRACED:
+        drawn = _known(fleet, read_trace(fleet.trace).step_times_s(), ())
     else:
         drawn = [draw[fleet.speed](fleet, seed, device) for device in range(fleet.clients)]
     groups, low, high = (np.array(column) for column in zip(*drawn, strict=True))
@@ -130,10 +135,11 @@ def _levels(fleet: FleetTable, seed: int, device: int) -> tuple[int, float, floa
     return level, factor, factor
 
 
-def _measured(fleet: FleetTable) -> list[tuple[int, float, float]]:
-    """The same of every device of the table, in its order, and of those again."""
-    times = fleet.step_times_s
-    spreads = fleet.step_spreads or [0.0] * len(times)
+def _known(
+    fleet: FleetTable, times: Sequence[float], spreads: Sequence[float]
+) -> list[tuple[int, float, float]]:
+    """The same of every device that is known, in its order, and of those again."""
+    spreads = spreads or [0.0] * len(times)
     rank_of = {device: place for place, device in enumerate(sorted(range(len(times)), key=times.__getitem__))}
     rows = []
     for device, (time_s, spread) in enumerate(zip(times, spreads, strict=True)):

@@ -21,7 +21,7 @@ TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
 TURNS, LOT = "turns", "lot"  # server.lapsed
 TASKS, MINUTE = "tasks", "minute"  # server.windows
-MEASURED = "measured"  # fleet.speed
+MEASURED, TRACED = "measured", "traced"  # fleet.speed
 STREAM, CLASSES, ROTATE = "stream", "classes", "rotate"  # fleet.arrival and fleet.arrival_drift
 MEASURES = ("step_times_s", "step_spreads", "latencies_s", "up_rates_mbps", "down_rates_mbps")  # by device
 LINEAR, PROPORTIONAL = "linear", "proportional"  # submodel.step_time
@@ -43,7 +43,7 @@ CHOICES = {
     "server.windows": (TASKS, MINUTE),
     "fleet.arrival": ("all", STREAM),
     "fleet.arrival_drift": ("none", CLASSES, ROTATE),
-    "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large", MEASURED),
+    "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large", MEASURED, TRACED),
     "identity.tls": ("auto", "always"),
     "secagg.mode": MODES,
     "client.gradient": (EXACT, ZEROTH),
@@ -62,6 +62,7 @@ POSITIVE = (
     "fleet.batch_devices",
     "fleet.step_time_s",
     "fleet.availability_period_s",
+    "fleet.availability_day_s",
     "submodel.period",
     "robust.iterations",
     "robust.window_versions",
@@ -90,6 +91,8 @@ FRACTIONS = (
     "run.target_accuracy",
     "fleet.dropout",
     "fleet.availability",
+    "fleet.availability_swing",
+    "fleet.availability_zones",
     "fleet.leavers",
     "fleet.attackers",
     "faults.duplication",
@@ -132,6 +135,7 @@ def check_ranges(tables: Tables) -> None:
     check_limits(tables["limits"])
     _check_fleet(tables["fleet"], tables["run"])
     _check_arrival(tables["fleet"], tables["client"].push)
+    _check_presence(tables["fleet"])
     _check_relations(tables)
     Keep.of(tables["server"].keep)
     tables["robust"].check()
@@ -169,6 +173,30 @@ def _check_arrival(fleet: Any, push: str) -> None:
         raise ConfigError(
             f"fleet.arrival = {STREAM!r} does not go with client.push = {ELASTIC!r}: what a device trains on "
             "is looked up when a task begins, and these devices train on"
+        )
+
+
+def _check_presence(fleet: Any) -> None:
+    """Days that devices follow, and a trace in the place of all that."""
+    if fleet.speed == TRACED and not fleet.trace:
+        raise ConfigError(
+            f"fleet.speed = {TRACED!r} needs fleet.trace, a file that has the step time of each device"
+        )
+    if fleet.trace and fleet.availability != 1:
+        raise ConfigError(
+            f"fleet.availability is {fleet.availability!r}, and fleet.trace says when devices are there: "
+            "leave one of the two out"
+        )
+    swing = fleet.availability_swing
+    if not swing:
+        for name in ("availability_peak_s", "availability_zones"):
+            if getattr(fleet, name):
+                raise ConfigError(f"fleet.{name} needs fleet.availability_swing, how much a day changes")
+    elif fleet.availability * (1 + swing) > 1:
+        raise ConfigError(
+            f"fleet.availability_swing is {swing!r}: at its peak {fleet.availability * (1 + swing):g} of the "
+            f"devices would be there. Lower it to {max(0.0, 1 / fleet.availability - 1):g}, or "
+            "fleet.availability"
         )
 
 

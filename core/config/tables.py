@@ -102,6 +102,12 @@ class FleetTable:
     `attack_strength` says (0: as the attack does itself). Where `arrival` is `stream`, simulated devices'
     examples come one after the other, `arrival_rate` a second, in an order by `arrival_drift`, and a device
     keeps the newest `arrival_window` of them (0: all): see `workloads/arrival.py`.
+    With `availability_swing` the fraction of the devices that is there follows the day, of
+    `availability_day_s`: it is `availability` (1 + swing cos), the most at `availability_peak_s`; the peaks
+    of the devices lie within `availability_zones` of a day. `trace` is a file that says of each device when
+    it is there and how its link is (`workloads/traces.py`), and with `speed` = `traced` what a step takes.
+    All devices together send and fetch no more than `server_in_mbps` and `server_out_mbps` (0: no limit),
+    which those that do so at a time share.
     """
 
     clients: int = 8
@@ -136,6 +142,13 @@ class FleetTable:
     latencies_s: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
     up_rates_mbps: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
     down_rates_mbps: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    availability_swing: float = field(default=0.0, metadata=LATER_KEY)
+    availability_day_s: float = field(default=86_400.0, metadata=LATER_KEY)
+    availability_peak_s: float = field(default=0.0, metadata=LATER_KEY)
+    availability_zones: float = field(default=0.0, metadata=LATER_KEY)
+    trace: str = field(default="", metadata=LATER_KEY)
+    server_in_mbps: float = field(default=0.0, metadata=LATER_KEY)
+    server_out_mbps: float = field(default=0.0, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

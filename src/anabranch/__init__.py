@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Measured,
         Shards,
         SpeedShards,
+        Traced,
     )
     from anabranch.api.job_server import JobServer, ServedJob
     from anabranch.api.joining import JoinedFederation, JoinedTask, join
@@ -89,6 +90,7 @@ __all__ = [
     "SpeedShards",
     "StopRun",
     "Sweep",
+    "Traced",
     "Training",
     "Tuning",
     "Until",
@@ -118,7 +120,7 @@ _HOMES = {
     "anabranch.api.fleets": (
         *("Arriving", "AllAtOnce"),
         *("Dirichlet", "Draws", "Iid", "Shards", "SpeedShards"),
-        *("FadasLarge", "FadasMild", "Levels", "Lognormal", "Measured"),
+        *("FadasLarge", "FadasMild", "Levels", "Lognormal", "Measured", "Traced"),
         *("Fleet", "Links"),
     ),
     "anabranch.api.job_server": ("JobServer", "ServedJob"),

@@ -71,6 +71,11 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Traced:
+    """Step times from the column `step_time_s` of the fleet's `trace`."""
+
+
+@dataclass(frozen=True)
 class Iid:
     """An equal random part of the examples on each device."""
 
@@ -130,7 +135,7 @@ class Arriving:
     window: int = _key("arrival_window")
 
 
-Speed = Levels | Lognormal | FadasMild | FadasLarge | Measured
+Speed = Levels | Lognormal | FadasMild | FadasLarge | Measured | Traced
 DataSplit = Iid | Dirichlet | Shards | SpeedShards | Draws
 Arrival = AllAtOnce | Arriving
 
@@ -140,6 +145,7 @@ SPEEDS: dict[str, type[Any]] = {
     "fadas-mild": FadasMild,
     "fadas-large": FadasLarge,
     "measured": Measured,
+    "traced": Traced,
 }
 SPLITS: dict[str, type[Any]] = {
     "iid": Iid,
@@ -169,6 +175,13 @@ class Fleet:
     dropout: float = FleetTable.dropout
     availability: float = FleetTable.availability
     availability_period_s: float = FleetTable.availability_period_s
+    availability_swing: float = FleetTable.availability_swing
+    availability_day_s: float = FleetTable.availability_day_s
+    availability_peak_s: float = FleetTable.availability_peak_s
+    availability_zones: float = FleetTable.availability_zones
+    trace: str = FleetTable.trace
+    server_in_mbps: float = FleetTable.server_in_mbps
+    server_out_mbps: float = FleetTable.server_out_mbps
     leavers: float = FleetTable.leavers
     attackers: float = FleetTable.attackers
     attack: str = FleetTable.attack

@@ -25,6 +25,7 @@ MODULES = {
     "demo": "demo",
     "simulate": "simulate",
     "calibrate": "calibrating",
+    "trace": "traces",
     "tune": "tune",
     "search": "search",
     "new": "creating",

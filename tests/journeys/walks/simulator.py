@@ -24,6 +24,21 @@ def _code(about: str) -> str:
     return next(block for block in blocks if about in block)
 
 
+# Files in the forms that FedScale and MobiPerf publish, which do not come with this project.
+PUBLISHED = """
+import json, pickle
+
+capacity = {432802: {"computation": 1.62, "communication": 5648.1}}
+times = {"active": [0, 50000], "inactive": [43200, 80000], "finish_time": 86400}
+behaviour = {3834: {"duration": 73200, "model": "CPH1801", **times}}
+for name, data in (("client_device_capacity", capacity), ("client_behave_trace", behaviour)):
+    with open(name, "wb") as file:
+        pickle.dump(data, file)
+for name in ("mobiperf_tcp_down.json", "mobiperf_tcp_up.json"):
+    with open(name, "w") as file:
+        json.dump([{"tcp_speed_results": [4121, 4753.5]}, {"tcp_speed_results": [812.0]}], file)
+"""
+
 LONG = "anabranch simulate examples/wine.toml --out runs/long"
 
 PAUSED = Walk(
@@ -71,4 +86,24 @@ ARRIVING = Walk(
     ),
 )
 
-WALKS = (LARGE, LIKE_YOURS, PAUSED, ARRIVING)
+TRACED = Walk(
+    "days and traces",
+    page=PAGE,
+    copies=("examples",),
+    steps=(
+        types("anabranch simulate examples/wine.toml --set fleet.availability=0.4", says="400 updates"),
+        types("anabranch trace examples/day.csv", says="24 devices"),
+        types("anabranch simulate examples/wine.toml --set fleet.trace", says="200 updates"),
+        Write("published.py", PUBLISHED),
+        also("python published.py"),
+        types("anabranch trace fleet.csv --fedscale-capacity", says="1 devices"),
+        types("anabranch trace links.csv --mobiperf-down", says="2 devices"),
+        also(
+            "anabranch simulate examples/wine.toml --set fleet.trace=links.csv --out runs/linked",
+            says="accuracy",
+        ),
+        types("anabranch simulate examples/wine.toml --set fleet.server_in_mbps=0.05", says="200 updates"),
+    ),
+)
+
+WALKS = (LARGE, LIKE_YOURS, PAUSED, ARRIVING, TRACED)
