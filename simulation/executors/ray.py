@@ -5,6 +5,10 @@ from it: it is kept in Ray's object store while one of its jobs is in hand. Devi
 may need different resources (`[ray] gpus_by_group`): each kind has actors of its own. On CPUs the digests are
 those of the serial executor.
 
+An actor whose process dies, or whose machine, costs what it had in hand: Ray starts another, which opens the
+problem again, and gives it that work once more. The result of work depends on the work alone, so the digests
+stay what they are. Work that has ended `DEATHS_MAX` processes is given up.
+
 Where Ray runs already, in this process or at `[ray] address`, it is used and left running. There anabranch
 and the App must be installed on all machines.
 """
@@ -23,15 +27,16 @@ from typing import Any, ClassVar
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.params import Vector
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
 from anabranch.simulation.executors.models import Newest
-from anabranch.simulation.executors.queued import Queue
+from anabranch.simulation.executors.queued import Queue, Queued
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 
 CONNECT_S = 5.0
 MODELS_KEPT = 16  # in the object store, besides those that jobs in hand hold
+DEATHS_MAX = 5  # of the process that does a piece of work, before it is the work's own fault
 
 
 @dataclass(frozen=True)
@@ -43,19 +48,27 @@ class Resources:
 
 
 class RayActor:
-    """The body of an actor: one problem."""
+    """The body of an actor: one problem, opened before its first work.
 
-    _problem: Problem
+    It is made of its arguments again where its process has died.
+    """
 
-    def open(self, source: ProblemSource, folder: str) -> None:
-        """Once, before all work. The paths of the configuration begin at `folder`, where there is one."""
-        if os.path.isdir(folder):
-            os.chdir(folder)
-        self._problem = source.open()
+    def __init__(self, source: ProblemSource, folder: str) -> None:
+        self._source, self._folder = source, folder
+        self._problem: Problem | None = None
+
+    def open(self) -> None:
+        """The paths of the configuration begin at `folder`, where there is one. Raises what opening does."""
+        if os.path.isdir(self._folder):
+            os.chdir(self._folder)
+        self._problem = self._source.open()
         OneThread()
 
     def do(self, work: Job | Evaluation, vector: Vector) -> LocalResult | Mapping[str, float]:
         """The work, from this vector."""
+        if self._problem is None:
+            self.open()
+        assert self._problem is not None
         return self._problem.do(replace(work, vector=vector))
 
 
@@ -69,9 +82,10 @@ class _Actors(Queue):
         device = source.config.client.device if needs.gpus else "cpu"
         client = replace(source.config.client, device=device)
         mine = replace(source, config=replace(source.config, client=client))
-        make = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus)(RayActor)
-        self._actors = [make.remote() for _ in range(workers)]
-        self._opened = [actor.open.remote(mine, os.getcwd()) for actor in self._actors]
+        again = {"max_restarts": -1, "max_task_retries": DEATHS_MAX}
+        make = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, **again)(RayActor)
+        self._actors = [make.remote(mine, os.getcwd()) for _ in range(workers)]
+        self._opened = [actor.open.remote() for actor in self._actors]
         self._in_hand: list[list[Future[Any]]] = [[] for _ in self._actors]
         self._ray, self._models = ray, models
 
@@ -87,6 +101,21 @@ class _Actors(Queue):
         self.drop()
         for actor in self._actors:
             self._ray.kill(actor)
+
+    def wait_for(self, queued: Queued[Any]) -> None:
+        """As `Queue`. Raises `AppError` for work that no process survives."""
+        super().wait_for(queued)
+        assert queued.future is not None, "work that was waited for has begun"
+        if isinstance(error := queued.future.exception(), self._ray.exceptions.RayActorError):
+            what = (
+                f"training on device {queued.work.device}"
+                if isinstance(queued.work, Job)
+                else "a measurement"
+            )
+            raise AppError(
+                f"{what} has ended the process that does it {DEATHS_MAX + 1} times: its code does so, or the "
+                f"machine has too little memory for it ({error})"
+            ) from error
 
     def _submit(self, work: Job | Evaluation) -> Future[Any]:
         """To the actor that has the least in hand."""

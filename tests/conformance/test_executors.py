@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,19 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleets import Broken, config
+from fleets import Broken, Deadly, Ones, config
 from local_apps import Brief, Linear
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate
 from anabranch.core.model.submodels import UnitMap
 from anabranch.core.model.updates import LocalPlan
+from anabranch.simulation.executors import ray as ray_executor
 from anabranch.simulation.executors.base import Evaluation, Executor, LocalResult
 from anabranch.simulation.executors.choice import make_executor
 from anabranch.simulation.executors.processes import ProcessesExecutor
 from anabranch.simulation.executors.ray import on_this_machine
 from anabranch.simulation.executors.serial import SerialExecutor
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
+from anabranch.simulation.run import simulate
 from anabranch.testing import ExecutorConformance
 from anabranch.testing.executor import delta_of, jobs_of
 from anabranch.workloads.app import App
@@ -352,6 +355,56 @@ def test_an_app_that_actors_cannot_open_is_an_error_in_its_own_words(
     (tmp_path / "mine.py").unlink()
     with pytest.raises(AppError, match=r"^mine.py: there is no such file$"):
         make("ray", None, settings, problem)
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_actors_that_are_killed_in_the_middle_of_their_work_cost_nothing_else(
+    cluster: None, tmp_path: Path
+) -> None:
+    """Five kill -9 in trainings, two actors, work queued at each: the digests are the serial ones."""
+    settings = config(run={"updates_max": 40}, ray={"cpus": 0.25})
+    serial = simulate(settings, app=Deadly())
+    on_ray = replace(settings, fleet=replace(settings.fleet, executor="ray"))
+    found = simulate(on_ray, app=Deadly(str(tmp_path)), workers=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"], "all have struck"
+    assert (found.journal_sha256, found.model_sha256) == (serial.journal_sha256, serial.model_sha256)
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_work_that_no_process_survives_is_given_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_executor, "DEATHS_MAX", 1)
+    problem, executor = make("ray", Deadly(always=True), config(ray={"cpus": 0.25}))
+    (job,) = jobs_of(problem, PLANS["plain"], count=1)
+    with pytest.raises(AppError, match=r"training on device 0 has ended the process that does it 2 times"):
+        executor.train(job).result()
+
+
+class Large(Ones):
+    """Two megabytes, which Ray keeps in its store."""
+
+    def model(self) -> dict[str, Any]:
+        return {"w": np.zeros(500_000, np.float32)}
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_the_object_store_holds_no_more_than_the_newest_models(make: Make) -> None:
+    import ray
+
+    problem, executor = make("ray", Large(), config(ray={"cpus": 0.25}))
+    (job,) = jobs_of(problem, PLANS["plain"], count=1)
+    before = _free_bytes(ray)
+    for version in range(60):
+        moved = replace(job, vector=job.vector + np.float32(version))
+        assert len(executor.train(moved).result().payload) >= 2_000_000
+    models_max = ray_executor.MODELS_KEPT + 2
+    deadline = time.monotonic() + 60.0  # Ray tells of its store now and then
+    while (held := before - _free_bytes(ray)) > models_max * 2_100_000:
+        assert time.monotonic() < deadline, f"{held / 2e6:.0f} models and updates are held"
+        time.sleep(0.1)
+
+
+def _free_bytes(ray: Any) -> float:
+    return float(ray.available_resources()["object_store_memory"])
 
 
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")

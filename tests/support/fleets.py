@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,31 @@ class Broken(Ones):
         self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
     ) -> dict[str, float]:
         raise ZeroDivisionError("by design")
+
+
+class Deadly(Ones):
+    """Training kills its own process: once for each of its seeds modulo 5 of which `folder` has no file.
+
+    Without a folder it is harmless; `always` kills every time.
+    """
+
+    def __init__(self, folder: str = "", always: bool = False) -> None:
+        super().__init__()
+        self.folder, self.always = folder, always
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        if self.always or (self.folder and self._is_first(seed % 5)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(model, examples, plan, seed)
+
+    def _is_first(self, kind: int) -> bool:
+        try:
+            (Path(self.folder) / str(kind)).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
 
 class Diverging(Ones):
