@@ -55,7 +55,9 @@ def stack() -> Iterator[ExitStack]:
         yield made
 
 
-def finished(fleet: MaskedFleet, server: Process, devices: list[Process]) -> dict[str, Any]:
+def finished(
+    fleet: MaskedFleet, server: Process, devices: list[Process], where: tuple[str, ...] = ("data",)
+) -> dict[str, Any]:
     """How the run stands once its devices have ended, and its log is checked."""
     for number, device in enumerate(devices):
         assert device.wait(600) == 0, fleet.said(f"device-{number}")
@@ -63,24 +65,24 @@ def finished(fleet: MaskedFleet, server: Process, devices: list[Process]) -> dic
     assert status["finished"], status
     server.terminate()
     assert server.wait(600) == 0, fleet.said("server")
-    words = ("verify", "data", "--ca-sha256", fleet.ca_sha256, "--json")
+    words = ("verify", *where, "--ca-sha256", fleet.ca_sha256, "--json")
     verified = answer(anabranch(fleet.folder, *words))
     assert verified["problems"] == [], verified
     return status
 
 
-def records(fleet: MaskedFleet) -> list[Record]:
-    """The log, read when nobody writes it."""
-    store = open_store("", fleet.folder / "data")
+def records(fleet: MaskedFleet, where: tuple[str, ...] = ("data",)) -> list[Record]:
+    """The log, read when nobody writes it; `where` as `anabranch verify` is told it."""
+    store = open_store(where[-1] if "--database" in where else "", fleet.folder / where[0])
     try:
         return [record for _, record in store.records()]
     finally:
         store.close()
 
 
-def check_log(fleet: MaskedFleet, versions: int) -> None:
+def check_log(fleet: MaskedFleet, versions: int, where: tuple[str, ...] = ("data",)) -> None:
     """Every update is in one sum, each sum has the answer of each keeper once."""
-    log = records(fleet)
+    log = records(fleet, where)
     updates = [r for r in log if r["kind"] == "update" and not r.get("flaw")]
     assert max(Counter(r["update_id"] for r in updates).values()) == 1
     assert len(updates) >= versions * fleet.devices
@@ -122,6 +124,30 @@ def test_kills_of_all_three_kinds(tmp_path: Path, stack: ExitStack) -> None:
     fleet.keeper(1)
     assert finished(fleet, server, devices)["version"] == 3
     check_log(fleet, 3)
+
+
+def test_a_standby_takes_over_with_the_sums_that_wait(
+    tmp_path: Path, stack: ExitStack, postgresql_url: str
+) -> None:
+    """It has heard of no keeper before; what the old leader asked is asked again, and answered alike."""
+    fleet = MaskedFleet(tmp_path, stack)
+    keepers = [fleet.keeper(i) for i in range(2)]
+    database = ("--database", postgresql_url, "--standby")
+    leader, of_leader = fleet.server("", *database), fleet.admin
+    standby, of_standby = fleet.standby(*database), fleet.admin
+    devices, fleet.admin = [fleet.device(i) for i in range(4)], of_leader
+    fleet.until("version", 1)
+    keepers[1].kill()
+    held_up = fleet.until("waiting", 1)["masked_sums"]["waiting"][0]["number"]
+    leader.kill()
+    assert standby.stdout is not None
+    assert "serving" in standby.stdout.readline(), fleet.said("standby")
+    fleet.admin = of_standby
+    assert fleet.until("waiting", 1)["masked_sums"]["waiting"][0]["number"] == held_up
+    fleet.keeper(1)
+    where = ("standby-data", "--database", postgresql_url)
+    assert finished(fleet, standby, devices, where)["version"] == 3
+    check_log(fleet, 3, where)
 
 
 @pytest.mark.prove
@@ -204,6 +230,9 @@ def test_a_private_run_is_proved_and_backed_up_with_all_its_answers(tmp_path: Pa
     with closing(sqlite3.connect(tmp_path / "copy" / "anabranch.db")) as rows:
         packed = rows.execute("SELECT count(*) FROM mask_sums WHERE pack IS NOT NULL").fetchone()[0]
     assert packed == 2 * len(fleet.names)
+    restored = anabranch(tmp_path, "admin", "restore", "copy", "--data-dir", "again")
+    assert restored.returncode == 2
+    assert "a run with masked sums cannot go on from a backup" in restored.stderr
     damaged = tmp_path / "data" / "packs" / packs[-1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     refused = anabranch(tmp_path, "admin", "backup", "another", "--data-dir", "data")

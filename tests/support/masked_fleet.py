@@ -76,10 +76,20 @@ class MaskedFleet:
         (folder / "run.toml").write_text(text)
         self._tokens: dict[str, str] = {}
 
-    def server(self, die_at: str = "") -> Process:
+    def server(self, die_at: str = "", *words: object) -> Process:
         """The server, once it serves; with `die_at` it ends at that failpoint."""
         program = [DYING, die_at] if die_at else [COMMAND]
-        return self._started("server", *program, *SERVE)
+        return self._started("server", *program, *SERVE, *words)
+
+    def standby(self, *words: object) -> Process:
+        """Another server, with data of its own, once it stands by. Operators ask it from now on."""
+        address, self.admin, join = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        own = ("--address", address, "--admin-address", self.admin, "--data-dir", "standby-data")
+        process = self._started(
+            "standby", COMMAND, *SERVE, *own, "--set", f"identity.join_address={join}", *words
+        )
+        self.address, self.join = f"{self.address},{address}", f"{self.join},{join}"
+        return process
 
     def dying(self, die_at: str, *settings: str) -> Process:
         """A server that ends at a failpoint, be it before it serves."""
