@@ -6,6 +6,7 @@
 | `scale`      | 100 | s Delta                                                                              |
 | `alie`       | 1.5 | mean - s deviation of the honest updates of `COLLUDERS` of them, by coordinate       |
 | `ipm`        | 5   | -s mean of the same                                                                  |
+| `min_max`    | 1   | mean - s gamma deviation of the same, with the largest gamma that is not seen        |
 | `label_flip` |     | what comes of training with every label y as the last label less y                   |
 | `nan`        |     | no numbers                                                                           |
 | `flood`      | 1   | -s Delta, in a `FLOOD`-th of the time                                                |
@@ -16,7 +17,9 @@ colluders share their data: an attack of theirs starts from the model that its h
 
 Sources, all recalled: sign flip, scaling and label flip are common; ALIE is Baruch, Baruch and Goldberg, "A
 little is enough", NeurIPS 2019, where s follows from the numbers of devices; IPM is Xie, Koyejo and Gupta,
-"Fall of empires", UAI 2019. The strengths are ours: such that the mean suffers.
+"Fall of empires", UAI 2019; min-max is Shejwalkar and Houmansadr, "Manipulating the Byzantine", NDSS 2021: it
+is as far as may be, and no farther from any honest update than those are from each other, so a rule that goes
+by distances cannot tell it; gamma in closed form is ours. The strengths are ours: such that the mean suffers.
 """
 
 from __future__ import annotations
@@ -102,6 +105,27 @@ class Ipm(Poison):
         return found
 
 
+class MinMax(Poison):
+    """As far off as honest updates are from each other, whatever the rule."""
+
+    name, colluders = "min_max", COLLUDERS
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:
+        """Mean - s gamma deviation: gamma is the largest with which it is no farther from any of them."""
+        rows = np.asarray(deltas, np.float64)
+        mean, deviation = rows.mean(axis=0), rows.std(axis=0)
+        widest = max(float(np.square(a - b).sum()) for a in rows for b in rows)
+        length = float(np.square(deviation).sum())
+        if not length:
+            return deltas[0]
+        gammas = []
+        for row in rows:  # length g^2 - 2 along g + apart = widest
+            apart, along = float(np.square(mean - row).sum()), float((deviation * (mean - row)).sum())
+            gammas.append((along + np.sqrt(along**2 + length * (widest - apart))) / length)
+        found: Vector = mean - s * min(gammas) * deviation
+        return found
+
+
 class LabelFlip(Poison):
     """Honest training on wrong labels."""
 
@@ -137,7 +161,9 @@ def _check(found: Any) -> None:
         raise ConfigError("an attack is a class that inherits from anabranch.simulation.attacks.Poison")
 
 
-BUILT_IN: dict[str, type[Poison]] = {c.name: c for c in (SignFlip, Scale, Alie, Ipm, LabelFlip, Nan, Flood)}
+BUILT_IN: dict[str, type[Poison]] = {
+    c.name: c for c in (SignFlip, Scale, Alie, Ipm, MinMax, LabelFlip, Nan, Flood)
+}
 ATTACKS = PartKind("attack", "attacks", ("fleet.attack",), BUILT_IN, (), _check)
 
 

@@ -15,12 +15,12 @@ class RobustTable:
     """`[robust]`: what is done against hostile updates.
 
     `rule` replaces the mean of a buffered strategy; `none` leaves that to the strategy. `attackers` is the
-    assumed fraction of hostile updates in a buffer, for `trimmed_mean`, `krum` and `multi_krum`; `selected`
-    is for `multi_krum`, `radius` for `centred_clipping`, `iterations` for that and `geometric_median`. An
-    update longer than `clip` median lengths is cut to that (0: never; `auto`: the strategy's own choice). One
-    client may have `buffer_max` updates in a version, `window_max` in `window_versions` of them, and get
-    `tasks_per_minute`; its `flaws_max`-th update in a row that cannot be used puts it into quarantine (0: no
-    bound).
+    assumed fraction of hostile updates in a buffer, for `trimmed_mean`, `krum`, `multi_krum` and
+    `neighbour_mixing`; `selected` is for `multi_krum`, `radius` for `centred_clipping`, `iterations` for
+    that, `geometric_median` and `neighbour_mixing`. An update longer than `clip` median lengths is cut to
+    that (0: never; `auto`: the strategy's own choice). One client may have `buffer_max` updates in a version,
+    `window_max` in `window_versions` of them, and get `tasks_per_minute`; its `flaws_max`-th update in a row
+    that cannot be used puts it into quarantine (0: no bound).
     """
 
     rule: str = NONE

@@ -13,6 +13,7 @@ from anabranch.strategies.robust.centred_clipping import CentredClipping
 from anabranch.strategies.robust.coordinatewise import Median, TrimmedMean
 from anabranch.strategies.robust.geometric_median import GeometricMedian
 from anabranch.strategies.robust.krum import Krum, MultiKrum
+from anabranch.strategies.robust.neighbour_mixing import NeighbourMixing
 from anabranch.strategies.robust.rule import Rule
 
 
@@ -30,7 +31,8 @@ def _taken(cls: Any) -> list[str]:
 
 
 BUILT_IN: dict[str, type[Any]] = {
-    c.name: c for c in (TrimmedMean, Median, GeometricMedian, Krum, MultiKrum, CentredClipping)
+    c.name: c
+    for c in (TrimmedMean, Median, GeometricMedian, Krum, MultiKrum, CentredClipping, NeighbourMixing)
 }
 RULES = PartKind("robust rule", "rules", ("robust.rule",), BUILT_IN, members(Rule), _check, also=(NONE,))
 

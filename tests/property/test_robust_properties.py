@@ -62,11 +62,17 @@ def test_a_coordinate_stays_within_the_range_of_the_honest_rows(name: str, case:
     assert (found <= honest.max(axis=0) + 1e-6).all()
 
 
-@pytest.mark.parametrize(("name", "share", "times"), [("geometric_median", 0.4, 6.0), ("krum", 0.3, 3.0)])
+@pytest.mark.parametrize(
+    ("name", "share", "times"),
+    [("geometric_median", 0.4, 6.0), ("krum", 0.3, 3.0), ("neighbour_mixing", 0.4, 18.0)],
+)
 @settings(max_examples=60)
 @given(data=st.data())
 def test_the_result_stays_near_the_honest_rows(name: str, share: float, times: float, data: Any) -> None:
-    """At most (1 - beta) 2 / (1 - 2 beta) honest radii for the geometric median: 6 of them at beta = 0.4."""
+    """At most (1 - beta) 2 / (1 - 2 beta) honest radii for the geometric median: 6 of them at beta = 0.4.
+
+    A row's neighbours are no farther from it than two radii: those of an honest one, three from the middle.
+    """
     honest, hostile = data.draw(honest_and_hostile(share))
     if name == "krum" and len(honest) + len(hostile) < 2 * len(hostile) + 3:
         return  # beyond what it promises

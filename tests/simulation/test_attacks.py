@@ -32,6 +32,8 @@ def fleet(attack: str, attackers: float = 0.2, **more: Any) -> FleetTable:
         ("scale", 0.0, [100, 200]),
         ("alie", 0.0, [0.5, 2]),  # mean (2, 2), deviation (1, 0)
         ("ipm", 0.0, [-10, -10]),
+        ("min_max", 0.0, [1, 2]),  # two apart, one from the mean: as far again as a deviation
+        ("min_max", 0.5, [1.5, 2]),
         ("label_flip", 0.0, [1, 2]),
         ("flood", 0.0, [-1, -2]),
     ],
@@ -40,6 +42,18 @@ def test_what_a_hostile_device_sends(attack: str, strength: float, expected: Any
     found = Attack(fleet(attack, attack_strength=strength), 0).poisoned(HONEST)
     assert found.dtype == np.float32
     assert found.tolist() == pytest.approx(expected)
+
+
+def test_min_max_is_no_farther_from_any_honest_update_than_those_are_from_each_other() -> None:
+    honest = list(np.random.default_rng(2).standard_normal((4, 50)).astype(np.float32))
+    sent = Attack(fleet("min_max"), 0).poisoned(honest)
+    widest = max(float(np.linalg.norm(a - b)) for a in honest for b in honest)
+    assert max(float(np.linalg.norm(sent - row)) for row in honest) == pytest.approx(widest, rel=1e-5)
+    farther = Attack(fleet("min_max", attack_strength=1.01), 0).poisoned(honest)
+    assert max(float(np.linalg.norm(farther - row)) for row in honest) > widest
+    assert Attack(fleet("min_max"), 0).poisoned(honest[:1]).tolist() == honest[0].tolist(), (
+        "alone it is honest"
+    )
 
 
 def test_the_fraction_is_kept_exactly_and_drawn_by_the_seed() -> None:

@@ -20,6 +20,7 @@ from anabranch.strategies.robust.centred_clipping import CentredClipping
 from anabranch.strategies.robust.coordinatewise import Median, TrimmedMean
 from anabranch.strategies.robust.geometric_median import GeometricMedian
 from anabranch.strategies.robust.krum import Krum, MultiKrum
+from anabranch.strategies.robust.neighbour_mixing import NeighbourMixing
 from anabranch.strategies.robust.registry import BUILT_IN as RULES
 from anabranch.strategies.robust.rows import Row, Rows
 from anabranch.strategies.robust.rule import Rule
@@ -137,6 +138,59 @@ def test_centred_clipping_pulls_no_row_further_than_the_radius() -> None:
 def test_without_a_radius_it_is_the_median_distance() -> None:
     """Distances 1, 2, 1000: tau = 2, so (1 + 2 + 2) / 3."""
     assert result(CentredClipping(0.0, 1), rows([1], [2], [1000])) == pytest.approx([5 / 3])
+
+
+def test_a_row_is_mixed_with_its_nearest_and_the_median_is_of_those() -> None:
+    """N = 5, f = 2: the rows' three nearest are {0, 1, 3}, {0, 1, 3}, {0, 1, 3}, {3, 90, 91} twice.
+
+    So the mixed rows are 4/3 three times and 184/3 twice, and the median of five on a line is the middle one.
+    """
+    five = rows([0], [1], [3], [90], [91])
+    assert result(NeighbourMixing(0.4, 60), five) == pytest.approx([4 / 3], abs=1e-3)
+    assert five.heard is not None
+    assert five.heard.tolist() == pytest.approx([1, 1, 1, 0, 0], abs=1e-3), "none is heard more than wholly"
+    assert result(NeighbourMixing(0.4), rows([3.0])) == [3.0]
+    assert result(NeighbourMixing(0.1), rows([1.0], [5.0])) == pytest.approx([3.0]), (
+        "nobody is hostile: the mean"
+    )
+
+
+def mixed_by_hand(matrix: Any, f: int, passes: int) -> Any:
+    """The same of vectors: each the mean of its nearest, then Weiszfeld's steps from the middle half."""
+    near = [
+        np.argsort(np.linalg.norm(matrix - row, axis=1), kind="stable")[: len(matrix) - f] for row in matrix
+    ]
+    mixed = np.array([matrix[which].mean(axis=0) for which in near])
+    sums = np.array([np.linalg.norm(mixed - row, axis=1).sum() for row in mixed])
+    v = mixed[sums <= np.median(sums) * (1 + 1e-9)].mean(axis=0)
+    for _ in range(passes):
+        away = np.linalg.norm(mixed - v, axis=1)
+        beta = 1 / np.maximum(away, max(1e-6 * np.median(away), 1e-100))
+        v = beta @ mixed / beta.sum()
+    return v
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mixing_by_weights_is_mixing_of_vectors(seed: int) -> None:
+    matrix = np.random.default_rng(seed).standard_normal((10, 40)).astype(np.float32)
+    matrix[:2] *= 30
+    found = result(NeighbourMixing(0.3, 5), rows(*matrix))
+    assert found == pytest.approx(mixed_by_hand(matrix.astype(np.float64), 3, 5).tolist(), abs=1e-6)
+
+
+def test_who_hides_in_the_variance_has_less_to_hide_in() -> None:
+    """Sixteen honest rows about 1, four that are the mean less 1.5 deviations: the result is nearer to 1."""
+    rng = np.random.default_rng(5)
+    honest = 1 + rng.standard_normal((16, 400))
+    hostile = np.tile(honest[:4].mean(axis=0) - 1.5 * honest[:4].std(axis=0), (4, 1))
+    of = np.concatenate([honest, hostile]).astype(np.float32)
+    away = {
+        rule.name: abs(np.mean(result(rule, rows(*of))) - honest.mean())
+        for rule in (NeighbourMixing(0.3), GeometricMedian(), MultiKrum(0.3), TrimmedMean(0.3))
+    }
+    assert away["neighbour_mixing"] < 0.5 * min(away[name] for name in away if name != "neighbour_mixing"), (
+        away
+    )
 
 
 def test_a_coordinate_goes_by_the_rows_that_cover_it() -> None:
