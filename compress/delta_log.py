@@ -48,7 +48,7 @@ from anabranch.compress.grid import (
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.recent import Recent
 from anabranch.core.errors import ConfigError, InvalidUpdate
-from anabranch.core.model.arrays import BLOCK
+from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.params import ParamSpec, Vector
 
 Entry = npt.NDArray[np.uint8]
@@ -212,7 +212,7 @@ class DeltaLog:
         """Whether p is below 2^23 units of its grid."""
         for group, f in zip(self.layout.groups, floor, strict=True):
             bound = 2.0 ** (MAGNITUDE + f)
-            if not all(p.max() < bound and p.min() > -bound for p in group.parts(replica)):
+            if not all(_largest(p) < bound for p in group.parts(replica)):
                 return False
         return True
 
@@ -278,34 +278,30 @@ def moved(p: Vector, message: Message, layout: Layout, back: bool = False) -> Ve
     if layout.exact.size:
         layout.exact.scatter((bits_of(layout.exact.gather(p)) ^ message.flips).view(np.float32), out)
     for group, grid in zip(layout.groups, message.grids, strict=True):
-        for at in range(0, group.size, BLOCK):
-            part = grid.values(at, at + BLOCK)
-            done = 0
-            for where in group.pieces(at, at + part.size):
-                size = where.stop - where.start
-                (np.subtract if back else np.add)(out[where], part[done : done + size], out=out[where])
-                done += size
+        unit, at = 2.0**grid.exponent, 0
+        for where in group.pieces(0, group.size):
+            size = where.stop - where.start
+            loops.add_levels(out[where], -unit if back else unit, grid.levels[at : at + size])
+            at += size
     return out
 
 
 def _rounded(d: Vector, exponent: int) -> Grid:
-    """The levels of differences, a block at a time."""
+    """The levels of differences."""
     found = np.empty(d.size, np.int32)
-    for start in range(0, d.size, BLOCK):
-        block = d[start : start + BLOCK]
-        levels = np.abs(block)
-        levels *= np.float32(2.0**-exponent)
-        levels += np.float32(ROUND)
-        np.minimum(np.floor(levels, out=levels), LEVEL_MAX, out=levels)
-        np.copysign(levels, block, out=levels)
-        found[start : start + BLOCK] = levels
+    loops.to_levels(d, 2.0**-exponent, ROUND, LEVEL_MAX, found)
     return Grid(found, exponent)
+
+
+def _largest(values: Vector) -> float:
+    """The largest magnitude of float32 values (n,): 0 of none, and none where one is not a number."""
+    return float(np.array(loops.top(values), np.uint32).view(np.float32))
 
 
 def _bounded(vector: Vector) -> Vector:
     """W in float32; what is not finite, or too large for a grid, is brought within."""
     with np.errstate(over="ignore"):
         w = np.asarray(vector, np.float32)
-    if w.size == 0 or (float(w.min()) >= -LARGEST and float(w.max()) <= LARGEST):
+    if _largest(w) <= LARGEST:
         return w
     return np.clip(np.nan_to_num(w, nan=0.0), -LARGEST, LARGEST)

@@ -22,7 +22,8 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.levels import levels_max, read_levels, write_levels
 from anabranch.compress.stage import Coded, Role, Stage, StageContext, Stream, take
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.model.arrays import BLOCK, Vector, from_bytes, to_bytes
+from anabranch.core.kernels.chosen import loops
+from anabranch.core.model.arrays import Vector, from_bytes, to_bytes
 
 EXPONENT_MIN, EXPONENT_MAX = -100, 100  # 2^e is a normal float32, and so is every level of it
 LEVEL_MAX = 1 << 24  # up to here float32 has every whole number
@@ -112,12 +113,9 @@ class DenseLevels(_Levels):
         levels = grid.levels
         top = max(2 * int(levels.max()), -2 * int(levels.min()) - 1, 0) if levels.size else 0
         planes = np.empty((max(1, (top.bit_length() + 7) // 8), levels.size), np.uint8)
-        for start in range(0, levels.size, BLOCK):
-            block = levels[start : start + BLOCK]
-            folded = ((block << 1) ^ (block >> 31)).astype("<u4").view(np.uint8).reshape(-1, 4)
-            planes[:, start : start + BLOCK] = folded[:, : len(planes)].T
+        loops.to_planes(levels, planes)
         for role, plane in zip(PLANES, planes, strict=False):
-            coded.streams[role] = Stream.of(plane.tobytes())
+            coded.streams[role] = Stream.of(plane.data)
         return coded
 
     def decode(self, coded: Coded, context: StageContext) -> Grid:

@@ -15,6 +15,7 @@ from anabranch.core.kernels.contract import (
     Data,
     Found,
     Halves,
+    Levels,
     gaps_max,
 )
 from anabranch.core.model.arrays import Indices, Vector
@@ -80,6 +81,24 @@ def read_numbers(data: Data, k: int, n: int) -> Indices:
     """See `Loops`."""
     indices = np.empty(k, np.int64)
     return indices if _loops.read_numbers(data, n, indices) else plain.read_numbers(data, k, n)
+
+
+def to_levels(values: Vector, inverse: float, more: float, most: float, out: Levels) -> None:
+    """See `Loops`."""
+    if not (_is_for_us(values) and _loops.to_levels(values, inverse, more, most, out)):
+        plain.to_levels(values, inverse, more, most, out)
+
+
+def add_levels(out: Vector, unit: float, levels: Levels) -> None:
+    """See `Loops`."""
+    if not (_is_for_us(out) and _loops.add_levels(out, unit, levels)):
+        plain.add_levels(out, unit, levels)
+
+
+def to_planes(levels: Levels, out: Bytes) -> None:
+    """See `Loops`."""
+    if not _loops.to_planes(levels, out):
+        plain.to_planes(levels, out)
 
 
 def crc32(data: Data, crc: int = 0) -> int:

@@ -15,6 +15,7 @@ from anabranch.core.model.arrays import Indices, Vector
 Data = bytes | memoryview
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.uint16]
+Levels = npt.NDArray[np.int32]
 
 MAGNITUDE = 0x7FFFFFFF  # of the bits of a float32: all but the sign
 INFINITY_BITS = 0x7F800000  # of float32; what is not a number has more
@@ -99,6 +100,18 @@ class Loops(Protocol):
 
     def read_numbers(self, data: Data, k: int, n: int) -> Indices:
         """The same, of little-endian numbers of 4 bytes. Raises `InvalidUpdate`."""
+        ...
+
+    def to_levels(self, values: Vector, inverse: float, more: float, most: float, out: Levels) -> None:
+        """Write sign(x) min(floor(abs(x) * inverse + more), most), in float32, of finite values (n,)."""
+        ...
+
+    def add_levels(self, out: Vector, unit: float, levels: Levels) -> None:
+        """`out += levels * unit`, (n,); `unit` a power of two, and a product is exact."""
+        ...
+
+    def to_planes(self, levels: Levels, out: Bytes) -> None:
+        """Write the lowest bytes of zigzag numbers (0, -1, 1 as 0, 1, 2), of (n,), to `out` (planes, n)."""
         ...
 
     def crc32(self, data: Data, crc: int = 0) -> int:

@@ -244,6 +244,35 @@ static int add_sparse(float *out, int64_t n, float scale, const int64_t *indices
     return 1;
 }
 
+/* --- levels of a grid -------------------------------------------------------------------------- */
+
+WIDE static void to_levels(
+    const float *restrict x, Py_ssize_t n, float inverse, float more, float most, int32_t *restrict out
+) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float size = float_of(bits_of(x[i]) & MAGNITUDE) * inverse + more;
+        int32_t level = (int32_t)(size < most ? size : most);
+        out[i] = x[i] < 0.0f ? -level : level;
+    }
+}
+
+WIDE static void add_levels(float *restrict out, Py_ssize_t n, float unit, const int32_t *restrict levels) {
+    for (Py_ssize_t i = 0; i < n; i++) out[i] += (float)levels[i] * unit;
+}
+
+WIDE static void plane_of(const int32_t *restrict levels, Py_ssize_t n, int shift, uint8_t *restrict out) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint32_t level = (uint32_t)levels[i], folded = (level << 1) ^ (0u - (level >> 31));
+        out[i] = (uint8_t)(folded >> shift);
+    }
+}
+
+static void to_planes(const int32_t *levels, Py_ssize_t n, Py_ssize_t planes, uint8_t *out) {
+    for (Py_ssize_t start = 0; start < n; start += LARGE) /* which stay in the cache from one plane to the next */
+        for (Py_ssize_t plane = 0; plane < planes; plane++)
+            plane_of(levels + start, n - start < LARGE ? n - start : LARGE, 8 * (int)plane, out + plane * n + start);
+}
+
 /* --- as a module ------------------------------------------------------------------------------- */
 
 static PyObject *py_top(PyObject *self, PyObject *args) {
@@ -380,6 +409,41 @@ static PyObject *py_add_sparse(PyObject *self, PyObject *args) {
     return PyBool_FromLong(good);
 }
 
+static PyObject *py_to_levels(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    float inverse, more, most;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*fffw*", &b[0], &inverse, &more, &most, &b[1])) return NULL;
+    Py_ssize_t n = b[0].len / 4;
+    int good = aligned(&b[0], 4) && aligned(&b[1], 4) && b[1].len == b[0].len;
+    if (good) FREELY(n, to_levels(b[0].buf, n, inverse, more, most, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_add_levels(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    float unit;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "w*fy*", &b[0], &unit, &b[1])) return NULL;
+    Py_ssize_t n = b[0].len / 4;
+    int good = aligned(&b[0], 4) && aligned(&b[1], 4) && b[1].len == b[0].len;
+    if (good) FREELY(n, add_levels(b[0].buf, n, unit, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_to_planes(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1])) return NULL;
+    Py_ssize_t n = b[0].len / 4, planes = n ? b[1].len / n : 0;
+    int good = aligned(&b[0], 4) && planes <= 4;
+    if (good) FREELY(n, to_planes(b[0].buf, n, planes, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
 static PyMethodDef METHODS[] = {
     {"top", py_top, METH_VARARGS, NULL},
     {"over", py_over, METH_VARARGS, NULL},
@@ -392,6 +456,9 @@ static PyMethodDef METHODS[] = {
     {"read_numbers", py_read_numbers, METH_VARARGS, NULL},
     {"add_dense", py_add_dense, METH_VARARGS, NULL},
     {"add_sparse", py_add_sparse, METH_VARARGS, NULL},
+    {"to_levels", py_to_levels, METH_VARARGS, NULL},
+    {"add_levels", py_add_levels, METH_VARARGS, NULL},
+    {"to_planes", py_to_planes, METH_VARARGS, NULL},
     {"crc32", py_crc32, METH_VARARGS, NULL},
     {"row_squares", py_row_squares, METH_VARARGS, NULL},
     {"pair_squares", py_pair_squares, METH_VARARGS, NULL},

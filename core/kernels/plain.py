@@ -23,6 +23,7 @@ from anabranch.core.kernels.contract import (
     Data,
     Found,
     Halves,
+    Levels,
     gaps_max,
 )
 from anabranch.core.model.arrays import BLOCK, Indices, Vector
@@ -248,6 +249,37 @@ def check_increasing(indices: Indices, n: int) -> None:
     """Raises `InvalidUpdate` unless the indices are strictly increasing and within 0..n-1."""
     if indices.size and (indices[0] < 0 or indices[-1] >= n or bool(np.any(indices[1:] <= indices[:-1]))):
         raise InvalidUpdate(f"indices must be strictly increasing and within 0..{n - 1}")
+
+
+# --- levels of a grid -------------------------------------------------------------------------
+
+
+def to_levels(values: Vector, inverse: float, more: float, most: float, out: Levels) -> None:
+    """See `Loops`."""
+    for start in range(0, values.size, BLOCK):
+        block = values[start : start + BLOCK]
+        levels = np.abs(block)
+        levels *= np.float32(inverse)
+        levels += np.float32(more)
+        np.minimum(np.floor(levels, out=levels), most, out=levels)
+        np.copysign(levels, block, out=levels)
+        out[start : start + BLOCK] = levels
+
+
+def add_levels(out: Vector, unit: float, levels: Levels) -> None:
+    """See `Loops`."""
+    for start in range(0, levels.size, BLOCK):
+        values = levels[start : start + BLOCK].astype(np.float32)
+        values *= np.float32(unit)
+        out[start : start + BLOCK] += values
+
+
+def to_planes(levels: Levels, out: Bytes) -> None:
+    """See `Loops`."""
+    for start in range(0, levels.size, BLOCK):
+        block = levels[start : start + BLOCK]
+        folded = ((block << 1) ^ (block >> 31)).astype("<u4").view(np.uint8).reshape(-1, 4)
+        out[:, start : start + BLOCK] = folded[:, : len(out)].T
 
 
 # --- bytes ----------------------------------------------------------------------------------

@@ -261,6 +261,54 @@ def test_adding_much_and_to_a_part(compiled: Loops) -> None:
     assert double.tolist() == [0.1, 0.2, 0.1]
 
 
+TOP = 1 << 24  # up to here float32 has every whole number
+
+
+@given(arrays.arrays(np.float32, st.integers(0, 70), elements=MIXED), st.integers(-40, 40))
+@example(np.array([0.6, 0.59, -0.6, -0.59, -0.0, 1e-45, 3.4e38, -3.4e38, 16777216.5], np.float32), 0)
+@example(_normal(LARGE + 9), 4)
+def test_levels(compiled: Loops, values: np.ndarray, exponent: int) -> None:
+    """Those of a grid: a move of less than 0.6 units waits."""
+    inverse, wanted = np.float32(2.0**exponent), []
+    with np.errstate(over="ignore"):
+        for value in values:
+            size = np.floor(np.float32(np.abs(value) * inverse) + np.float32(0.4))
+            wanted.append(int(min(size, np.float32(TOP))) * (-1 if value < 0 else 1))
+        for loops in (compiled, plain):
+            levels = np.empty(values.size, np.int32)
+            loops.to_levels(values, 2.0**exponent, 0.4, TOP, levels)
+            assert levels.tolist() == wanted
+
+
+LEVELS = arrays.arrays(np.int32, st.integers(1, 70), elements=st.integers(-TOP, TOP))
+
+
+@given(LEVELS, st.integers(-30, 30), st.sampled_from([-1, 1]))
+@example(np.arange(-LARGE, LARGE, dtype=np.int32), -3, 1)
+def test_adding_levels(compiled: Loops, levels: np.ndarray, exponent: int, sign: int) -> None:
+    start, unit = _normal(levels.size), sign * 2.0**exponent
+    wanted = start + levels.astype(np.float32) * np.float32(unit)
+    for loops in (compiled, plain):
+        out = start.copy()
+        loops.add_levels(out, unit, levels)
+        _same(out, wanted)
+    wide = np.zeros(2 * levels.size, np.float32)
+    compiled.add_levels(wide[::2], unit, levels)
+    assert np.array_equal(wide[::2], levels * np.float32(unit))
+    assert not wide[1::2].any()
+
+
+@given(LEVELS, st.integers(1, 4))
+@example(np.arange(-LARGE, LARGE + 7, dtype=np.int32), 3)
+def test_planes_of_zigzag_numbers(compiled: Loops, levels: np.ndarray, planes: int) -> None:
+    numbers = np.array([2 * q if q >= 0 else -2 * q - 1 for q in levels.tolist()])
+    for loops in (compiled, plain):
+        out = np.empty((planes, levels.size), np.uint8)
+        loops.to_planes(levels, out)
+        for plane in range(planes):
+            assert np.array_equal(out[plane], (numbers >> 8 * plane) & 255)
+
+
 def crc_of(data: bytes, crc: int) -> int:
     """By bits, as it is defined."""
     state = crc ^ 0xFFFFFFFF

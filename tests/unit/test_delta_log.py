@@ -17,6 +17,7 @@ from anabranch.compress.layout import MAIN, SMALL, Layout
 from anabranch.core.effects import Decided
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.journal import from_record, to_record
+from anabranch.core.kernels import plain
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import Reason, Verdict
 from anabranch.core.snapshot import Snapshot, restore, state_digest, take_snapshot
@@ -147,7 +148,8 @@ def test_blocks_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -
     moves = [scale * move for move, scale in zip(motion(4), scales, strict=True)]
     whole, _ = history(DeltaLog(SPEC), moves)
     for module in (delta_log, grid_module):
-        monkeypatch.setattr(module, "BLOCK", elements)
+        monkeypatch.setattr(module, "loops", plain)  # which have blocks
+    monkeypatch.setattr(plain, "BLOCK", elements)
     pieces, _ = history(DeltaLog(SPEC), moves)
     for one, other in zip(whole, pieces, strict=True):
         assert bits(one.replica) == bits(other.replica)
