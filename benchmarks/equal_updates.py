@@ -116,6 +116,7 @@ class Study:
     seeds: Sequence[int] = SEEDS
     tuning_seeds: Sequence[int] = TUNING_SEEDS
     less: int = 1  # how many times fewer updates than `base` says
+    extensions_max: int = EXTENSIONS_MAX  # as the methods have it
 
     def main(self, arguments: argparse.Namespace) -> None:
         """What the command line asks for."""
@@ -239,7 +240,7 @@ the difference is taken seed by seed.
         if any(method.rates for method in self.methods):
             return (
                 "The same learning rates for all to begin with, and as long as the best is the lowest or\n"
-                f"the highest of them one beyond it, {EXTENSIONS_MAX} at most"
+                f"the highest of them one beyond it, {self.extensions_max} at most"
             )
         return "Grids of one size for all"
 
@@ -255,9 +256,9 @@ the difference is taken seed by seed.
 
     def _travelled(self, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """These columns of a method."""
-        megabytes = mean(r["megabytes"] for r in runs), _of_those_there(runs, "megabytes_to_target", 2)
         return (
-            *(megabytes if self.counts_bytes else ()),
+            *((mean(r["megabytes"] for r in runs),) if self.counts_bytes else ()),
+            *((_of_those_there(runs, "megabytes_to_target", 2),) if self.counts_bytes else ()),
             *((mean(r["kilobytes_up"] for r in runs),) if self.counts_messages else ()),
             *((_of_those_there(runs, "seconds_to_target", 0),) if self.counts_time else ()),
         )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.equal_updates import EXTENSIONS_MAX, FACTOR, Method, Study
+from benchmarks.equal_updates import FACTOR, Method, Study
 from benchmarks.studies import Tables
 
 BASE: Tables = {
@@ -41,6 +41,7 @@ BASE: Tables = {
 }
 RATES = (0.1, 0.2)  # of devices
 SERVER_RATES = (0.5, 1.0)  # of a rule that goes as far as the mean of K updates does
+EXTENSIONS_MAX = 16  # points that a grid gets beside those that it begins with
 K = 8
 MOMENTUM = 0.9
 
@@ -65,9 +66,9 @@ class Tuned(Method):
         return dict(map(self._at, list(pairs)[-1:] if self.few else pairs))
 
     def beyond(self, scores: Mapping[str, float]) -> Mapping[str, Tables]:
-        """A point beyond each edge at which the best one lies, twice as many as rates have edges at most."""
+        """A point beyond each edge at which the best one lies: of either rate, lower and higher."""
         tried = {_rates(said): score for said, score in scores.items()}
-        if len(tried) >= len(self.first) + 2 * EXTENSIONS_MAX:
+        if len(tried) >= len(self.first) + EXTENSIONS_MAX:
             return {}
         best = max(tried, key=lambda rates: tried[rates])
         wanted = [
@@ -123,7 +124,7 @@ def _delayed(lr: float) -> dict[str, Any]:
 # long as its rate, in each coordinate.
 FAR, PLAIN = 1 / (1 - MOMENTUM), "no momentum"
 METHODS = [
-    Tuned(f"rounds, {PLAIN} (FedAvg)", {}, strategy=_rounds("sgd")),
+    Tuned(f"rounds, {PLAIN} (FedAvg)", {}, rates=RATES, strategy=_rounds("sgd")),
     Tuned("rounds, Nesterov (DiLoCo)", {}, strategy=_rounds("nesterov"), far=FAR / 2),
     Tuned("rounds, Adam", {}, strategy=_rounds("adam"), far=50.0),
     Tuned(f"buffer of {K // 2}, {PLAIN} (FedBuff)", {}, strategy=_buffer(K // 2, "sgd")),
@@ -143,6 +144,7 @@ wherever there is any. *Delayed Nesterov* (arXiv 2401.09135) adds each update at
 once in {K} of them; *rounds, Nesterov* is [DiLoCo](../strategies.md#diloco) (arXiv 2311.08105).""",
     base=BASE,
     methods=METHODS,
+    extensions_max=EXTENSIONS_MAX,
 )
 
 

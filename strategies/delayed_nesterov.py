@@ -21,8 +21,7 @@ they hand it to this rule.
 
 Source: Liu et al., "Asynchronous local-SGD training for language modeling", arXiv 2401.09135, for c = 0; the
 general c as in the published code of HALoS (ICML 2025). The defaults are DiLoCo's in its published code, and
-N = 8 is ours. Momentum costs accuracy where updates are stale; this is the way that costs least
-(benchmarks/study_outer.py measures it).
+N = 8 is ours. docs/studies/outer.md measures it.
 """
 
 from __future__ import annotations

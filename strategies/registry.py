@@ -47,8 +47,9 @@ def doubt(strategy: Strategy) -> str:
     momentum = getattr(getattr(strategy, "optimiser", None), "momentum", 0.0)
     if isinstance(strategy, FedBuff) and strategy.buffer_size == 1 and momentum > 0:
         return (
-            f"strategy {strategy.name!r} with buffer_size = 1 and momentum = {momentum:g}: momentum of stale "
-            "updates costs accuracy; leave it off, gather more updates, or take 'delayed_nesterov'"
+            f"strategy {strategy.name!r} with buffer_size = 1 and momentum = {momentum:g}: what a late "
+            "update says is followed in later versions too; take a much smaller rate than without momentum, "
+            "gather more updates, or take 'delayed_nesterov'"
         )
     return ""
 
