@@ -29,6 +29,11 @@ class VirtualClock:
         """End `run` after the action in hand."""
         self._stopped = True
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the action in hand is the last."""
+        return self._stopped
+
     def clear(self) -> None:
         """Forget what was to come. Actions hold their devices, and these the clock: only this frees them."""
         self._queue.clear()

@@ -34,7 +34,7 @@ from anabranch.core.device.session import Session
 from anabranch.core.effects import Refused
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, Unavailable
-from anabranch.core.model.updates import Ask, Decision, Task
+from anabranch.core.model.updates import Ask, Capability, Decision, Task
 from anabranch.core.rng import rank, seed_of
 from anabranch.host.device import OVER, DeviceCall, DeviceShell
 from anabranch.host.run import Advice, AdviceKind
@@ -69,7 +69,7 @@ class Device(Talker, DeviceShell):
         "_enrolled",
         "_heartbeat",
         "_offer",
-        "_pushes",
+        "_push_lane",
         "_server",
         "_skips_waits",
         "_tasks",
@@ -93,7 +93,7 @@ class Device(Talker, DeviceShell):
         self._crashes = 0
         self._copy = self._copied_of = ""  # which copy it is, and of which process: empty for none
         self._work = Lane(around.clock, around.network, session.client_id)
-        self._pushes = Lane(around.clock, around.network, session.client_id)
+        self._push_lane: Lane | None = None
         # Nothing can reach a session that waits to ask again, so its time is skipped: not with two lanes.
         self._skips_waits = around.network.timeout_s is None and not isinstance(session, OverlapSession)
         self._heartbeat = 0
@@ -106,6 +106,13 @@ class Device(Talker, DeviceShell):
     def client_id(self) -> str:
         """Its name."""
         return self.session.client_id
+
+    @property
+    def _pushes(self) -> Lane:
+        """Made with its first push: most devices of a large fleet never have one."""
+        if self._push_lane is None:
+            self._push_lane = Lane(self._around.clock, self._around.network, self.client_id)
+        return self._push_lane
 
     # --- coming and going --------------------------------------------------------------------
 
@@ -141,7 +148,8 @@ class Device(Talker, DeviceShell):
         self._asleep = False
         self._life += 1
         self._work.end()
-        self._pushes.end()
+        if self._push_lane is not None:
+            self._push_lane.end()
         self._heartbeat += 1
         self._abandon()
 
@@ -154,16 +162,17 @@ class Device(Talker, DeviceShell):
             self._enrol(self._enrolled_now)
 
     def _enrol(self, then: Action) -> None:
-        again = partial(self._enrol, then)
         fleet, codecs = self._fleet, self._around.codecs
         capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6, codecs)
-        call = self._work.begin(again)
+        retries = self._network.timeout_s is not None
+        call = self._work.begin(partial(self._enrol, then) if retries else _never)
+        self._say(self._soon, _Enrolment(self, call, capability, then))
 
-        def answer(failed: StoreFull | None) -> None:
-            later = None if failed is None else partial(self._work.after, failed.retry_after_s[0], again)
-            self._work.hear(call, later or then, self._soon)
-
-        self._say(self._soon, partial(self._server.enrol, self.client_id, capability, answer))
+    def _heard_of(self, call: int, then: Action, failed: StoreFull | None) -> None:
+        """The server knows who it is, or could not write that down."""
+        if failed is not None:
+            then = partial(self._work.after, failed.retry_after_s[0], partial(self._enrol, then))
+        self._work.hear(call, then, self._soon)
 
     def _enrolled_now(self) -> None:
         self._enrolled = True
@@ -206,23 +215,26 @@ class Device(Talker, DeviceShell):
     def called(self) -> None:
         """The server has called for it, who was asleep: it asks as soon as it hears that."""
         self._asleep = False
-        self._work.after(self.link.latency_s, lambda: self._hear(ev.TimerFired(self._now, "retry")))
+        self._work.after(self.link.latency_s, self._retry)
+
+    def _retry(self) -> None:
+        self._hear(ev.TimerFired(self._now, "retry"))
 
     def _ask(self, task_id: str, now: float) -> None:
         ask, call = self._ask_of(task_id), self._work.begin(self._unanswered)
+        self._say(self._time.true(now) + self.link.latency_s, _Asking(self, call, ask))
 
-        def answer(granting: Granting | StoreFull) -> None:
-            if isinstance(granting, StoreFull):
-                self._work.hear(call, partial(self._failed, DeviceCall.ASK, granting), self._soon)
-            elif not isinstance(granting, Refused):
-                self._work.hear(call, partial(self._granted, *granting), self._soon)
-            elif self._skips_waits:
-                self._asleep = self._server.waits(granting, self)
-                self._answered(granting, self._time.local(self._soon))
-            else:
-                self._work.hear(call, lambda: self._answered(granting, self._now), self._soon)
-
-        self._say(self._time.true(now) + self.link.latency_s, partial(self._server.ask, ask, answer))
+    def _told(self, call: int, granting: Granting | StoreFull) -> None:
+        """What the server answers to an ask."""
+        if isinstance(granting, StoreFull):
+            self._work.hear(call, partial(self._failed, DeviceCall.ASK, granting), self._soon)
+        elif not isinstance(granting, Refused):
+            self._work.hear(call, partial(self._granted, *granting), self._soon)
+        elif self._skips_waits:
+            self._asleep = self._server.waits(granting, self)
+            self._answered(granting, self._time.local(self._soon))
+        else:
+            self._work.hear(call, lambda: self._answered(granting, self._now), self._soon)
 
     def _ask_of(self, task_id: str) -> Ask:
         before = f"{self._copy}life-{self._crashes - 1}" if self._crashes else self._copied_of
@@ -432,3 +444,37 @@ class Device(Talker, DeviceShell):
     def _draw(self, purpose: str, number: int) -> float:
         """A uniform number in [0, 1) that no other device and no other purpose shares."""
         return rank(self._around.seed, purpose, f"{self.client_id}{self._copy}", number)
+
+
+class _Enrolment:
+    """A device makes itself known.
+
+    All do at once, and then ask: the peak of a large fleet's memory. Closures would take eight times as much.
+    """
+
+    __slots__ = ("_call", "_capability", "_of", "_then")
+
+    def __init__(self, of: Device, call: int, capability: Capability, then: Action) -> None:
+        self._of, self._call, self._capability, self._then = of, call, capability, then
+
+    def __call__(self) -> None:
+        device = self._of
+        answer = partial(device._heard_of, self._call, self._then)
+        device._server.enrol(device.client_id, self._capability, answer)
+
+
+class _Asking:
+    """The same, of a device that asks for a task."""
+
+    __slots__ = ("_ask", "_call", "_of")
+
+    def __init__(self, of: Device, call: int, ask: Ask) -> None:
+        self._of, self._call, self._ask = of, call, ask
+
+    def __call__(self) -> None:
+        device = self._of
+        device._server.ask(self._ask, partial(device._told, self._call))
+
+
+def _never() -> None:
+    """What would be done if a message were lost, where none is."""

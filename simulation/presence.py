@@ -64,7 +64,7 @@ class DevicePresence(ABC):
     def begin(self) -> None:
         """From now on: in the middle of an on or off period if the fleet has them."""
         fleet, now = self._fleet, self._clock.now
-        if self._draw("leaver", 0) < fleet.leavers:
+        if fleet.leavers and self._draw("leaver", 0) < fleet.leavers:
             self._clock.at(max(now, self._horizon_s * self._draw("leaver-moment", 0)), self.leave)
         if (trace := self._trace) is not None:
             self._follow(trace, *trace.at(now))

@@ -42,10 +42,17 @@ class Talker(DevicePresence):
 
     def _say(self, due_s: float, action: Action) -> None:
         """A message to the server, unless the device vanishes before it is there."""
-        life = self._life
+        self._network.send(up(self.client_id), due_s, _Message(self, action))
 
-        def arrive() -> None:
-            if life == self._life:
-                action()
 
-        self._network.send(up(self.client_id), due_s, arrive)
+class _Message:
+    """What a device has said. In a large fleet each has one under way: a closure takes four times as much."""
+
+    __slots__ = ("_action", "_life", "_of")
+
+    def __init__(self, of: Talker, action: Action) -> None:
+        self._of, self._life, self._action = of, of._life, action
+
+    def __call__(self) -> None:
+        if self._life == self._of._life:
+            self._action()

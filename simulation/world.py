@@ -231,7 +231,7 @@ class World:
                     self.clock.stop()
         if event is None:
             return effects
-        if self.room is not None:
+        if self.room is not None and not self.clock.is_stopped:  # else nobody would come: it is over
             self.room.call(event)
         for observe in self.observers:
             observe(event, effects)

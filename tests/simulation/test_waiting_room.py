@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,16 @@ def test_a_sleeping_device_costs_no_events() -> None:
     assert events_of(40, "ask") > more + 1000
 
 
+def test_nobody_is_called_to_a_run_that_is_over() -> None:
+    """Every sleeper would ask once more, and be told so: of a million that costs a gigabyte, for nothing."""
+    settings = sleepy(fleet={"clients": 40}, run={"virtual_s_max": 0.0, "updates_max": 30})
+    with open_simulation(settings, app=Ones()) as simulation:
+        simulation.run()
+        assert simulation.room is not None
+        assert simulation.engine.finished
+        assert len(simulation.room) >= 40 - 3 - 3, "all but those at work and those on their way"
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     settings = sleepy(fleet=ROUGH)
     first, again = simulate(settings, app=Ones()), simulate(settings, app=Ones())
@@ -138,3 +149,22 @@ def test_large_fleets_are_called_and_faults_need_devices_that_ask() -> None:
     assert not called_when_free(config(fleet={"clients": 10_001}, faults={"loss": 0.1}))
     with pytest.raises(ConfigError, match=r"fleet\.waiting = 'called' is for runs without \[faults\]"):
         called_when_free(config(fleet={"waiting": "called"}, faults={"loss": 0.1}))
+
+
+def test_a_device_of_a_large_fleet_is_small_even_when_all_of_them_ask() -> None:
+    """What 500 devices more take to enrol and to have their first ask on its way, beside themselves."""
+    small, large = allocated_at(0.1, 500), allocated_at(0.1, 1_000)
+    assert (large - small) / 500 < 700, "closures for each message would make it twice as much"
+
+
+def allocated_at(now_s: float, devices: int) -> int:
+    """Bytes of Python's that a fleet takes then."""
+    with open_simulation(sleepy(fleet={"clients": devices}), app=Ones()) as simulation:
+        tracemalloc.start()
+        try:
+            for device in simulation.devices:
+                device.begin()
+            simulation.clock.run(now_s)
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
