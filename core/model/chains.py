@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from anabranch.core.errors import UnknownCodec
 
@@ -56,7 +57,10 @@ def chain_for(codecs: Collection[str], configured: str, wanted: str) -> str:
 
 def lacks(codecs: Collection[str], text: str) -> list[str]:
     """The stages of a chain that are not among `codecs` (stage names; `name:version` counts too)."""
-    if text == RAW:
-        return []
+    return [] if text == RAW else list(_lacking(tuple(codecs), text))
+
+
+@lru_cache(maxsize=256)  # a fleet announces the same few, and each task asks
+def _lacking(codecs: tuple[str, ...], text: str) -> tuple[str, ...]:
     known = {RAW, *(codec.partition(":")[0] for codec in codecs)}
-    return [stage.name for stage in parse_chain(text) if stage.name not in known]
+    return tuple(stage.name for stage in parse_chain(text) if stage.name not in known)
