@@ -14,6 +14,7 @@ from benchmarks import (
     hostile_fleet,
     kernels,
     rules,
+    sessions,
     simulator,
     simulator_ceilings,
     submodels,
@@ -41,6 +42,8 @@ same messages and throws them away; the durable server checks digests and finite
 {throughput.table(rows)}
 
 {doors.section()}
+
+{sessions.section()}
 
 ## Many devices in a closed loop
 

@@ -7,7 +7,7 @@ with it, and goes on as soon as it has both answers; all of them are two process
 same messages and throw them away: the one answers each update, of the other each update is a call. Every
 round drives all servers in turn, each time another one first. Processor times are the server's, by thread.
 
-The row of PostgreSQL needs `ANABRANCH_BENCH_POSTGRESQL`, the URL of an empty database.
+The row of PostgreSQL needs `BENCH_POSTGRESQL`, the URL of an empty database.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from benchmarks.throughput import RUNS, Bare, durable_server
 from benchmarks.writers import CHUNK
 
 PROCESSES, ROUNDS, WARM_UP, LIFE_S = 2, 5, 3, DAY_S
-POSTGRESQL = "ANABRANCH_BENCH_POSTGRESQL"
+POSTGRESQL = "BENCH_POSTGRESQL"
 SHAPE = (250, 400)
 BARE_STREAM, BARE_CALLS = "bare session stream", "bare client stream"
 DURABLE, GUARDED, ON_POSTGRESQL = "durable", "durable, mTLS", "durable, PostgreSQL"
@@ -329,7 +329,7 @@ def _targets(setting: Setting, folder: Path, stack: ExitStack) -> list[Target]:
     more = {
         DURABLE: (),
         GUARDED: (f"identity.folder={papers}", "identity.tls=always"),
-        ON_POSTGRESQL: (f"server.database_url={os.environ.get(POSTGRESQL, '')}",),
+        ON_POSTGRESQL: (f"server.database={os.environ.get(POSTGRESQL, '')}",),
     }
     for name in SERVED:
         if name == ON_POSTGRESQL and (POSTGRESQL not in os.environ or setting.devices > SETTINGS[0].devices):
@@ -383,6 +383,19 @@ def table(rows: Sequence[Measured]) -> str:
 
 def _names(rows: Sequence[Measured]) -> list[str]:
     return list(dict.fromkeys(row.server for row in rows))
+
+
+def section() -> str:
+    """The page's."""
+    return f"""## Durable updates over the session stream
+
+Devices that push an update with the ask for their next task, over a stream each
+([the protocol](protocol.md#the-exchange)), as fast as they are answered; two processes of them share the
+cores with the server. The bare session stream answers the same messages at once and keeps nothing; the bare
+client stream takes each update as a call. {ROUNDS} rounds, in each of which every server has its turn;
+medians, and medians of the ratios of each round. Processor times are the server's, of an update.
+
+{table([row for setting in SETTINGS for row in measure(setting)])}"""
 
 
 def main(arguments: Sequence[str]) -> None:
