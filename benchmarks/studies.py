@@ -31,8 +31,11 @@ class Point:
 
     def config(self, seed: int, part: str) -> Config:
         """The run of this point on a seed, measured on `part`."""
-        named = [(f"layer {i}", layer) for i, layer in enumerate(self.layers)]
-        return merge([*named, ("seed", {"run": {"seed": seed, "evaluate_on": part}})])
+        return merge([(f"layer {i}", layer) for i, layer in enumerate(self.whole(seed, part))])
+
+    def whole(self, seed: int, part: str) -> tuple[Tables, ...]:
+        """The layers of that run."""
+        return *self.layers, {"run": {"seed": seed, "evaluate_on": part}}
 
 
 @dataclass(frozen=True)

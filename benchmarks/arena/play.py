@@ -4,42 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from anabranch.core.config.tables import Config
 from benchmarks.arena.cells import Cell
-from benchmarks.arena.rows import Row
+from benchmarks.arena.rows import TUNED, Row
 from benchmarks.arena.runs import record_of
 from benchmarks.arena.store import RESULTS, Record, Store, key_of
-from benchmarks.arena.tuning import SEEDS, TEST, Progress, Run, progress
+from benchmarks.arena.tuning import SEEDS, TEST, Progress, Run, fresh, progress
 
 Runner = Callable[[str, Run, Sequence[str], Config], Record]
 
 
 @dataclass(frozen=True)
 class Match:
-    """A row in a cell, and what is known of it."""
+    """A row in a cell, and what is known of it. `like`: the match in which the row's point is found."""
 
     cell: Cell
     row: Row
     store: Store
+    like: Match | None = None
     _keys: dict[Run, str] = field(default_factory=dict)
-
-    def config(self, run: Run) -> Config:
-        """The settings of a run."""
-        return self.row.point(self.cell, run.setting, run.share).config(run.seed, run.part)
 
     def found(self, run: Run) -> Record | None:
         """What it came to, if it was run."""
+        return self.store.records.get(self._key(run))
+
+    def _key(self, run: Run) -> str:
         if run not in self._keys:
-            self._keys[run] = key_of(self.config(run))
-        return self.store.records.get(self._keys[run])
+            point = self.row.point(self.cell, run.setting, run.share)
+            self._keys[run] = key_of(point.whole(run.seed, run.part))
+        return self._keys[run]
 
     @property
     def progress(self) -> Progress:
-        """What it still needs."""
-        return progress(self.row.grid, self._score)
+        """What it still needs; of a row that goes by another's point nothing until that is found."""
+        if self.like is None:
+            return progress(self.row.grid, self._score)
+        other = self.like.progress
+        if other.best is None or other.wanted:
+            return Progress([], None)
+        return Progress(fresh(other.best, self._score), other.best, other.settled)
 
     @property
     def finals(self) -> list[Record]:
@@ -53,7 +59,8 @@ class Match:
     def play(self, run: Run, runner: Runner = record_of) -> Record:
         """Run it, and keep what it came to."""
         names = [axis.setting for axis in self.row.grid.axes]
-        record = runner(self.row.name, run, names, self.config(run))
+        config = self.row.point(self.cell, run.setting, run.share).config(run.seed, run.part)
+        record = replace(runner(self.row.name, run, names, config), key=self._key(run))
         self.store.add(record)
         return record
 
@@ -65,7 +72,12 @@ class Match:
 def matches(cells: Iterable[Cell], rows: Sequence[Row], folder: Path = RESULTS) -> list[Match]:
     """Every row in every cell, cell after cell."""
     stores = [(cell, Store.of(cell.name, folder)) for cell in cells]
-    return [Match(cell, row, store) for cell, store in stores for row in rows]
+    return [_match(cell, row, store) for cell, store in stores for row in rows]
+
+
+def _match(cell: Cell, row: Row, store: Store) -> Match:
+    like = next((other for other in TUNED if other.name == row.like), None)
+    return Match(cell, row, store, None if like is None else Match(cell, like, store))
 
 
 def play(

@@ -16,7 +16,7 @@ from anabranch.reports.result import Result
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.run import open_simulation
 from anabranch.workloads.app import Examples
-from benchmarks.arena.store import Record, key_of
+from benchmarks.arena.store import Record
 from benchmarks.arena.tuning import TEST, Run
 from benchmarks.studies import late_accuracy
 
@@ -34,7 +34,7 @@ def record_of(row: str, run: Run, names: Sequence[str], config: Config) -> Recor
             run.share,
             run.seed,
             run.part,
-            key_of(config),
+            "",
             round(late_accuracy(result), 3),
             round(half_accuracy(result.history, config.run.virtual_s_max), 3),
             round(worst_tenth_of_devices(config, vector), 3) if final else None,

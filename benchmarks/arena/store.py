@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.core.config.tables import Config
+from benchmarks.studies import Tables
 
 RESULTS = Path(__file__).with_name("results")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run: whose, and what it came to. `key` is of all its settings: another definition is another run.
+    """A run: whose, and what it came to. `key` is of its settings: another definition is another run.
 
     `accuracy` in %, the mean over the run's last fifth; `half` the same of the fifth before its middle.
     `worst_tenth`: of the devices at the end, each judged on the classes that it has. `curve`: seconds,
@@ -41,10 +41,15 @@ class Record:
     curve: list[list[float]]
 
 
-def key_of(config: Config) -> str:
-    """A digest of all settings of a run."""
-    text = json.dumps(config.to_json(), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def key_of(layers: Iterable[Tables]) -> str:
+    """A digest of the settings that a run is given; those that it leaves at their defaults are no part of it.
+
+    So what was run stays known when the product gets another setting.
+    """
+    said: dict[str, dict[str, Any]] = {}
+    for table, keys in (item for layer in layers for item in layer.items()):
+        said.setdefault(table, {}).update(keys)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Store:

@@ -99,12 +99,16 @@ def progress(grid: Grid, score: Score) -> Progress:
         best = max(ended, key=lambda point: _mean(point, 1.0, score))
         near = [point for point in grid.neighbours(best) if point not in ended]
         if not near or len(ended) == KEPT + MORE:
-            finals = [Run(best, 1.0, seed, TEST) for seed in SEEDS]
-            return Progress(_missing(finals, score), best, not near)
+            return Progress(fresh(best, score), best, not near)
         beyond = [point for point in near if point not in grid.points]
         ended.append((beyond or near)[0])
         if missing := _missing(_tuning(ended[-1:], 1.0), score):
             return Progress(missing, best)
+
+
+def fresh(best: Setting, score: Score) -> list[Run]:
+    """What a point still needs on the seeds that took no part in its tuning."""
+    return _missing([Run(best, 1.0, seed, TEST) for seed in SEEDS], score)
 
 
 def _tuning(points: Sequence[Setting], share: float) -> list[Run]:

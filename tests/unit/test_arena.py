@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measuring import benchmark
+from measuring import FOLDER, benchmark
 
 from anabranch.core.config.tables import Config
+from anabranch.simulation.parts import PARTS
 from anabranch.strategies.registry import strategy_of
+from anabranch.support.code import let_in
 
 cells = benchmark("arena.cells")
 intervals = benchmark("arena.intervals")
@@ -166,14 +168,14 @@ class Runner:
     """Stands where a simulation would: what it comes to hangs on the setting; it counts what it was asked."""
 
     def __init__(self, height: Any) -> None:
-        self.height, self.asked = height, list[str]()
+        self.height, self.asked = height, list[Any]()
 
     def __call__(self, name: str, run: Any, names: Sequence[str], config: Config) -> Any:
-        self.asked.append(store.key_of(config))
+        self.asked.append((run, config.strategy.name, config.uplink.codec))
         accuracy = self.height(run.setting)
         curve = [[10.0, accuracy - 5, 1.0, 2.0], [20.0, accuracy, 2.0, 4.0]] if run.part == "test" else []
         setting = dict(zip(names, run.setting, strict=True))
-        said = (name, setting, run.share, run.seed, run.part, self.asked[-1], accuracy + run.seed / 100)
+        said = (name, setting, run.share, run.seed, run.part, "", accuracy + run.seed / 100)
         return store.Record(*said, accuracy - 1, 50.0, 100, 10, 1.5, 2.0, 4.0, "ab", curve)
 
 
@@ -221,30 +223,49 @@ def test_another_row_costs_its_own_runs_alone(tmp_path: Path) -> None:
     assert {m.row.name for m in both if m.finals} == {"fedbuff/raw", "fedbuff/sparse"}
 
 
+def test_a_row_that_goes_by_anothers_point_waits_for_it(tmp_path: Path) -> None:
+    runner = Runner(hill(0.4, 10))
+    longer = row("fedbuff, 3 times as long")
+    (match,) = play.matches([CELL], [longer], tmp_path)
+    assert not match.progress.wanted
+    assert not match.finals
+    play.play(play.matches([CELL], [row()], tmp_path), 60, silent, runner)
+    before = len(runner.asked)
+    (match,) = both = play.matches([CELL], [longer], tmp_path)
+    assert play.play(both, 60, silent, runner)
+    assert [run for run, *_ in runner.asked[before:]] == [
+        tuning.Run((0.4, 10), 1.0, s, "test") for s in (1, 2, 3, 4, 5)
+    ]
+    assert len(match.finals) == 5
+
+
 def test_a_run_of_other_settings_is_another_run() -> None:
     run = tuning.Run((0.4, 10), 1.0, 1, "test")
-    first = row().point(CELL, run.setting).config(1, "test")
+    first = row().point(CELL, run.setting).whole(1, "test")
     others = [
-        row().point(CELL, run.setting).config(2, "test"),
-        row().point(CELL, run.setting).config(1, "validation"),
-        row().point(CELL, run.setting, 0.25).config(1, "test"),
-        row().point(CELL, (0.4, 20)).config(1, "test"),
-        row(chain="sparse").point(CELL, run.setting).config(1, "test"),
-        row("port").point(CELL, run.setting).config(1, "test"),
+        row().point(CELL, run.setting).whole(2, "test"),
+        row().point(CELL, run.setting).whole(1, "validation"),
+        row().point(CELL, run.setting, 0.25).whole(1, "test"),
+        row().point(CELL, (0.4, 20)).whole(1, "test"),
+        row(chain="sparse").point(CELL, run.setting).whole(1, "test"),
+        row("port").point(CELL, run.setting).whole(1, "test"),
     ]
-    keys = {store.key_of(config) for config in (first, *others)}
+    keys = {store.key_of(layers) for layers in (first, *others)}
     assert len(keys) == 1 + len(others)
-    assert store.key_of(row().point(CELL, run.setting).config(1, "test")) in keys
+    assert store.key_of(row().point(CELL, run.setting).whole(1, "test")) in keys
 
 
 # --- cells and rows ---
 
 
-def test_every_row_begins_in_every_cell() -> None:
-    for cell, each in itertools.product(cells.CELLS, rows.ROWS):
+def test_every_row_and_every_cell_can_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER.parent)  # one row's strategy is a file of the benchmarks
+    pairs = [(CELL, each) for each in rows.ROWS] + [(cell, rows.ROWS[0]) for cell in cells.CELLS]
+    for cell, each in pairs:
         for point in (each.grid.points[0], each.grid.points[-1]):
             config = each.point(cell, point).config(1, "test")
-            assert strategy_of(config).name == each.params["name"]
+            let_in(config, PARTS)
+            assert strategy_of(config).name == each.params["name"].rpartition(":")[2].lower()
 
 
 def test_names_are_of_one_row_and_one_cell_each() -> None:
@@ -295,7 +316,6 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
 
 def test_what_it_took_to_a_target() -> None:
     record = Runner(lambda setting: 80.0)("r", tuning.Run((0.4, 10), 1.0, 1, "test"), ["a", "b"], Config())
-    assert page.reached(record, 75.0) == (10.0, 3.0)
-    assert page.reached(record, 75.5) == (20.0, 6.0)
+    assert page.reached(record, 75.0) == (10.0, 1.0, 2.0)
+    assert page.reached(record, 75.5) == (20.0, 2.0, 4.0)
     assert page.reached(record, 81.0) is None
-    assert page.reached(record, None) is None
