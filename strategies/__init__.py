@@ -4,6 +4,7 @@ anabranch.strategies.Teasq(kept=0.05, bits=8)
 """
 
 from anabranch.strategies.ace import ACE, ACED
+from anabranch.strategies.annealed import Annealed
 from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.ca2fl import CA2FL
 from anabranch.strategies.delayed_nesterov import DelayedNesterov
@@ -28,6 +29,7 @@ __all__ = [
     "CA2FL",
     "FADAS",
     "PORT",
+    "Annealed",
     "AsyncDrop",
     "DelayedNesterov",
     "FedASMU",

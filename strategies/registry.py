@@ -12,6 +12,7 @@ from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
 from anabranch.strategies.ace import ACE, ACED
+from anabranch.strategies.annealed import Annealed
 from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.ca2fl import CA2FL
 from anabranch.strategies.delayed_nesterov import DelayedNesterov
@@ -36,7 +37,7 @@ OUTER_KEY = "outer"  # of strategies with a server optimiser
 BUILT_IN: dict[str, type[Any]] = {
     c.name: c
     for c in (
-        *(ACE, ACED, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedASMU, FedAsync, FedAvg, FedBuff),
+        *(ACE, ACED, Annealed, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedASMU, FedAsync, FedAvg, FedBuff),
         *(FedCompass, FedFa, FedProx, Phased, PORT, QAFeL, Teasq, TeasqDrop),
     )
 }

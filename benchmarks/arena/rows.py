@@ -84,7 +84,6 @@ def _rows(
 
 
 ROUNDS: dict[str, Any] = {"name": "fedavg", "over_selection": 1.0, "deadline_s": 0.0}
-ANNEALED = "benchmarks/arena/annealed.py:Annealed"  # ours; from the repository's root, whoever runs it
 COHORTS = Axis("strategy.clients_per_round", (10, 20, 40), least=1, most=100, whole=True)
 SIZES = (5, 10, 20)
 
@@ -95,7 +94,7 @@ TUNED = [
     *_rows(
         "fedbuff, all at once", _whole("buffer_size", 10, 20, 40), RAW, SPARSE, capped=False, name="fedbuff"
     ),
-    *_rows("annealed", _values("growth", 0.01, 0.02, 0.04, most=0.9), RAW, SPARSE, name=ANNEALED),
+    *_rows("annealed", _values("growth", 0.01, 0.02, 0.04, most=0.9), RAW, SPARSE, buffer_size=5),
     *_rows("teasq", _whole("cache_size", *SIZES), RAW, SPARSE, cap=CAP, kept=1.0, bits=32),
     *_rows("teasq, its schedule", _whole("cache_size", *SIZES), OWN, name="teasq", cap=CAP),
     *_rows("qafel", _whole("buffer_size", *SIZES), OWN),

@@ -27,6 +27,7 @@ VARIANTS: list[Variant] = [
     ("ca2fl", {"buffer_size": 2, "flush_s": 3.0}),
     ("aced", {"staleness_max": 2}),
     ("port", {"buffer_size": 2, "flush_s": 3.0}),
+    ("annealed", {"buffer_size": 1, "growth": 0.3, "flush_s": 3.0}),
     ("fedasmu", {"staleness_max": 2, "floor": 0.1}),
     ("fedfa", {"window_size": 2}),
     ("phased", {"phases": PHASES}),

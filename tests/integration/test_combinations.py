@@ -89,6 +89,9 @@ WORKS: dict[str, Tables] = {
     "a window, error feedback, the delta log": {
         **strategy("fedfa", window_size=3), **EF, **LOG, "robust": {"clip": 3.0},
     },
+    "buffers that grow, parts, error feedback, the delta log": {
+        **strategy("annealed", buffer_size=2, growth=0.1), **EF, **LOG, "submodel": {"name": "fedrolex"},
+    },
     "a memory of all, error feedback, the delta log": {**strategy("ca2fl", buffer_size=3), **EF, **LOG},
     "a mean of all, few bits, a cut": {
         **strategy("ace"), **LOG, "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},

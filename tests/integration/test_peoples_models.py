@@ -60,6 +60,7 @@ QUICK = [
     ("logistic", "port"),
     ("logistic", "fedasmu"),
     ("logistic", "fedfa"),
+    ("logistic", "annealed"),
     ("logistic", "phased"),
 ]
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]

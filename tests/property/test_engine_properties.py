@@ -39,6 +39,7 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("aced", {"staleness_max": 2}),
     ("fedcompass", {"steps_min": 1, "steps_max": 3}),
     ("port", {"buffer_size": 2, "flush_s": 3.0}),
+    ("annealed", {"buffer_size": 1, "growth": 0.3, "flush_s": 3.0}),
     ("fedasmu", {"staleness_max": 2}),
     ("fedfa", {"window_size": 2}),
     ("phased", {"phases": PHASES}),

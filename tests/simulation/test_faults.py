@@ -76,6 +76,7 @@ def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
         (440, {"name": "fedcompass", "steps_min": 1}),
         (448, {"name": "port", "buffer_size": 3}),
         (456, {"name": "fedfa", "window_size": 4}),
+        (464, {"name": "annealed", "buffer_size": 2, "growth": 0.05}),
     ],
 )
 def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strategy: dict[str, Any]) -> None:

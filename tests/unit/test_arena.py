@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measuring import FOLDER, benchmark
+from measuring import benchmark
 
 from anabranch.core.config.tables import Config
-from anabranch.simulation.parts import PARTS
 from anabranch.strategies.registry import strategy_of
-from anabranch.support.code import let_in
 
 cells = benchmark("arena.cells")
 intervals = benchmark("arena.intervals")
@@ -258,14 +256,12 @@ def test_a_run_of_other_settings_is_another_run() -> None:
 # --- cells and rows ---
 
 
-def test_every_row_and_every_cell_can_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(FOLDER.parent)  # one row's strategy is a file of the benchmarks
+def test_every_row_and_every_cell_can_begin() -> None:
     pairs = [(CELL, each) for each in rows.ROWS] + [(cell, rows.ROWS[0]) for cell in cells.CELLS]
     for cell, each in pairs:
         for point in (each.grid.points[0], each.grid.points[-1]):
             config = each.point(cell, point).config(1, "test")
-            let_in(config, PARTS)
-            assert strategy_of(config).name == each.params["name"].rpartition(":")[2].lower()
+            assert strategy_of(config).name == each.params["name"]
 
 
 def test_names_are_of_one_row_and_one_cell_each() -> None:

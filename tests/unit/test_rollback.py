@@ -36,6 +36,7 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("ace", {}, {}),
     ("aced", {"staleness_max": 3}, {}),
     ("port", {"buffer_size": 2, "similarity_weight": 2.0}, {}),
+    ("annealed", {"buffer_size": 1, "growth": 0.3}, {}),
     ("fedasmu", {"floor": 0.1}, {}),
     ("fedfa", {"window_size": 3}, {}),
 ]

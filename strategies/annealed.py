@@ -21,8 +21,7 @@ staleness makes no step shorter, which it does with FedBuff. Of parts of the mod
 mean of those that cover it.
 
 Source: ours. That a growing batch does what a falling rate does is Smith et al., "Don't decay the learning
-rate, increase the batch size", ICLR 2018; the buffer is FedBuff's. It is here and not among the strategies
-because it has won nothing over FedBuff: docs/studies/arena.md.
+rate, increase the batch size", ICLR 2018; the buffer is FedBuff's. Measured in benchmarks/arena.
 """
 
 from __future__ import annotations
@@ -77,16 +76,11 @@ class Annealed(BufferStrategy):
         covered = counted(state.covered, state.share, update, weight, state.buffer.size)
         return replace(state, count=state.count + 1, since=since, covered=covered, share=state.share + weight)
 
-    def full(self, state: State, context: Context) -> bool:  # noqa: ARG002 - the contract's
+    def full(self, state: State, context: Context) -> bool:
         """With K updates."""
         return bool(state.count >= max(self.buffer_size, int(self.growth * state.taken)))
 
-    def aggregate(
-        self,
-        state: State,
-        vector: Vector,  # noqa: ARG002 - the contract's
-        context: Context,  # noqa: ARG002 - the contract's
-    ) -> Aggregate:
+    def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
         """The weighted sum and the sum of weights, or their quotient on each coordinate."""
         if state.covered is not None:
             return Aggregate(averaged(state.buffer, state.covered), 1, state)

@@ -1,18 +1,22 @@
-"""The arena's own strategy: its path by a reference of plain lists, how its buffers grow, parts."""
+"""Annealed buffers: their path by a reference of plain lists, how they grow, parts, what is remembered."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from machines import Bench, decision
 
 import anabranch
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.updates import Verdict
+from anabranch.core.snapshot import restore, state_digest, take_snapshot
+from anabranch.strategies.registry import make_strategy
 
-ANNEALED = f"{Path(__file__).parents[2]}/benchmarks/arena/annealed.py:Annealed"
 Sent = tuple[int, list[float], list[int]]  # base version, values, coordinates
 START, ALL = [0.5, -1.0, 2.0], [0, 1, 2]
 
@@ -69,7 +73,7 @@ def aggregated(sent: list[Sent], params: dict[str, Any]) -> Any:
         )
         for i, (base, values, at) in enumerate(sent)
     ]
-    return anabranch.aggregate(ANNEALED, params, {"w": np.array(START)}, updates)
+    return anabranch.aggregate("annealed", params, {"w": np.array(START)}, updates)
 
 
 @pytest.mark.parametrize("parts", [False, True])
@@ -98,3 +102,54 @@ def test_it_starts_as_fedbuff_whose_weights_are_divided_out() -> None:
     other = anabranch.aggregate("fedbuff", {"buffer_size": 4}, {"w": np.array(START)}, updates)
     mine = aggregated(sent, {"buffer_size": 4, "growth": 0.02})
     np.testing.assert_allclose(mine.model["w"], other.model["w"], rtol=1e-12)
+
+
+def test_staleness_makes_no_step_shorter() -> None:
+    bench = Bench("annealed", buffer_size=1)
+    bench.enrol("a", "late")
+    bench.ask("late", "late")
+    for n in range(3):
+        bench.work("a", f"t{n}", (0, 0, 0, 0))
+    assert decision(bench.push("late", "late", (2, 4, 6, 8))).weight == 0.5
+    np.testing.assert_allclose(bench.engine.vector, [2, 4, 6, 8], rtol=1e-6)
+
+
+def test_a_buffer_that_waited_is_divided_by_what_it_has_and_counts_as_much() -> None:
+    bench = Bench("annealed", buffer_size=9, growth=0.5, flush_s=5.0)
+    bench.enrol("a", "b")
+    assert bench.work("a", "t", (1, 2, 3, 4), now=1.0).verdict is Verdict.HELD
+    bench.tick(6.0)
+    assert bench.engine.version == 1
+    assert bench.engine.state.taken == 1
+    np.testing.assert_allclose(bench.engine.vector, [1, 2, 3, 4], rtol=1e-6)
+
+
+def test_a_snapshot_in_the_middle_of_a_buffer_goes_on_alike() -> None:
+    bench = Bench("annealed", buffer_size=2, growth=0.4)
+    bench.enrol("a", "b")
+    bench.ask("b", "late")
+    for n in range(8):
+        bench.work("a", f"t{n}", (n, -1, 0.5, 2))
+    bench.push("b", "late", (9, -9, 9, 9))
+    again, engine = Bench("annealed", buffer_size=2, growth=0.4), bench.engine
+    again.engine = restore(take_snapshot(engine), engine.spec, engine.strategy, engine.settings)
+    before = engine.version
+    for each in (bench, again):
+        for n in range(8, 14):
+            each.work("a", f"t{n}", (3, -1, 4, n))
+    assert bench.engine.version == before + 2, "buffers of three by now"
+    assert state_digest(again.engine) == state_digest(bench.engine)
+
+
+@pytest.mark.parametrize(
+    ("params", "table", "words"),
+    [
+        ({"buffer_size": 0}, RobustTable(), "buffer_size must be at least 1"),
+        ({"growth": 1.0}, RobustTable(), r"growth must be in \[0, 1\)"),
+        ({"server_lr": 0.0}, RobustTable(), "server_lr must be greater than 0"),
+        ({}, RobustTable(rule="median"), "'annealed' gathers no buffer that takes one"),
+    ],
+)
+def test_what_it_cannot_have_is_named(params: dict[str, Any], table: RobustTable, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_strategy("annealed", params, table)
