@@ -10,7 +10,7 @@ from anabranch.core.kernels.table import TableLoops
 def _chosen() -> tuple[Loops, TableLoops]:
     try:
         from anabranch.core.kernels import compiled, compiled_tables
-    except ImportError:  # there was no compiler, or ANABRANCH_KERNELS=numpy
+    except (ImportError, AttributeError):  # no compiler, ANABRANCH_KERNELS=numpy, or made of older sources
         return plain, plain_tables
     return compiled, compiled_tables
 

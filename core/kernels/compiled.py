@@ -21,6 +21,7 @@ from anabranch.core.kernels.contract import (
 from anabranch.core.model.arrays import Indices, Vector
 
 FLOAT32 = np.dtype(np.float32)
+_to_levels = _loops.to_levels  # an AttributeError where the extension was built of older sources
 
 
 def top(values: Vector) -> int:
@@ -85,7 +86,7 @@ def read_numbers(data: Data, k: int, n: int) -> Indices:
 
 def to_levels(values: Vector, inverse: float, more: float, most: float, out: Levels) -> None:
     """See `Loops`."""
-    if not (_is_for_us(values) and _loops.to_levels(values, inverse, more, most, out)):
+    if not (_is_for_us(values) and _to_levels(values, inverse, more, most, out)):
         plain.to_levels(values, inverse, more, most, out)
 
 
