@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 Step = Callable[["_Machine", Any], None]
+# No tuples: a deep one's hash ends the process, and one of pairs of pairs of the same is hashed forever.
+KEYS = (str, int, float, bool, type(None))
 
 
 class NotPlain(ValueError):
@@ -42,6 +44,8 @@ class _Machine:
 
     def pairs(self, items: list[Any] | tuple[Any, ...]) -> dict[Any, Any]:
         """Keys and values, in turn."""
+        if any(type(key) not in KEYS for key in items[::2]):
+            raise TypeError("a key is neither a text nor a number")
         return dict(zip(items[::2], items[1::2], strict=True))
 
 

@@ -41,6 +41,7 @@ from anabranch.workloads.plain_pickles import NotPlain, plain_pickle
 from anabranch.workloads.traces import DAY_S, DeviceMoment, DeviceTrace, Trace
 
 INFERENCES_OF_STEP = 3.0  # FedScale's augmentation_factor
+BROKEN = (TypeError, ValueError, OverflowError, RecursionError)  # of a record that is not as it should be
 
 
 def fedscale(capacity: Path | None, behaviour: Path | None, batch: int) -> Trace:
@@ -118,7 +119,7 @@ def _fedscale_rows(path: Path | None, row_of: Any, *more: Any) -> Iterator[Any]:
     for name, row in loaded.items():
         try:
             yield name, *row_of(row, *more)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, *BROKEN) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise DataError(f"FedScale: {path}, device {name!r}: {why}") from None
 
@@ -161,7 +162,7 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         text = path.read_text(encoding="utf-8").strip()
         lines = [line for line in text.splitlines() if line.strip()]
         listed = json.loads(text) if text.startswith("[") else [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"MobiPerf: {path} is no list of measurements in JSON: {error}") from error
     for number, record in enumerate(listed, 1):
         if not isinstance(record, dict):
@@ -178,7 +179,7 @@ def _measured(path: Path) -> Iterator[tuple[str, float | None, float]]:
             rates = json.loads(rates) if isinstance(rates, str) else rates
             kbps = median([float(rate) for rate in rates or ()] or [0.0])
             time_s = _time_s(record)
-        except (TypeError, ValueError) as error:
+        except BROKEN as error:
             raise DataError(f"MobiPerf: {path}, measurement {number}: {error}") from None
         if 0 < kbps < math.inf:
             yield str(record.get("device_id", f"measurement {number}")), time_s, kbps / 1000.0
@@ -187,7 +188,7 @@ def _measured(path: Path) -> Iterator[tuple[str, float | None, float]]:
 def _first_s(path: Path) -> float | None:
     try:
         return min((s for _, record in _records(path) if (s := _time_s(record)) is not None), default=None)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DataError(f"MobiPerf: {path}: {error}") from None
 
 
@@ -197,7 +198,9 @@ def _time_s(record: Mapping[str, Any]) -> float | None:
     if stamp is None or "device_id" not in record:
         return None
     if isinstance(stamp, int | float) or str(stamp).isdecimal():
-        return float(stamp) / 1e6
+        if not math.isfinite(found := float(stamp) / 1e6):
+            raise ValueError(f"timestamp must be a number, not {stamp}")
+        return found
     when = datetime.fromisoformat(str(stamp))
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
@@ -205,7 +208,7 @@ def _time_s(record: Mapping[str, Any]) -> float | None:
 def _map(values: Any) -> Mapping[str, Any]:
     """Values as the app writes them, an object, or as its page does, a list of such."""
     if isinstance(values, list):
-        return {key: value for one in values for key, value in one.items()}
+        return {key: value for one in values if isinstance(one, dict) for key, value in one.items()}
     return values if isinstance(values, dict) else {}
 
 

@@ -79,6 +79,7 @@ def test_the_shorter_file_is_dealt_again(tmp_path: Path) -> None:
         ({7: {"finish_time": 10, "active": [1, 2], "inactive": [3, 4]}}, "take turns"),
         ({7: {"finish_time": 0, "active": [], "inactive": []}}, "finish_time must be"),
         ({7: {"active": [], "inactive": []}}, "it has no 'finish_time'"),
+        ({7: {"finish_time": 10**400, "active": [], "inactive": []}}, "too large"),
         ([1], "dictionary of devices"),
         ({}, "dictionary of devices"),
     ],
@@ -139,6 +140,16 @@ def test_a_broken_pickle_is_said_to_be_one(data: bytes) -> None:
         return
 
 
+NESTED = b")" + b"\x85" * 300_000  # each step puts the tuple before into another
+SHARED = b")\x94" + b"".join(b"h" + bytes([i]) + b"\x86\x94" for i in range(60))  # has the one before twice
+
+
+@pytest.mark.parametrize("key", [NESTED, SHARED], ids=["nested", "shared"])
+def test_a_key_whose_hash_would_end_the_process_or_never_end_is_refused(key: bytes) -> None:
+    with pytest.raises(NotPlain, match="a key is neither a text nor a number"):
+        plain_pickle(b"\x80\x04}" + key + b"K\x01s.")
+
+
 def measurement(device: str, stamp: Any, up: bool, values: Any) -> dict[str, Any]:
     return {
         "device_id": device,
@@ -185,6 +196,9 @@ def test_lists_that_name_no_device_have_one_in_each_row(tmp_path: Path) -> None:
     ]
 
 
+DEEP, LARGE = "[" * 100_000, 10**400
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -194,6 +208,14 @@ def test_lists_that_name_no_device_have_one_in_each_row(tmp_path: Path) -> None:
         ('[{"tcp_speed_results": ["fast"]}]', "measurement 1"),
         ("[]", "no measurement with a rate"),
         ('[{"device_id": "x", "timestamp": "noon", "tcp_speed_results": [1]}]', "noon"),
+        ('[{"device_id": "x", "timestamp": NaN, "tcp_speed_results": [1]}]', "timestamp must be a number"),
+        (f'[{{"device_id": "x", "timestamp": {LARGE}, "tcp_speed_results": [1]}}]', "too large"),
+        (f'[{{"tcp_speed_results": [{LARGE}]}}]', "measurement 1: int too large"),
+        pytest.param(
+            f'[{{"tcp_speed_results": "{DEEP}"}}]', "measurement 1: maximum recursion", id="deep rates"
+        ),
+        pytest.param(DEEP, "no list of measurements", id="deep list"),
+        ('[{"values": [1, 2]}]', "no measurement with a rate"),
     ],
 )
 def test_bad_measurements_are_named(tmp_path: Path, text: str, says: str) -> None:
