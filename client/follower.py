@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from anabranch.client.frozen import fetched_frozen
+from anabranch.client.frozen import built_frozen, fetched_frozen
 from anabranch.client.history import HistoryRestored
 from anabranch.client.kept import Keepsake
 from anabranch.client.messages import FetchedModel
@@ -17,7 +17,7 @@ from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.core.config.goal import UNNAMED, Goal
-from anabranch.core.config.ranges import LOCAL
+from anabranch.core.config.ranges import SERVED
 from anabranch.core.config.tables import ClientTable, Config
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.core.model.metrics import finite
@@ -52,7 +52,8 @@ class Follower:
     SIGINT. `every` > 1 measures only every so many versions, and the last. `poll_s`: how often to ask.
     `on_failure` hears of errors that pass; a report that fails is one of them. `on_answer` hears that the
     server is there. `kept`: of a device, for its own buffers. `goal`: what the run is judged by, if that is
-    known: an App that does not measure it is an error.
+    known: an App that does not measure it is an error. `frozen_sha256` (hex): of the run's frozen
+    tensors that travel apart, where that is known.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Follower:
         kept: Keepsake | None = None,
         goal: Goal = UNNAMED,
         config: Mapping[str, Any] | None = None,
+        frozen_sha256: str = "",
     ) -> None:
         self._goal = goal
         self._settings = settings or ClientTable()
@@ -90,8 +92,7 @@ class Follower:
         self._examples = data_of(app, shard)
         run = Config.from_json(config or {})
         self._growth = None if config is None else grown(run, self._local.spec)
-        if run.run.frozen == LOCAL:
-            self._local.apart = self._local.own_frozen
+        self._local.frozen_served, self._frozen_sha256 = run.run.frozen == SERVED, frozen_sha256
 
     def stop(self) -> None:
         """From any thread: end soon."""
@@ -100,7 +101,8 @@ class Follower:
     def __iter__(self) -> Iterator[Measurement]:
         """The measurements, as they come.
 
-        Raises `ManifestMismatch` for a run of another model, `AppError` for an App that does not measure what
+        Raises `ManifestMismatch` for a run of another model or of frozen tensors that this App should build
+        and does not, `AppError` for an App that does not measure what
         the run is judged by.
         """
         with interruptible(self._bell):
@@ -148,9 +150,14 @@ class Follower:
 
     def _have_frozen(self) -> None:
         """What travels apart, once."""
-        spec = self._local.spec
-        if spec.apart and self._local.apart is None:
-            self._local.apart = self._persist(lambda: fetched_frozen(self._transport, spec)).tensors
+        local, spec, sha256 = self._local, self._local.spec, self._frozen_sha256
+        if not spec.apart or local.apart is not None:
+            return
+        if local.frozen_served:
+            found = self._persist(lambda: fetched_frozen(self._transport, spec, sha256))
+        else:
+            found = built_frozen(spec, local.own_frozen, sha256)
+        local.apart = found.tensors
 
     def _persist(self, call: Callable[[], T]) -> T:
         base_s, cap_s = self._settings.retry_base_s, self._settings.retry_cap_s

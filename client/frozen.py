@@ -36,6 +36,20 @@ def fetched_frozen(transport: Transport, spec: ParamSpec, sha256: str = "") -> F
     return FrozenPart(tensors, len(data))
 
 
+def built_frozen(spec: ParamSpec, own: Tensors, sha256: str) -> FrozenPart:
+    """The App's own, in a run that sends none. `sha256` (hex): what they must be, where that is known.
+
+    Raises `ManifestMismatch` where they are others.
+    """
+    if sha256 and not _is(spec, own, sha256):
+        raise ManifestMismatch(
+            "the run's frozen tensors are not sent (run.frozen = 'local'), and those that the App builds "
+            f"here are others: SHA-256 {frozen_sha256(spec, own)[:16]}, in the run {sha256[:16]}; give "
+            "the App the weights that the run began with, by --data-path or as it loads them"
+        )
+    return FrozenPart(own)
+
+
 class FrozenFiles:
     """The frozen tensors in a device's folder."""
 
@@ -54,11 +68,7 @@ class FrozenFiles:
         if _is(spec, kept := self._kept(sha256), sha256):
             return FrozenPart(kept)
         if not served:
-            raise ManifestMismatch(
-                "the run's frozen tensors are not sent (run.frozen = 'local'), and those that the App builds "
-                f"here are others: SHA-256 {frozen_sha256(spec, own)[:16]}, in the run {sha256[:16]}; give "
-                "the App the weights that the run began with, by --data-path or as it loads them"
-            )
+            return built_frozen(spec, own, sha256)
         found = fetched_frozen(transport, spec, sha256)
         self._keep(found.tensors, sha256)
         return found

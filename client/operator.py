@@ -80,6 +80,7 @@ class RunStatus:
     run_twice: Sequence[str] = ()  # clients that were lately seen to be run by two processes at a time
     masked_sums: MaskedSums | None = None
     phase: str = ""  # of a strategy of phases, in words
+    frozen_sha256: str = ""  # hex, of the frozen tensors that travel apart; empty where none do
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what counts since the run began and what since the server started also by that."""
@@ -299,6 +300,7 @@ class OperatorClient:
             run_twice=list(s.run_twice),
             masked_sums=_masked_sums(s.masked_sums) if s.HasField("masked_sums") else None,
             phase=s.phase,
+            frozen_sha256=s.manifest.frozen_sha256.hex(),
         )
 
     def jobs(self) -> list[ListedJob]:

@@ -223,7 +223,8 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
         sink = None
         if options.admin:
             sink = stack.enter_context(open_operator(options.admin, wallet, options.insecure))
-        seed, config = options.seed, None if sink is None else _status(sink).config
+        status = None if sink is None else _status(sink)
+        seed, config = options.seed, None if status is None else status.config
         if config is not None:
             join_run(app, config)
         if seed is None:
@@ -245,6 +246,7 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
             kept=None if options.state_dir is None else own_buffers(options.state_dir),
             goal=Goal.of_json(config or {}),
             config=config,
+            frozen_sha256="" if status is None else status.frozen_sha256,
         )
 
 

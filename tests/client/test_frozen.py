@@ -172,9 +172,13 @@ def test_where_it_is_local_it_is_never_on_the_wire(tmp_path: Path) -> None:
         with GrpcTransport(info.address, "c") as transport:
             with pytest.raises(UnknownVersion, match=r"not sent in this run \(run\.frozen = 'local'\)"):
                 transport.fetch(SPEC.layout_hash, part_id=1)
-            (seen,) = Follower(Head(), transport, Shard("test"), once=True, config=settings.to_json())
-        with OperatorClient(info.admin_address) as operator:
-            operator.export(tmp_path / "final.safetensors")
+            with OperatorClient(info.admin_address) as operator:
+                status = operator.status()
+                operator.export(tmp_path / "final.safetensors")
+            known: Any = {"once": True, "config": status.config, "frozen_sha256": status.frozen_sha256}
+            with pytest.raises(ManifestMismatch, match="builds here are others"):
+                list(Follower(Head(seed=9), transport, Shard("test"), **known))
+            (seen,) = Follower(Head(), transport, Shard("test"), **known)
     weights = load_file(tmp_path / "final.safetensors")
     assert {n: weights[n].tobytes() for n in base()} == {n: a.tobytes() for n, a in base().items()}
     test = Synthetic().data(Shard("test"))
