@@ -264,9 +264,7 @@ def renewal_due(certificate: x509.Certificate) -> float:
     return begin + RENEW_AT * (end - begin)
 
 
-@lru_cache(
-    maxsize=4096
-)  # what was signed once stays signed: when it is valid, and revoked, is asked elsewhere
+@lru_cache(maxsize=4096)  # signed once is signed for good; until when, and if revoked, is asked elsewhere
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether an authority's key has signed a certificate."""
     try:

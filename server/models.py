@@ -106,7 +106,8 @@ class Models:
         self._looked_at: deque[int] = deque(maxlen=LOOKED_AT_KEPT)
         # SHA-256 (hex) of what travels apart; empty where nothing does.
         self.frozen_sha256 = frozen_sha256(spec, frozen)
-        self._sends, sends = frozen_served, spec.apart and frozen_served == SERVED
+        self._frozen_served = frozen_served
+        sends = spec.apart and frozen_served == SERVED
         self._apart = self._executor.submit(self._write_apart) if sends else None
         for path in folder.iterdir():
             if found := _NAME.match(path.name):
@@ -204,7 +205,7 @@ class Models:
     async def part(self, part_id: int) -> ModelFile:
         """What travels apart, as a file for all versions. Raises `UnknownVersion` for any other part."""
         if part_id != PART or self._apart is None:
-            raise unknown_part(part_id, self.spec, self._sends)
+            raise unknown_part(part_id, self.spec, self._frozen_served)
         return await asyncio.wrap_future(self._apart)
 
     def close(self) -> None:

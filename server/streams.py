@@ -16,8 +16,8 @@ AGE_S = 25 * 60.0  # well before gRPC cuts the connection, in the midst of whate
 class OpenStream:
     """One exchange, between two requests or not."""
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams, self._opened_at = streams, asyncio.get_running_loop().time()
+    def __init__(self) -> None:
+        self._opened_at = asyncio.get_running_loop().time()
         self._ended = False
         self._deadline: asyncio.Timeout | None = None
 
@@ -55,7 +55,7 @@ class Streams:
         if self.closed or len(self._open) >= self._most:
             yield None
             return
-        waiting = OpenStream(self)
+        waiting = OpenStream()
         self._open.add(waiting)
         try:
             yield waiting
