@@ -37,8 +37,8 @@ class NetworkLink:
         """What it is at a moment of a trace that says something of it."""
         return _link(
             self.latency_s if moment.latency_s is None else moment.latency_s,
-            self.up_bps if moment.up_mbps is None else _bps(moment.up_mbps),
-            self.down_bps if moment.down_mbps is None else _bps(moment.down_mbps),
+            self.up_bps if moment.up_mbps is None else bps_of(moment.up_mbps),
+            self.down_bps if moment.down_mbps is None else bps_of(moment.down_mbps),
         )
 
     def upload_s(self, payload_bytes: int) -> float:
@@ -53,7 +53,8 @@ class NetworkLink:
 _link = lru_cache(maxsize=1024)(NetworkLink)
 
 
-def _bps(mbps: float) -> float:
+def bps_of(mbps: float) -> float:
+    """Bits a second; 0 Mbit/s is no limit."""
     return mbps * 1e6 if mbps else math.inf
 
 

@@ -8,14 +8,13 @@ Either way the bytes need a device's latency more, and a download that of its re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.simulation.clock import VirtualClock
-from anabranch.simulation.network import NetworkLink
+from anabranch.simulation.network import NetworkLink, bps_of
 from anabranch.simulation.shared_link import Flow, SharedLink
 
 Arrival = Callable[[float], None]
@@ -145,8 +144,8 @@ class SharedLines:
 
     def __init__(self, clock: VirtualClock, fleet: FleetTable) -> None:
         self.clock = clock
-        self._up = SharedLink(clock, _bps(fleet.server_in_mbps))
-        self._down = SharedLink(clock, _bps(fleet.server_out_mbps))
+        self._up = SharedLink(clock, bps_of(fleet.server_in_mbps))
+        self._down = SharedLink(clock, bps_of(fleet.server_out_mbps))
         self._under_way: dict[str, list[SharedTransfer]] = {}
 
     def upload(self, owner: str, link: NetworkLink, payload_bytes: int) -> Transfer:
@@ -185,7 +184,3 @@ def lines_of(clock: VirtualClock, fleet: FleetTable, changing: bool) -> Lines:
     if changing or fleet.server_in_mbps or fleet.server_out_mbps:
         return SharedLines(clock, fleet)
     return OwnLines(clock)
-
-
-def _bps(mbps: float) -> float:
-    return mbps * 1e6 if mbps else math.inf
