@@ -118,8 +118,12 @@ class Study:
     less: int = 1  # how many times fewer updates than `base` says
     extensions_max: int = EXTENSIONS_MAX  # as the methods have it
 
-    def main(self, arguments: argparse.Namespace) -> None:
-        """What the command line asks for."""
+    def main(self, description: str | None) -> None:
+        """What the command line asks for; `description` is of its help."""
+        parser = argparse.ArgumentParser(description=description)
+        parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
+        parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
+        arguments = parser.parse_args()
         study, folder = (self._quick(), Path("/tmp")) if arguments.quick else (self, STUDIES)
         data_file = folder / f"{self.name}.json"
         if not arguments.render:

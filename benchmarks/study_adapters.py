@@ -9,7 +9,6 @@ come, and in rounds. Writes `docs/studies/adapters.md` and `.json`; `--quick` th
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,14 +64,5 @@ numbers, raw. FedBuff with buffers of four, and FedAvg in rounds of four. *Both 
     counts_messages=True,
 )
 
-
-def main() -> None:
-    """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
-    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
-    STUDY.main(parser.parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

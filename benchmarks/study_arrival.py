@@ -10,7 +10,6 @@ of less, into /tmp.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,14 +53,5 @@ change much. There it is of self-supervised pre-training; here examples have lab
     methods=[Method(way, {"": {"fleet": fleet}}, rates=RATES) for way, fleet in WAYS.items()],
 )
 
-
-def main() -> None:
-    """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
-    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
-    STUDY.main(parser.parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

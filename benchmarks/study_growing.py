@@ -11,7 +11,6 @@ judged by its accuracy at the end; then it runs on the paired seeds. Writes `doc
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,14 +67,5 @@ the start. Everything travels raw. Whole models carry the three heads of earlier
     tuning_seeds=(101,),
 )
 
-
-def main() -> None:
-    """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
-    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
-    STUDY.main(parser.parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -11,7 +11,6 @@ same of less, into /tmp.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -147,14 +146,5 @@ once in {K} of them; *rounds, Nesterov* is [DiLoCo](../strategies.md#diloco) (ar
     extensions_max=EXTENSIONS_MAX,
 )
 
-
-def main() -> None:
-    """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
-    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
-    STUDY.main(parser.parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -9,7 +9,6 @@ same of less, into /tmp.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from benchmarks.equal_updates import Method, Study
@@ -81,14 +80,5 @@ raw. Updates are equal, time is not: that is what a change of phase is for.""",
     counts_time=True,
 )
 
-
-def main() -> None:
-    """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
-    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
-    STUDY.main(parser.parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

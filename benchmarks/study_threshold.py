@@ -10,8 +10,6 @@ What the choice costs a device `python -m benchmarks.codecs` measures. Writes `d
 
 from __future__ import annotations
 
-import argparse
-
 from benchmarks.equal_updates import Method, Study
 from benchmarks.studies import Tables
 
@@ -56,14 +54,5 @@ the `topk` of its fraction; kB an update say whether bytes were equal.""",
     counts_messages=True,
 )
 
-
-def main() -> None:
-    """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
-    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
-    STUDY.main(parser.parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -11,7 +11,6 @@ does not use, judged by its accuracy at the end; then it runs on the paired seed
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -123,14 +122,5 @@ takes as long, whatever it is made of.""",
     methods=methods(),
 )
 
-
-def main() -> None:
-    """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
-    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
-    STUDY.main(parser.parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)
