@@ -112,9 +112,10 @@ def test_kills_of_all_three_kinds(tmp_path: Path, stack: ExitStack) -> None:
     """A keeper that is away holds up sums, not devices; what waits outlives the server."""
     fleet = MaskedFleet(tmp_path, stack)
     keepers, server = [fleet.keeper(i) for i in range(2)], fleet.server()
-    devices = [fleet.device(i) for i in range(4)]
-    fleet.until("version", 1)
+    devices = [fleet.device(i) for i in range(3)]
+    fleet.until("updates_applied", 3)  # no sum is asked for before the fourth
     keepers[1].kill()
+    devices.append(fleet.device(3))
     held_up = fleet.until("waiting", 1)
     devices[2].kill()
     server.kill()
@@ -135,9 +136,10 @@ def test_a_standby_takes_over_with_the_sums_that_wait(
     database = ("--database", postgresql_url, "--standby")
     leader, of_leader = fleet.server("", *database), fleet.admin
     standby, of_standby = fleet.standby(*database), fleet.admin
-    devices, fleet.admin = [fleet.device(i) for i in range(4)], of_leader
-    fleet.until("version", 1)
+    devices, fleet.admin = [fleet.device(i) for i in range(3)], of_leader
+    fleet.until("updates_applied", 3)  # no sum is asked for before the fourth
     keepers[1].kill()
+    devices.append(fleet.device(3))
     held_up = fleet.until("waiting", 1)["masked_sums"]["waiting"][0]["number"]
     leader.kill()
     assert standby.stdout is not None

@@ -117,10 +117,10 @@ class MaskedFleet:
         return answer(anabranch(self.folder, "admin", "status", *papers, "--json"))
 
     def until(self, key: str, least: int) -> dict[str, Any]:
-        """Wait until so many sums wait (`waiting`), or there is such a version."""
+        """Wait until so many sums wait (`waiting`), or a number of the status is so high."""
         while True:
             found = self.status()
-            if (found["version"] if key == "version" else len(found["masked_sums"][key])) >= least:
+            if (len(found["masked_sums"][key]) if key == "waiting" else found[key]) >= least:
                 return found
             time.sleep(LOOK_S)
 
