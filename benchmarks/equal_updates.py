@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.reports.result import Result
-from benchmarks.studies import Point, Tables, late_accuracy, mean, pool_of, run, table
+from benchmarks.studies import Point, Tables, late_accuracy, mean, pool_of, run, study_parser, table
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
@@ -120,9 +119,7 @@ class Study:
 
     def main(self, description: str | None) -> None:
         """What the command line asks for; `description` is of its help."""
-        parser = argparse.ArgumentParser(description=description)
-        parser.add_argument("--quick", action="store_true", help="fewer updates, points and seeds; into /tmp")
-        parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
+        parser = study_parser(description, "fewer updates, points and seeds; into /tmp")
         arguments = parser.parse_args()
         study, folder = (self._quick(), Path("/tmp")) if arguments.quick else (self, STUDIES)
         data_file = folder / f"{self.name}.json"

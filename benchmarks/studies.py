@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import multiprocessing
 import os
@@ -166,6 +167,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [list(head), ["---"] * len(head), *(list(row) for row in rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def study_parser(description: str | None, quick: str) -> argparse.ArgumentParser:
+    """What the commands of studies have in common; `quick` says what `--quick` leaves out."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
+    return parser
 
 
 def publish(page: Path, text: str, study: str) -> None:

@@ -12,7 +12,6 @@ whose code has changed.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -36,6 +35,7 @@ from benchmarks.studies import (
     pool_of,
     publish,
     reached,
+    study_parser,
     table,
     tune,
     tuning_rows,
@@ -137,9 +137,7 @@ Scores = dict[str, list[tuple[dict[str, float], float, bool]]]  # chosen values,
 
 def main() -> None:
     """Tune, compare, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed each, a short horizon, docs untouched")
-    parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
+    parser = study_parser(__doc__, "one seed each, a short horizon, docs untouched")
     parser.add_argument(
         "--again", action="append", choices=[*METHODS, *CHANGED], default=[], metavar="METHOD"
     )

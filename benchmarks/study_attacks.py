@@ -14,7 +14,6 @@ then four rules at that rate, of which the one whose worst case is best is recom
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -28,7 +27,18 @@ from typing import Any
 from anabranch.reports.page import standalone
 from anabranch.reports.result import Result
 from anabranch.reports.svg import WIDTH, legend, rect, svg, text
-from benchmarks.studies import Point, Tables, late_accuracy, mean, plain, pool_of, publish, run, table
+from benchmarks.studies import (
+    Point,
+    Tables,
+    late_accuracy,
+    mean,
+    plain,
+    pool_of,
+    publish,
+    run,
+    study_parser,
+    table,
+)
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 NAME = "attacks"
@@ -253,9 +263,7 @@ and quarantine.
 
 def main() -> None:
     """Measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed, a short horizon, docs untouched")
-    parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
+    parser = study_parser(__doc__, "one seed, a short horizon, docs untouched")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at a time")
     arguments = parser.parse_args()
     folder = Path("/tmp") if arguments.quick else STUDIES

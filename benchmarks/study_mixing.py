@@ -11,7 +11,6 @@ goes on to paired seeds. Writes `docs/studies/mixing.md` and `.json`; what is in
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies import Point, late_accuracy, mean, pool_of, publish, run, table
+from benchmarks.studies import Point, late_accuracy, mean, pool_of, publish, run, study_parser, table
 from benchmarks.study_attacks import ATTACKERS, BASE, GOAL_LOST, NOBODY, SHARED, STUDIES
 
 NAME = "mixing"
@@ -174,9 +173,7 @@ def _tuned(runs: Runs) -> Iterator[list[str]]:
 
 def main() -> None:
     """Measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed, a short horizon, docs untouched")
-    parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
+    parser = study_parser(__doc__, "one seed, a short horizon, docs untouched")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at a time")
     arguments = parser.parse_args()
     folder = Path("/tmp") if arguments.quick else STUDIES

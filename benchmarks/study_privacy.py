@@ -15,7 +15,6 @@ fewer points and seeds, into /tmp.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.reports.intervals import mean_interval
-from benchmarks.studies import Point, Tables, late_accuracy, mean, pool_of, publish, run, table
+from benchmarks.studies import Point, Tables, late_accuracy, mean, pool_of, publish, run, study_parser, table
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 COMMAND = "python -m benchmarks.study_privacy"
@@ -286,9 +285,7 @@ as the best is on an edge a row beyond it, {EXTENSIONS_MAX} rows at most.
 
 def main() -> None:
     """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer points and seeds; into /tmp")
-    parser.add_argument("--render", action="store_true", help="write the page again of what was measured")
+    parser = study_parser(__doc__, "fewer points and seeds; into /tmp")
     arguments = parser.parse_args()
     folder = Path("/tmp") if arguments.quick else STUDIES
     kept = folder / "privacy.json"

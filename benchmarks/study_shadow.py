@@ -12,7 +12,6 @@ foreground's. Writes `docs/studies/shadow.md` and `.json`; what is in the `.json
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -32,7 +31,7 @@ from anabranch.server.manifest import write_manifest
 from anabranch.workloads.app import Shard, load_app
 from anabranch.workloads.trainer import trainer_for
 from benchmarks.shadow_device import APP, ELASTIC_FOREGROUND, GAP, PLAN
-from benchmarks.studies import mean, publish, table
+from benchmarks.studies import mean, publish, study_parser, table
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's folder for such may not be
@@ -308,10 +307,8 @@ Mean ± standard deviation over the seeds.
 
 def main() -> None:
     """Measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = study_parser(__doc__, "little of everything, docs untouched")
     parser.add_argument("--only", default="", choices=["", "speed", "quality"], help="this part alone")
-    parser.add_argument("--quick", action="store_true", help="little of everything, docs untouched")
-    parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
     arguments = parser.parse_args()
     folder = Path("/tmp") if arguments.quick else STUDIES
     data_file = folder / f"{NAME}.json"

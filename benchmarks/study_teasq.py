@@ -11,7 +11,6 @@ comparison, not the tuning, for a method whose code has changed.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -33,6 +32,7 @@ from benchmarks.studies import (
     plain,
     pool_of,
     publish,
+    study_parser,
     table,
     tune,
     tuning_rows,
@@ -150,9 +150,7 @@ def study(
 
 def main() -> None:
     """Tune, compare, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed each, a short horizon, docs untouched")
-    parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
+    parser = study_parser(__doc__, "one seed each, a short horizon, docs untouched")
     parser.add_argument("--again", action="append", choices=list(METHODS), default=[], metavar="METHOD")
     arguments = parser.parse_args()
     data_file = Path("/tmp/study-teasq.json") if arguments.quick else STUDIES / f"{NAME}.json"
