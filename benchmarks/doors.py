@@ -10,7 +10,6 @@ stream, the one first that was last before. The processor time is the server's o
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import statistics
 import sys
@@ -18,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from anabranch.compress.registry import make_codec, stages
 from anabranch.core.config.ranges import BY_CALLS, BY_STREAM
 from anabranch.core.effects import Refused
 from anabranch.core.model.updates import Ask, Capability, Task
+from benchmarks.crew import Crew
 from benchmarks.throughput import RUNS, durable_server
 
 PROCESSES, THREADS, ROUNDS, WARM_UP = 2, 4, 5, 5
@@ -114,12 +115,10 @@ def _devices(address: str, names: Sequence[str], door: str, size: Size, barrier:
     devices = [Device(address, name, door, size) for name in names]
     for device in devices:
         device.push(WARM_UP)
-    threads = [threading.Thread(target=device.push, args=(size.updates,)) for device in devices]
     barrier.wait()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(devices)) as pool:
+        for _ in pool.map(lambda device: device.push(size.updates), devices):
+            pass  # what a thread raised is raised here
     barrier.wait()
     for device in devices:
         device.close()
@@ -127,21 +126,13 @@ def _devices(address: str, names: Sequence[str], door: str, size: Size, barrier:
 
 def _round(address: str, pid: int, door: str, size: Size, number: int) -> tuple[float, float]:
     """The server's processor time of an update in ms, and updates a second."""
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(PROCESSES + 1)
-    workers = []
-    for process in range(PROCESSES):
-        names = [f"{door}-{number}-{process}-{thread}" for thread in range(THREADS)]
-        workers.append(context.Process(target=_devices, args=(address, names, door, size, barrier)))
-        workers[-1].start()
-    barrier.wait()
+    names = [[f"{door}-{number}-{process}-{n}" for n in range(THREADS)] for process in range(PROCESSES)]
+    crew = Crew(_devices, [(address, mine, door, size) for mine in names])
+    crew.meet()
     cpu_s, began = _cpu_s(pid), time.perf_counter()
-    barrier.wait()
+    crew.meet()
     elapsed_s, used_s = time.perf_counter() - began, _cpu_s(pid) - cpu_s
-    for worker in workers:
-        worker.join()
-        if worker.exitcode:
-            raise RuntimeError(f"a device failed with exit code {worker.exitcode}")
+    crew.end()
     updates = PROCESSES * THREADS * size.updates
     return 1000 * used_s / updates, updates / elapsed_s
 

@@ -47,6 +47,7 @@ from anabranch.protos.convert import PROTOCOL_VERSION
 from anabranch.protos.frames import frame_bytes, request_frame, response_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub, add_DevicesServicer_to_server
+from benchmarks.crew import Crew
 from benchmarks.throughput import RUNS, Bare, durable_server
 from benchmarks.writers import CHUNK
 
@@ -213,7 +214,7 @@ class Device:
 
 
 def _drive(
-    target: Target, names: Sequence[str], setting: Setting, barrier: threading.Barrier, pipe: Connection
+    target: Target, names: Sequence[str], setting: Setting, pipe: Connection, barrier: threading.Barrier
 ) -> None:
     async def drive() -> None:
         fleet = [Device(target, name, setting.codec) for name in names]
@@ -231,23 +232,20 @@ def _drive(
 
 
 def _round(target: Target, setting: Setting, number: int) -> Measured:
-    context = multiprocessing.get_context("spawn")
-    barrier, ends, workers = context.Barrier(PROCESSES + 1), [], []
-    for process in range(PROCESSES):
-        names = [f"{number}-{process}-{n}" for n in range(setting.devices // PROCESSES)]
-        here, there = context.Pipe()
-        ends.append(here)
-        workers.append(context.Process(target=_drive, args=(target, names, setting, barrier, there)))
-        workers[-1].start()
-    barrier.wait()
+    each = setting.devices // PROCESSES
+    names = [[f"{number}-{process}-{n}" for n in range(each)] for process in range(PROCESSES)]
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in names]
+    crew = Crew(
+        _drive, [(target, mine, setting, there) for mine, (_, there) in zip(names, pipes, strict=True)]
+    )
+    for _, there in pipes:
+        there.close()  # else nobody would notice that its process is gone
+    crew.meet()
     before, began = used_s(target.pid), time.perf_counter()
-    barrier.wait()
+    crew.meet()
     elapsed_s, after = time.perf_counter() - began, used_s(target.pid)
-    took_s = [s for end in ends for s in end.recv()]
-    for worker in workers:
-        worker.join()
-        if worker.exitcode:
-            raise RuntimeError(f"a device failed with exit code {worker.exitcode}")
+    took_s = [s for here, _ in pipes for s in here.recv()]
+    crew.end()
     updates = len(took_s)
     threads = {kind: 1000 * (s - before.get(kind, 0.0)) / updates for kind, s in after.items()}
     p50, p99 = (1000 * float(np.percentile(took_s, q)) for q in (50, 99))

@@ -7,10 +7,10 @@ chunk size; only the durable one asks for a task before each push.
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
@@ -21,6 +21,7 @@ from anabranch.protos.convert import PROTOCOL_VERSION
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
+from benchmarks.crew import Crew
 
 PROCESSES, THREADS = 2, 4
 CHUNK = DEFAULT_LIMITS.chunk_bytes_max - 1024  # room for the message around it
@@ -44,35 +45,25 @@ class Load:
 
 def drive(load: Load) -> float:
     """Push the whole load; returns the seconds from the first push to the last answer."""
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(PROCESSES + 1)
-    workers = [context.Process(target=_process, args=(load, i, barrier)) for i in range(PROCESSES)]
-    for worker in workers:
-        worker.start()
-    barrier.wait()
+    crew = Crew(_process, [(load, i) for i in range(PROCESSES)])
+    crew.meet()
     started = time.perf_counter()
-    barrier.wait()
+    crew.meet()
     elapsed = time.perf_counter() - started
-    for worker in workers:
-        worker.join()
-        if worker.exitcode:
-            raise RuntimeError(f"a writer failed with exit code {worker.exitcode}")
+    crew.end()
     return elapsed
 
 
 def _process(load: Load, number: int, barrier: threading.Barrier) -> None:
     """Prepare everything that a device has at hand when it pushes, then push with some threads."""
-    threads = []
     each = load.updates // (PROCESSES * THREADS)
-    for i in range(THREADS):
-        writer = _Writer(load, f"{load.name}-{number}-{i}", each)
+    writers = [_Writer(load, f"{load.name}-{number}-{i}", each) for i in range(THREADS)]
+    for writer in writers:
         writer.prepare()
-        threads.append(threading.Thread(target=writer.push_all))
     barrier.wait()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(_Writer.push_all, writers):
+            pass  # what a thread raised is raised here
     barrier.wait()
 
 

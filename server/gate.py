@@ -7,7 +7,7 @@ the call is of this run, where a server serves several.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -76,7 +76,7 @@ class Gate:
     """Of one port and one run. Without `members` it is not guarded; else these `kinds` of them may pass.
 
     `job` is the run's name among others of the same server, empty for the only one, None for all of them;
-    `scope`: whose it is.
+    `scope`: whose it is now.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Gate:
         members: Members | None = None,
         kinds: Collection[Kind] = (),
         job: str | None = "",
-        scope: Scope = EVERYBODY,
+        scope: Callable[[], Scope] = lambda: EVERYBODY,
     ) -> None:
         self._members, self._kinds = members, frozenset(kinds)
         self._job, self._scope = job, scope
@@ -93,18 +93,20 @@ class Gate:
         """Who makes this call. Raises `NotAuthenticated`, `NotPermitted`; `ConfigError` for another job."""
         self._check_job(job_of(context))
         if self._members is None:
-            return Caller(address=context.peer(), trace=_trace(context), scope=self._scope)
+            return Caller(address=context.peer(), trace=_trace(context), scope=self._scope())
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:  # the handshake has seen to it: this port would be misconfigured
             raise NotAuthenticated("no certificate was shown: join first")
         peer = peer_of(bytes(shown[0]))
-        caller = Caller(peer, context.peer(), self._members, _trace(context), self._scope)
-        await caller.check_still()
+        await self._members.check(peer)
+        # Asked for behind the wait: if it changes in that, the streams that are open by then are ended, and
+        # this one is none of them yet.
+        scope = self._scope()
         if peer.kind not in self._kinds:
             raise NotPermitted(f"this port is not for {peer.kind}s: {peer.name!r} may not call it")
         if peer.kind is Kind.DEVICE:
-            self._scope.check(peer.name)
-        return caller
+            scope.check(peer.name)
+        return Caller(peer, context.peer(), self._members, _trace(context), scope)
 
     def _check_job(self, named: str) -> None:
         if self._job is not None and named != self._job:

@@ -54,7 +54,7 @@ class JobPorts(Ports):
         @contextmanager
         def chosen(context: Context) -> Iterator[Any]:
             with self._jobs.calling(job_of(context)) as (job, run):
-                yield service(run, gate_of(identity, kinds, job.name, job.scope))
+                yield service(run, gate_of(identity, kinds, job.name, lambda: job.scope))
 
         answer = by_job(service, chosen)
         add_JobsServicer_to_server(ListsJobs(self._jobs.all, every, admin, self._calls, self._limits), server)

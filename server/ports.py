@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import resource
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from grpc import aio
@@ -225,7 +225,10 @@ def reflect(server: Any) -> None:
 
 
 def gate_of(
-    identity: ServerIdentity | None, kinds: Collection[Kind], job: str | None = "", scope: Scope = EVERYBODY
+    identity: ServerIdentity | None,
+    kinds: Collection[Kind],
+    job: str | None = "",
+    scope: Callable[[], Scope] = lambda: EVERYBODY,
 ) -> Gate:
     """Of a port with this identity, and of one of its runs: see `Gate`."""
     return Gate(None if identity is None else identity.members, kinds, job, scope)

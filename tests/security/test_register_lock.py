@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import subprocess
 import sys
@@ -16,10 +17,13 @@ from guarded import Federation, issued
 from wire import CALL_S
 
 from anabranch.client.joining import join
-from anabranch.core.errors import StoreError
+from anabranch.core.errors import NotPermitted, StoreError
 from anabranch.identity.authority import DAY_S, REGISTER, Authority
-from anabranch.identity.certificates import Kind
+from anabranch.identity.certificates import Kind, certificate_pem
 from anabranch.identity.standings import Standings
+from anabranch.identity.wallet import Wallet
+from anabranch.server.gate import Caller, Gate, Scope
+from anabranch.server.members import Members
 
 LOCK = """
 import sqlite3, sys
@@ -136,6 +140,45 @@ def test_what_was_not_looked_up_since_a_commit_is_not_at_hand(
         authority.revoke("a")
         standings.of([second])  # the commit was seen, but of the other one nothing was read
         assert [standings.at_hand(serial) for serial in (first, second)] == [None, "good"]
+
+
+class Call:
+    """What a port asks a call of a device for."""
+
+    def __init__(self, wallet: Wallet) -> None:
+        self._shown = certificate_pem(wallet.certificate)
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_pem_cert": [self._shown]}
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+
+def test_who_waits_for_the_register_is_of_the_scope_that_holds_behind_the_wait(
+    authority: Authority, tmp_path: Path
+) -> None:
+    members, scopes = Members(authority), [Scope(("lab-1",))]
+    gate = Gate(members, [Kind.DEVICE], scope=lambda: scopes[-1])
+    callers = [Call(issued(authority, Kind.DEVICE, name, tmp_path / name)) for name in ("lab-1", "ward-1")]
+
+    async def call() -> list[Caller | BaseException]:
+        with locked(authority.folder / REGISTER):
+            calls = [asyncio.create_task(gate.caller(caller)) for caller in callers]
+            done, _ = await asyncio.wait(calls, timeout=0)
+            assert not done, "the register cannot tell of them yet"
+            scopes.append(Scope(("ward-*",)))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        members.close()
+        return found
+
+    lab, ward = asyncio.run(call())
+    assert isinstance(lab, NotPermitted)
+    assert isinstance(ward, Caller)
+    assert ward.scope == scopes[-1], "by which later requests of its stream are judged"
 
 
 def test_a_register_without_its_table_says_so(authority: Authority) -> None:
