@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.arena.regression import SCORE
 from benchmarks.studies import Tables
 
 DEVICES = 100
@@ -19,6 +20,20 @@ WORKLOADS: dict[str, tuple[Tables, float]] = {
     "fashion-mnist": (
         {"client": {"steps": 10, "batch_size": 20}, "fleet": {"examples_per_client": 200}},
         1.0,
+    ),
+    "text": (
+        {
+            "run": {"workload": "benchmarks.arena.text:Text"},
+            "client": {"steps": 10, "batch_size": 10},
+        },
+        0.07,
+    ),
+    "regression": (
+        {
+            "run": {"workload": "benchmarks.arena.regression:Regression", "metric": SCORE, "mode": "max"},
+            "client": {"steps": 10, "batch_size": 10},
+        },
+        0.01,
     ),
 }
 SPLITS: dict[str, Mapping[str, Any]] = {

@@ -18,9 +18,9 @@ RESULTS = Path(__file__).with_name("results")
 class Record:
     """A run: whose, and what it came to. `key` is of its settings: another definition is another run.
 
-    `accuracy` in %, the mean over the run's last fifth; `half` the same of the fifth before its middle.
-    `worst_tenth`: of the devices at the end, each judged on the classes that it has. `curve`: seconds,
-    accuracy in %, MB up, MB down at each evaluation; of tuning runs it is empty.
+    `accuracy`, or what else its cell is judged by, in %, the mean over the run's last fifth; `half` the same
+    of the fifth before its middle. `worst_tenth`: of the devices at the end, each judged on the classes that
+    it has. `curve`: seconds, accuracy in %, MB up, MB down at each evaluation; of tuning runs it is empty.
     """
 
     row: str
