@@ -15,7 +15,9 @@ Name = str | int
 
 
 def _hash(seed: int, names: tuple[Name, ...]) -> hashlib.blake2b:
-    text = "\x1f".join([str(seed), *[f"{type(n).__name__}:{n}" for n in names]])
+    text = f"{seed}"
+    for name in names:
+        text += f"\x1f{type(name).__name__}:{name}"
     return hashlib.blake2b(text.encode(), digest_size=16)
 
 
@@ -56,8 +58,6 @@ def lowest(seed: int, *names: Name, of: Sequence[str], count: int) -> list[str]:
 
 def unique_id(seed: int, *names: Name) -> str:
     """A UUID (version 8, RFC 9562) that depends on the seed and the names alone."""
-    raw = bytearray(_digest(seed, names))
-    raw[6] = (raw[6] & 0x0F) | 0x80
-    raw[8] = (raw[8] & 0x3F) | 0x80
-    text = raw.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    text = _hash(seed, names).hexdigest()
+    variant = "89ab"[int(text[16], 16) & 3]  # two bits of 16 hexadecimal digits, as the version is four
+    return f"{text[:8]}-{text[8:12]}-8{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"

@@ -45,11 +45,13 @@ from anabranch.simulation.lanes import Lane
 from anabranch.simulation.network import NetworkLink, down, up
 from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server import Exchange, Granting, PushOutcome
-from anabranch.simulation.surroundings import Surroundings, View, capability_of
+from anabranch.simulation.surroundings import Surroundings, View
 from anabranch.simulation.talker import Talker
 from anabranch.simulation.versions import Model, Offer
 from anabranch.workloads.batches import planned_steps
 from anabranch.workloads.traces import DeviceMoment, DeviceTrace
+
+FIRST_LIFE = "life-0"  # the process of a device that has not crashed and is no copy
 
 
 class Device(Talker, DeviceShell):
@@ -138,7 +140,7 @@ class Device(Talker, DeviceShell):
     @property
     def _process(self) -> str:
         """The name that it has chosen for its session."""
-        return f"{self._copy}life-{self._crashes}"
+        return f"{self._copy}life-{self._crashes}" if self._copy or self._crashes else FIRST_LIFE
 
     def _drop_out(self, task_index: int) -> None:
         self._be_away(self._fleet.availability_period_s * self._draw("dropout-away", task_index))
@@ -162,8 +164,7 @@ class Device(Talker, DeviceShell):
             self._enrol(self._enrolled_now)
 
     def _enrol(self, then: Action) -> None:
-        fleet, codecs = self._fleet, self._around.codecs
-        capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6, codecs)
+        capability = self._around.capability(self.examples)
         retries = self._network.timeout_s is not None
         call = self._work.begin(partial(self._enrol, then) if retries else _never)
         self._say(self._soon, _Enrolment(self, call, capability, then))
@@ -211,6 +212,21 @@ class Device(Talker, DeviceShell):
         else:
             lane = self._pushes if timer.name == PUSH_TIMER else self._work
             lane.at(self._moment(timer.at), lambda: self._hear(ev.TimerFired(self._now, timer.name)))
+
+    def asked(self, answer: Granting | StoreFull) -> None:
+        """The server answers to its first ask, which it made as a newcomer (`newcomers.py`)."""
+        self._told(self._first_ask(), answer)
+
+    def woken(self) -> None:
+        """The server has called for it, who was a newcomer until now and asleep since its first ask."""
+        self._first_ask()
+        self.session.handle(ev.TaskRefused(self._now, (0.0, 0.0)))
+        self.called()
+
+    def _first_ask(self) -> int:
+        self._on = self._enrolled = True
+        self.session.handle(ev.Started(self._now))
+        return self._work.begin(self._unanswered)
 
     def called(self) -> None:
         """The server has called for it, who was asleep: it asks as soon as it hears that."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.interruption import Interruptions
 from anabranch.simulation.keepers import Keepers
 from anabranch.simulation.network import PerfectNetwork
+from anabranch.simulation.newcomers import Newcomers, come_as_rows
 from anabranch.simulation.problem import Problem, ProblemSource, device_name
 from anabranch.simulation.server import DirectServer, Process
 from anabranch.simulation.server_time import ServerTime, SteppedTime
@@ -284,7 +286,7 @@ class Simulation:
         )
         self.server = self._serve()
         self.keepers = self._keepers()
-        self.devices = self._devices()
+        self.devices, self._newcomers = self._fleet()
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
         self.best: Best[Vector] = Best(Goal.of(config.run))
@@ -318,10 +320,16 @@ class Simulation:
             self.faults.fail_disk(self.server.disk.fill, self.server.backup, self.server.put_back)
             if isinstance(self.time, SteppedTime):
                 self.faults.set_clock(self.time.step)
-        for device in self.devices:
-            device.begin()
+        self.begin_devices()
         self.clock.run(self._config.run.virtual_s_max or math.inf)
         self._evaluator.finish()
+
+    def begin_devices(self) -> None:
+        """All that there are from the start come."""
+        for device in self.devices:
+            device.begin()
+        if self._newcomers is not None:
+            self._newcomers.begin(device_name)
 
     def clear(self) -> None:
         """Forget what was to come, and who waits."""
@@ -376,10 +384,39 @@ class Simulation:
         self.world.observers.append(made.observe)
         return made
 
-    def _devices(self) -> list[Device]:
+    def _fleet(self) -> tuple[list[Device], Newcomers | None]:
+        """All devices; or none yet, and who come in their place."""
+        config, seed = self._config, self._config.run.seed
+        around, client = self._surroundings(), config.client
+        settings = SessionSettings(
+            client.retry_base_s,
+            client.retry_cap_s,
+            tasks_held_max=config.server.tasks_per_client,
+            ask_with_push=client.push == ELASTIC,
+        )
+        session = OverlapSession if client.push == OVERLAP else Session
+        device = ElasticDevice if client.push == ELASTIC else Device
+        counts = array("q", map(self._problem.count, range(config.fleet.clients)))
+
+        def make(index: int, name: str) -> Device:
+            own = session(name, seed, settings)
+            return device(index, counts[index], own, around, self._clock_of(name))
+
+        if self.room is None or not come_as_rows(config):
+            return [make(index, name) for index, name in enumerate(self._names())], None
+        made: list[Device] = []
+
+        def come(index: int, name: str) -> Device:
+            made.append(make(index, name))
+            return made[-1]
+
+        return made, Newcomers(around, counts, come)
+
+    def _surroundings(self) -> Surroundings:
+        """What all devices share."""
         config, seed = self._config, self._config.run.seed
         trace = read_trace(config.fleet.trace) if config.fleet.trace else None
-        around = Surroundings(
+        return Surroundings(
             clock=self.clock,
             server=self.server,
             network=self.faults or PerfectNetwork(self.clock),
@@ -400,19 +437,6 @@ class Simulation:
             arrivals=Arrivals.of(config.fleet, seed),
             trace=trace,
         )
-        client, held_max = config.client, config.server.tasks_per_client
-        settings = SessionSettings(
-            client.retry_base_s,
-            client.retry_cap_s,
-            tasks_held_max=held_max,
-            ask_with_push=client.push == ELASTIC,
-        )
-        make = OverlapSession if client.push == OVERLAP else Session
-        device = ElasticDevice if client.push == ELASTIC else Device
-        return [
-            device(i, self._problem.count(i), make(name, seed, settings), around, self._clock_of(name))
-            for i, name in enumerate(self._names())
-        ]
 
     def _first_storage(self) -> Storage:
         """What a device has before it has met the server: version 0, where it builds that."""

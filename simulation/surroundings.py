@@ -47,6 +47,11 @@ class Surroundings:
     arrivals: Arrivals | None = None  # of their examples, where these come one after the other
     trace: Trace | None = None  # when they are there, and how their links are
 
+    def capability(self, examples: int) -> Capability:
+        """What a device with so many examples says of itself."""
+        fleet = self.fleet
+        return _capability(examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6, self.codecs)
+
 
 @dataclass(frozen=True)
 class View:
@@ -57,6 +62,6 @@ class View:
 
 
 @lru_cache(maxsize=1024)
-def capability_of(examples: int, up_bps: float, down_bps: float, codecs: tuple[str, ...]) -> Capability:
-    """What a device says of itself; those that say the same share it."""
+def _capability(examples: int, up_bps: float, down_bps: float, codecs: tuple[str, ...]) -> Capability:
+    """Devices that say the same share it."""
     return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=codecs)

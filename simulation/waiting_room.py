@@ -53,7 +53,7 @@ class WaitingRoom:
         self._engine = engine
         self._sleepers: OrderedDict[str, Sleeper] = OrderedDict()  # who has waited longest comes first
         self._called: set[str] = set()
-        self._sound: set[str] = set()  # of the sleepers, those that may have any place
+        self._bound: set[str] = set()  # of the sleepers, those that share few places: most may have any
         self._lapses = Lapses(limits.waiting_max, lapsed)
 
     def __len__(self) -> int:
@@ -79,8 +79,8 @@ class WaitingRoom:
         if refused.final or refused.reason not in FOR_NOW or (rounds and self._selected is None):
             return False
         self._sleepers[sleeper.client_id] = sleeper
-        if sleeper.client_id not in self._lapses:
-            self._sound.add(sleeper.client_id)
+        if sleeper.client_id in self._lapses:
+            self._bound.add(sleeper.client_id)
         return True
 
     def renews(self, engine: Engine, task: Task, now: float) -> bool:
@@ -93,7 +93,7 @@ class WaitingRoom:
     def leave(self, client_id: str, now: float) -> None:
         """The device is out of reach: nobody waits for it."""
         self._sleepers.pop(client_id, None)
-        self._sound.discard(client_id)
+        self._bound.discard(client_id)
         if client_id in self._called:
             self._called.discard(client_id)
             self._call(now)
@@ -110,8 +110,13 @@ class WaitingRoom:
     def clear(self) -> None:
         """Forget everybody."""
         self._sleepers.clear()
-        self._sound.clear()
+        self._bound.clear()
         self._called.clear()
+
+    @property
+    def _sound(self) -> bool:
+        """Whether any of the sleepers may have any place."""
+        return len(self._sleepers) > len(self._bound)
 
     @property
     def _selected(self) -> list[str] | None:
@@ -134,6 +139,6 @@ class WaitingRoom:
             return False
         if refused is None:
             self._called.add(client_id)
-        self._sound.discard(client_id)
+        self._bound.discard(client_id)
         self._sleepers.pop(client_id).called()
         return True

@@ -149,7 +149,7 @@ class Session:
 
     def _fresh_task_id(self) -> str:
         self._asks += 1
-        return unique_id(self.seed, "task", self.client_id, self._asks)
+        return _task_id(self.seed, self.client_id, self._asks)
 
     def _ask(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
         self.phase = Phase.ASKING
@@ -294,6 +294,15 @@ class Session:
     def _uniform(self) -> float:
         self._draws += 1
         return rank(self.seed, "session", self.client_id, self._draws)
+
+
+def first_task_id(seed: int, client_id: str) -> str:
+    """Under which id the session of this seed asks for its first task."""
+    return _task_id(seed, client_id, 1)
+
+
+def _task_id(seed: int, client_id: str, number: int) -> str:
+    return unique_id(seed, "task", client_id, number)
 
 
 Call = Callable[[Session, float], list[ef.SessionEffect]]

@@ -28,14 +28,19 @@ class AdmissionView(Protocol):
     finished: str
     cohorts: Cohorts | None
 
+    def context(self, now: float) -> Context:
+        """What the engine knows at a moment."""
+        ...
+
     @property
     def ending(self) -> str:
         """Why nothing more is taken although the run goes on."""
         ...
 
 
-def refusal_of(ask: Ask, context: Context, books: AdmissionView, ahead: int = 0) -> Refusal | None:
+def refusal_of(ask: Ask, now: float, books: AdmissionView, ahead: int = 0) -> Refusal | None:
     """Why this ask would get no task now, or None. Changes nothing. `ahead`: as for `Engine.refusal`."""
+    # Most asks of a large fleet are refused: what only a strategy wants to know is gathered for a strategy.
     ledger, settings = books.ledger, books.settings
     if books.finished:
         return Refusal(Reason.RUN_FINISHED, books.finished)
@@ -54,12 +59,12 @@ def refusal_of(ask: Ask, context: Context, books: AdmissionView, ahead: int = 0)
     live = ledger.live - len(gone) + ahead
     others = len(ledger.live_of(ask.client_id)) - len(gone)
     own = _unmasked(ask.client_id, books) or _spent(ask.client_id, others, books)
-    if refusal := own or books.guard.refusal(ask.client_id, others, context.now, settings):
+    if refusal := own or books.guard.refusal(ask.client_id, others, now, settings):
         return refusal
     # A device that asks anew with a task in hand keeps its place where nobody waits for it.
     if settings.concurrency and live >= settings.concurrency and (ahead or not gone):
         return Refusal(Reason.AT_CAPACITY, f"{live} of {settings.concurrency} devices are in training")
-    state = books.state
+    state, context = books.state, books.context(now)
     for task in gone:
         state = books.strategy.on_lost(state, task, context)
     seen = context if live == context.live_tasks else replace(context, live_tasks=live)

@@ -130,7 +130,7 @@ class Engine:
 
         `ahead`: devices that come first, so that as many more are as good as in training.
         """
-        refused = refusal_of(ask, self._context(now), self, ahead)
+        refused = refusal_of(ask, now, self, ahead)
         if refused is None:
             return None
         return Refused(ask, refused.reason, refused.detail, self.settings.retry_after_s, bool(self.finished))
@@ -158,7 +158,7 @@ class Engine:
         if task := self.ledger.tasks.get(ask.task_id):
             return [Granted(task, again=True)]
         effects = [e for t in superseded(ask, self) for e in self._lose(t, LeaseEnd.SUPERSEDED, now)]
-        plan = self.strategy.plan(self.state, ask, self.settings.local, self._context(now))
+        plan = self.strategy.plan(self.state, ask, self.settings.local, self.context(now))
         self.state = plan.state
         submodel = self._submodel(ask)
         client = self.ledger.clients[ask.client_id]
@@ -201,7 +201,7 @@ class Engine:
             self.counters.duplicates += 1
             return [repeated(event, known)]
         task = self.ledger.tasks.get(update.task_id)
-        context = self._context(event.now, update)
+        context = self.context(event.now, update)
         step = self._step(event, task, context)
         assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
         if self.in_parts and step.decision.verdict is not Verdict.REJECTED:
@@ -276,7 +276,7 @@ class Engine:
         if found is None:
             return self._lost(cohort, "no honest updates have such a sum: one of them was out of bounds")
         total = found.astype(self.spec.vector_dtype)
-        step = cohorts.step(self.state, self._donated(), total, self._context(now))
+        step = cohorts.step(self.state, self._donated(), total, self.context(now))
         return self._take(step, of=cohort.update_ids)
 
     def _lost(self, cohort: WaitingCohort, why: str) -> list[Effect]:
@@ -303,7 +303,7 @@ class Engine:
             return self.state
         if task.client_id != event.update.client_id:
             return self.state
-        return self.strategy.on_lost(self.state, task, self._context(event.now))
+        return self.strategy.on_lost(self.state, task, self.context(event.now))
 
     def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> list[Effect]:
         update, reason = event.update, receipt.decision.reason
@@ -410,7 +410,7 @@ class Engine:
         effects = [e for task in ended for e in self._lose(task, LeaseEnd.EXPIRED, now)]
         timer = None if self.finished else self.strategy.timer(self.state)
         if timer is not None and timer <= now:
-            step = self.strategy.on_timer(self.state, self._donated(), self._context(now))
+            step = self.strategy.on_timer(self.state, self._donated(), self.context(now))
             effects += self._take(step) if step else []
         return [*effects, *self._after(effects, now)]
 
@@ -427,7 +427,7 @@ class Engine:
         self._tell_planner(task, applied=False)
         self.counters.leases_lost += 1
         if not self.finished:
-            self.state = self.strategy.on_lost(self.state, task, self._context(now))
+            self.state = self.strategy.on_lost(self.state, task, self.context(now))
         return [LeaseEnded(task, end)]
 
     def _tell_planner(self, task: Task, applied: bool) -> None:
@@ -444,7 +444,8 @@ class Engine:
 
     # --- versions ----------------------------------------------------------------------------
 
-    def _context(self, now: float, update: Update | None = None) -> Context:
+    def context(self, now: float, update: Update | None = None) -> Context:
+        """What it knows at a moment, and of an update that has come."""
         staleness = 0 if update is None else self.staleness(update)
         clients = self.ledger.client_ids
         live, slowness = self.ledger.live, self.ledger.slowness

@@ -162,8 +162,7 @@ def allocated_at(now_s: float, devices: int) -> int:
     with open_simulation(sleepy(fleet={"clients": devices}), app=Ones()) as simulation:
         tracemalloc.start()
         try:
-            for device in simulation.devices:
-                device.begin()
+            simulation.begin_devices()
             simulation.clock.run(now_s)
             return tracemalloc.get_traced_memory()[0]
         finally:
