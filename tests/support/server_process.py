@@ -99,17 +99,18 @@ class ServerProcess:
                 self._process = Process(*words, stdout=log, stderr=log, enter=self._enter)
 
     def await_health(self, status: int) -> None:
-        """Wait until health says this. Raises `NotServing`."""
+        """Wait until health says this. Raises `NotServing`, at once where the server dies meanwhile."""
         assert self._process is not None
         began = time.monotonic()
         with grpc.insecure_channel(self.address, options=QUICK) as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
+            check: Any = health_pb2_grpc.HealthStub(channel).Check
             while time.monotonic() - began < SERVING_S and self._process.poll() is None:
-                try:
-                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=30.0, wait_for_ready=True)
-                except grpc.RpcError:
-                    continue
-                if answer.status == status:
+                asked = check.future(health_pb2.HealthCheckRequest(), timeout=30.0, wait_for_ready=True)
+                while not asked.done() and self._process.poll() is None:
+                    time.sleep(0.02)
+                if not asked.done():
+                    asked.cancel()
+                elif asked.code() is grpc.StatusCode.OK and asked.result().status == status:
                     return
                 time.sleep(0.02)
         raise NotServing(f"the server does not serve again; its log ends:\n{self.log_tail()}")
