@@ -11,7 +11,8 @@ LIBRARIES ?= .venv-libraries
 
 DEMO_ARGS   ?=
 PYTEST_ARGS ?=
-PYTEST_PROCESSES ?= 3
+# More than cores: many tests wait, for leases, disks and processes.
+PYTEST_PROCESSES ?= 4
 BENCH_ARGS  ?=
 MODULES      ?=
 MUTANTS_ARGS ?=
@@ -36,7 +37,7 @@ $(READY): pyproject.toml setup.py $(wildcard core/kernels/*.[ch]) scripts/setup.
 HANGS := -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true
 
 test: setup  ## every test but the long proofs and the containers
-	$(BIN)/pytest -n $(PYTEST_PROCESSES) $(HANGS) $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(PYTEST_PROCESSES) --dist worksteal $(HANGS) $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts (the tests check them as well)
 	$(BIN)/ruff check .
