@@ -1,9 +1,10 @@
-"""What `run.initial = "built"` and `downlink.publish_every_versions` save on the way to one accuracy.
+"""What `run.initial = "built"`, fewer versions and `downlink.parts = "own"` save on the way to one accuracy.
 
     python -m benchmarks.downlink [--seeds N]
 
-TEASQ-Fed with its delta log on `digits`, 100 unequal devices, paired seeds. Prints the table of
-docs/downlink.md.
+TEASQ-Fed with its delta log on `digits`, on whole models and on sub-models, 100 unequal devices, paired
+seeds. Prints the tables of docs/downlink.md. A share is of the bytes that the same exchanges have with whole
+models as they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from anabranch.reports.result import Result
 from anabranch.simulation.run import simulate
 
 TARGET = 0.85
+VALUE_BYTES, DIGITS_VALUES = 4, 4810
 BASE: dict[str, dict[str, Any]] = {
     "run": {
         "workload": "digits",
@@ -39,13 +41,34 @@ BASE: dict[str, dict[str, Any]] = {
     "strategy": {"name": "teasq", "concurrency_fraction": 0.2, "cache_size": 5},
     "client": {"batch_size": 20, "epochs": 1, "learning_rate": 0.1},
 }
-EVERY_4TH = {"downlink": {"publish_every_versions": 4}}
-CASES: dict[str, dict[str, dict[str, Any]]] = {
+EVERY_4TH: dict[str, dict[str, Any]] = {"downlink": {"publish_every_versions": 4}}
+BUILT: dict[str, dict[str, Any]] = {"run": {"initial": "built"}}
+WHOLE: dict[str, dict[str, dict[str, Any]]] = {
     "`log(2)`": {},
     "`log(2)`, every 2nd version": {"downlink": {"publish_every_versions": 2}},
     "`log(2)`, every 4th": EVERY_4TH,
-    "`log(2)`, version 0 built": {"run": {"initial": "built"}},
-    "`log(2)`, version 0 built, every 4th": {"run": {"initial": "built"}, **EVERY_4TH},
+    "`log(2)`, version 0 built": BUILT,
+    "`log(2)`, version 0 built, every 4th": {**BUILT, **EVERY_4TH},
+}
+OWN: dict[str, dict[str, Any]] = {"downlink": {"parts": "own"}}
+HALVES: dict[str, dict[str, Any]] = {
+    "strategy": {"name": "teasq_drop"},
+    "submodel": {"name": "random", "drop": 0.5},
+}
+QUARTERS: dict[str, dict[str, Any]] = {
+    "strategy": {"name": "teasq_drop"},
+    "submodel": {"name": "random", "drop": 0.25},
+}
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    f"{size}, {what}": {**parts, **more}
+    for size, parts in (("a quarter left out", QUARTERS), ("a half left out", HALVES))
+    for what, more in (
+        ("versions whole", {}),
+        ("own parts", OWN),
+        ("versions whole, version 0 built", BUILT),
+        ("own parts, version 0 built", {**OWN, **BUILT}),
+        ("own parts, built, every 4th", {"downlink": {**OWN["downlink"], **EVERY_4TH["downlink"]}, **BUILT}),
+    )
 }
 
 
@@ -69,8 +92,15 @@ def row(name: str, results: Sequence[Result]) -> str:
         spread([p.time_s for p in last], lambda s: f"{s:.0f}"),
         spread([p.downlink_bytes / 1e6 for p in last], lambda mb: f"{mb:.2f}"),
         spread([p.uplink_bytes / 1e6 for p in last], lambda mb: f"{mb:.2f}"),
+        f"1/{statistics.mean(r.downlink_bytes_full_equivalent / r.downlink_bytes for r in results):.1f}",
+        f"1/{statistics.mean(_whole_up(r) / r.uplink_bytes for r in results):.1f}",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _whole_up(result: Result) -> int:
+    """Bytes of as many whole updates as came, uncompressed."""
+    return result.updates_applied * VALUE_BYTES * DIGITS_VALUES
 
 
 def main() -> None:
@@ -78,10 +108,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     seeds = range(1, parser.parse_args().seeds + 1)
-    heads = "downlink", f"at {TARGET:.0%}", "virtual seconds", "MB down", "MB up"
-    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    for name, tables in CASES.items():
-        print(row(name, [run(tables, seed) for seed in seeds]), flush=True)
+    heads = "downlink", f"at {TARGET:.0%}", "virtual seconds", "MB down", "MB up", "down", "up"
+    for cases in (WHOLE, PARTS):
+        print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+        for name, tables in cases.items():
+            print(row(name, [run(tables, seed) for seed in seeds]), flush=True)
 
 
 if __name__ == "__main__":

@@ -319,7 +319,7 @@ class Agent(DeviceShell):
     def _ask(self, task_id: str, now: float) -> None:  # noqa: ARG002 - it is later by now
         begun(task_id)
         with span("ask", task_id, client=self.client_id):
-            ask = self._applications.ask(task_id, self._models.version)
+            ask = self._applications.ask(task_id, self._models.holds)
             if self._local.waits_for_data:  # it refuses itself
                 answer: Task | Refused = Refused(ask, Reason.NONE, NO_DATA, LOOK_AGAIN_S)
             else:
@@ -336,7 +336,7 @@ class Agent(DeviceShell):
         entry = self._disk.load(order.update_id)
         with span("push", entry.task_id, client=self.client_id, bytes=len(entry.payload)):
             if order.next_task_id:
-                ask = self._applications.ask(order.next_task_id, self._models.version)
+                ask = self._applications.ask(order.next_task_id, self._models.holds)
                 answer = self._transport.push_and_ask(entry, ask, self._local.spec)
             else:
                 answer = self._transport.push(entry)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from anabranch.client.state import SESSION
 from anabranch.core.errors import InvalidUpdate, StoreError
+from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.updates import Ask
 from anabranch.core.rng import unique_id
 from anabranch.identity.files import write_private
@@ -21,9 +22,10 @@ class Applications:
         self._client_id, self._file = client_id, state_dir / SESSION
         self._session = unique_id(seed, "session", client_id)
 
-    def ask(self, task_id: str, holds_version: int | None) -> Ask:
+    def ask(self, task_id: str, holds: Holdings) -> Ask:
         """An ask for a task."""
-        return Ask(self._client_id, task_id, holds_version, self._session, self._succeeds)
+        whole, parts = (None, holds) if isinstance(holds, tuple) else (holds, ())
+        return Ask(self._client_id, task_id, whole, self._session, self._succeeds, parts)
 
     @cached_property
     def _succeeds(self) -> str:

@@ -131,6 +131,7 @@ class StreamDoor:
                 version=answer.task.base_version,
                 holds_version=ask.holds_version if ask.HasField("holds_version") else None,
                 submodel=answer.task.submodel if answer.task.HasField("submodel") else None,
+                holds_parts=ask.holds_parts,
             )
 
     def _is_coming(self, request: devices.FetchModelRequest) -> bool:
@@ -139,6 +140,7 @@ class StreamDoor:
             version=request.version if request.HasField("version") else None,
             holds_version=request.holds_version if request.HasField("holds_version") else None,
             submodel=request.submodel if request.HasField("submodel") else None,
+            holds_parts=request.holds_parts,
             offset=request.offset,
             part_id=request.part_id,
             exact=request.exact,

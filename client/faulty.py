@@ -21,6 +21,7 @@ from anabranch.client.transport import Transport
 from anabranch.core.config.faults import FaultKind, FaultsTable, MessageFaults
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Capability, Task
@@ -75,7 +76,7 @@ class FaultyTransport:
         manifest_sha256: str,
         version: int | None = None,
         newer_than: int | None = None,
-        holds: int | None = None,
+        holds: Holdings = None,
         exact: bool = False,
         submodel: Submodel | None = None,
         part_id: int = 0,

@@ -1,4 +1,4 @@
-"""The models that a device has: the version it has whole, kept on its disk, and how others are fetched.
+"""What a device has of its run's models, kept on its disk: a version, or parts; and how others are fetched.
 
 After a restart the version that is on the disk need not be fetched again.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from anabranch.client.frozen import FrozenFiles
 from anabranch.client.lease import OnEvent
@@ -17,38 +20,63 @@ from anabranch.client.state import HELD
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
+from anabranch.compress.downloads import SNAPSHOT, SUM
 from anabranch.compress.model import full_bytes
 from anabranch.core.errors import AnabranchError, InvalidUpdate, TooLarge, UnknownVersion
+from anabranch.core.model.growing import needed_for
+from anabranch.core.model.holdings import HeldPart, Holdings, has
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.submodels import Coordinates, Submodel, scatter, submodel_from_json
 from anabranch.core.model.updates import Task
 from anabranch.host.first import FirstModel
 from anabranch.host.held import NOTHING, HeldModel
 
 log = logging.getLogger(__name__)
 
-VECTOR, FROZEN = "vector", "frozen/"
+VECTOR, FROZEN, PARTS = "vector", "frozen/", "parts"
 
 
-def keep_model(state_dir: Path, model: BaseModel, run_id: str, spec: ParamSpec) -> None:
-    """Write the model in the place of an older one. It is a cache, so nothing waits for the disk."""
+def keep_model(
+    state_dir: Path, model: BaseModel, run_id: str, spec: ParamSpec, parts: tuple[HeldPart, ...] = ()
+) -> None:
+    """Write the model in the place of an older one. It is a cache, so nothing waits for the disk.
+
+    `parts`: those that it is of, where it is no version.
+    """
     frozen = {f"{FROZEN}{name}": array for name, array in model.frozen.items()}
     facts = {"version": model.version, "head": model.head, "run_id": run_id, "layout_hash": spec.layout_hash}
+    if parts:
+        facts[PARTS] = [[*held.to_json(), held.head] for held in parts]
     write_record(state_dir / HELD, Record({VECTOR: model.vector, **frozen}, facts), durable=False)
 
 
 def kept_model(state_dir: Path, run_id: str, spec: ParamSpec) -> BaseModel | None:
-    """The model of this run, or None where there is none, or one whose arrays have other shapes."""
+    """The version of this run, or None: see `kept`."""
+    held = kept(state_dir, run_id, spec)
+    return None if held.parts else held.model
+
+
+def kept(state_dir: Path, run_id: str, spec: ParamSpec) -> HeldModel[BaseModel]:
+    """What there is of this run: nothing also where that has arrays of other shapes."""
     record = read_record(state_dir / HELD)
     if record is None or (record.facts["run_id"], record.facts["layout_hash"]) != (run_id, spec.layout_hash):
-        return None
+        return NOTHING
     frozen = {n.removeprefix(FROZEN): a for n, a in record.arrays.items() if n.startswith(FROZEN)}
     came = () if spec.apart else [t for t in spec.tensors if not t.aggregated]
     # An earlier release kept a number as a row of one: such a model is fetched anew.
     if any(t.shape != frozen[t.name].shape for t in came):
-        return None
+        return NOTHING
     head = str(record.facts.get("head", ""))  # an earlier release knew none: such a model is fetched anew
-    return BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen, head=head)
+    model = BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen, head=head)
+    parts = tuple(_held_part(row, spec) for row in record.facts.get(PARTS, ()))
+    return HeldModel(model.version, head, model, parts)
+
+
+def _held_part(row: Any, spec: ParamSpec) -> HeldPart:
+    version, part, head = row
+    found = submodel_from_json(part, spec)
+    assert not isinstance(found, Coordinates), "such a part is never held"
+    return HeldPart(int(version), found, str(head))
 
 
 class HeldModels:
@@ -71,9 +99,9 @@ class HeldModels:
         self._held: HeldModel[BaseModel] = NOTHING
 
     @property
-    def version(self) -> int | None:
-        """The version that is here whole."""
-        return self._held.version
+    def holds(self) -> Holdings:
+        """The version that is here whole, or the parts that are."""
+        return self._held.holds
 
     def join(self, run_id: str, frozen_sha256: str = "", first: FirstModel | None = None) -> None:
         """Versions are this run's from now on; `frozen_sha256`, `first`: see `Enrolment`.
@@ -81,8 +109,7 @@ class HeldModels:
         Raises `ManifestMismatch` where what is frozen is not served, and is not here.
         """
         if run_id != self._run_id:
-            kept = kept_model(self._state_dir, run_id, self._local.spec)
-            self._held = NOTHING if kept is None else HeldModel(kept.version, kept.head, kept)
+            self._held = kept(self._state_dir, run_id, self._local.spec)
         if frozen_sha256 != self._frozen_sha256:
             self._local.apart = None
         self._run_id, self._frozen_sha256 = run_id, frozen_sha256
@@ -115,17 +142,33 @@ class HeldModels:
         head = task.base_head if isinstance(task, GrantedTask) else ""
         if self._held.version == task.base_version:
             self._held = self._held.known_as(head)
-            if self._held.model is not None:
+            if self._held.model is None:
+                log.warning("version %d is another one now: it is fetched anew", task.base_version)
+            elif not self._held.parts:
                 return self._held.model
-            log.warning("version %d is another one now: it is fetched anew", task.base_version)
-        model = self._fetched(task.base_version, task.submodel)
+            elif has(self._held.holds, task.base_version, part := needed_for(task.submodel)):
+                return self._held.model.cut(part)
+        model, adds = self._fetched(task.base_version, task.submodel)
         if head and model.head != head:
             raise UnknownVersion(f"version {task.base_version} is another one than the task's by now")
         self._summary.downlink_bytes_full_equivalent += full_bytes(self._local.spec)
-        self._held = self._held.after(model.version, model.head, model, model.submodel is not None)
-        if self._held.model is model:
-            keep_model(self._state_dir, model, self._run_id, self._local.spec)
+        before = self._held
+        if adds:
+            came = HeldPart(model.version, model.submodel, model.head)
+            self._held = before.with_part(came, self._with(model))
+        else:
+            self._held = before.after(model.version, model.head, model, model.submodel is not None)
+        if self._held is not before and self._held.model is not None:
+            kept_now, parts = self._held.model, self._held.parts
+            keep_model(self._state_dir, kept_now, self._run_id, self._local.spec, parts)
         return model
+
+    def _with(self, part: BaseModel) -> BaseModel:
+        """All that is held, a new array, once this part has come; zero where nothing is."""
+        spec, held = self._local.spec, self._held.model
+        vector = np.zeros(spec.size, part.vector.dtype) if held is None else held.vector.copy()
+        scatter(part.vector, vector, part.submodel)
+        return BaseModel(part.version, vector, part.frozen, head=part.head)
 
     def _have_frozen(self) -> None:
         """What travels apart, before the first training of a run."""
@@ -140,15 +183,18 @@ class HeldModels:
             self._summary.downlink_bytes_full_equivalent += found.size_bytes
             self._tell("fetched_frozen", size_bytes=found.size_bytes, took_s=self._clock() - began)
 
-    def _fetched(self, version: int, submodel: Submodel | None) -> BaseModel:
-        """A version, by what leads there from the one that is here, or else whole or a part."""
+    def _fetched(self, version: int, submodel: Submodel | None) -> tuple[BaseModel, bool]:
+        """A version, by what leads there from what is here, or else whole or a part.
+
+        And whether it is a part of a delta log, beside which what is here stays.
+        """
         began, held = self._clock(), self._held.model
         layout_hash = self._local.spec.layout_hash
-        fetched = self._transport.fetch(layout_hash, version, holds=self.version, submodel=submodel)
+        fetched = self._transport.fetch(layout_hash, version, holds=self.holds, submodel=submodel)
         size = len(fetched.data)
         self._summary.downlink_bytes += size
         try:
-            model = self._local.decode(fetched, held, submodel)
+            model = self._local.decode(fetched, held, submodel, self._held.parts)
         except (InvalidUpdate, TooLarge) as error:
             if held is None:
                 raise
@@ -160,4 +206,4 @@ class HeldModels:
         self._tell(
             "fetched", version=version, size_bytes=size, took_s=took_s, from_version=fetched.from_version
         )
-        return model
+        return model, fetched.part_only and fetched.codec in (SUM, SNAPSHOT)

@@ -31,7 +31,7 @@ from anabranch.compress.downloads import Download, Downloads
 from anabranch.compress.model import PART, encode_model, frozen_apart, frozen_sha256, unknown_part
 from anabranch.compress.registry import make_codec, stages
 from anabranch.core import events as ev
-from anabranch.core.config.ranges import SERVED
+from anabranch.core.config.ranges import OWN, SERVED
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine.engine import Engine
@@ -40,6 +40,7 @@ from anabranch.core.errors import ManifestMismatch, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.growing import needed_for
+from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
@@ -97,7 +98,7 @@ class LocalServer:
         # What devices may build version 0 from; None where they fetch it.
         self.first = first_model(blueprint, tensors, seed)
         self._run = Run(engine, WaitingLine(config.limits), config.limits)
-        self._downloads = Downloads(self.spec, self._frozen)
+        self._downloads = Downloads(self.spec, self._frozen, config.downlink.parts == OWN)
         self._encoded: dict[int, bytes] = {}  # by version
         self._encode()
 
@@ -149,7 +150,7 @@ class LocalServer:
             raise UnknownVersion(f"version {version} is not held")
         return self._encoded[version]
 
-    def download(self, version: int, holds: int | None, part: UnitMap | TensorSet | None) -> Download:
+    def download(self, version: int, holds: Holdings, part: UnitMap | TensorSet | None) -> Download:
         """The cheapest payload that leads to a version, or to a part of it. Raises `UnknownVersion`."""
         make = self._downloads.offer(self.engine, version, holds, stages(), part)
         if make is None:
@@ -204,7 +205,7 @@ class LocalTransport:
         manifest_sha256: str,
         version: int | None = None,
         newer_than: int | None = None,
-        holds: int | None = None,
+        holds: Holdings = None,
         exact: bool = False,
         submodel: Submodel | None = None,
         part_id: int = 0,
@@ -250,7 +251,7 @@ class LocalTransport:
         self,
         version: int | None,
         newer_than: int | None,
-        holds: int | None,
+        holds: Holdings,
         exact: bool,
         submodel: Submodel | None,
     ) -> FetchedModel:

@@ -32,6 +32,7 @@ from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.model.growing import needed_for
+from anabranch.core.model.holdings import HeldPart, since
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, digest
 from anabranch.core.model.stages import ModelStage
@@ -84,6 +85,27 @@ class BaseModel:
             return self.vector
         assert self.submodel is None, "a part was fetched for another task"
         return gathered(self.vector, submodel)
+
+    def cut(self, part: UnitMap | TensorSet | None) -> BaseModel:
+        """That part of a whole one, as if it had been fetched by itself; without one itself."""
+        return self if part is None else replace(self, vector=gathered(self.vector, part), submodel=part)
+
+    def base(
+        self, version: int | None, part: UnitMap | TensorSet | None, parts: tuple[HeldPart, ...]
+    ) -> tuple[int, Vector] | None:
+        """What a payload leads from that says it is from a version, as far as it is of `part`.
+
+        Zero where the `parts` since then have nothing; None where there are none.
+        """
+        if not parts:
+            return self.version, gathered(self.vector, part)
+        used = since(parts, version)
+        if not used:
+            return None
+        found = np.zeros_like(self.vector)
+        for held in used:  # the newest of them that has a coordinate is the newest of all
+            scatter(gathered(self.vector, held.part), found, held.part)
+        return used[0].version, gathered(found, part)
 
 
 class LocalTrainer:
@@ -234,25 +256,30 @@ class LocalTrainer:
         raise ManifestMismatch(f"the server's run is of another model than {self._app.name}: {detail}")
 
     def decode(
-        self, fetched: FetchedModel, held: BaseModel | None = None, submodel: Submodel | None = None
+        self,
+        fetched: FetchedModel,
+        held: BaseModel | None = None,
+        submodel: Submodel | None = None,
+        parts: tuple[HeldPart, ...] = (),
     ) -> BaseModel:
-        """A fetched version as weights; `held` is the one that the device has, `submodel` its task's.
+        """A fetched version as weights; `held` is what the device has, `submodel` its task's.
+
+        `parts` are those that what it has is of, where that is no version.
 
         Raises `InvalidUpdate`, `TooLarge` and `UnknownCodec`.
         """
         part = needed_for(submodel) if fetched.part_only else None
         if fetched.part_only and part is None:
             raise InvalidUpdate(f"a part of version {fetched.version} came, the whole was asked for")
-        known = None if held is None else (held.version, held.vector)
+        known = None if held is None else held.base(fetched.from_version, part, parts)
         data = memoryview(fetched.data)
-        spec = self.spec if part is None else part.small
-        vector, frozen = apply_download(spec, fetched.codec, data, fetched.from_version, known)
+        vector, frozen = apply_download(self.spec, fetched.codec, data, fetched.from_version, known, part)
         if fetched.vector_sha256 and digest(vector) != fetched.vector_sha256:
             raise InvalidUpdate(f"version {fetched.version} does not decode to what the server has")
         if frozen is not None:
             return BaseModel(fetched.version, vector, frozen, part, fetched.head)
         assert held is not None, "what leads from a version needs it"
-        return BaseModel(fetched.version, vector, held.frozen, head=fetched.head)
+        return BaseModel(fetched.version, vector, held.frozen, part, fetched.head)
 
     def build(self, first: FirstModel) -> BaseModel:
         """Version 0, as the App makes it. Raises `InvalidUpdate` where that is another, and `AppError`."""

@@ -39,6 +39,7 @@ from anabranch.core.config.ranges import BY_CALLS
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Capability, Reason, Task
@@ -76,14 +77,14 @@ class Transport(Protocol):
         manifest_sha256: str,
         version: int | None = None,
         newer_than: int | None = None,
-        holds: int | None = None,
+        holds: Holdings = None,
         exact: bool = False,
         submodel: Submodel | None = None,
         part_id: int = 0,
     ) -> FetchedModel:
         """A version, or the newest one, or (`newer_than`) the newest if it is above that.
 
-        For a device that holds a version, perhaps only what leads from there. `exact`: the server's
+        For a device that holds a version, or parts, perhaps only what leads from there. `exact`: the server's
         own vector, which an observer wants. For a task of a `submodel` perhaps only that part. `part_id` 1:
         not a version, but the frozen tensors, asked for only where they travel apart. Raises
         `UnknownVersion`. A transfer that broke off goes on where it stopped.
@@ -144,7 +145,7 @@ class GrpcTransport:
         # Whether a model may come with a task: not with the first, before which there may be others to fetch.
         self._with_model = False
         self._partial: IncomingModel | None = None
-        self._partial_for: tuple[int | None, Submodel | None, int] = (None, None, 0)
+        self._partial_for: tuple[Holdings, Submodel | None, int] = (None, None, 0)
 
     def __enter__(self) -> GrpcTransport:
         return self
@@ -205,6 +206,7 @@ class GrpcTransport:
             session=ask.session,
             succeeds=ask.succeeds,
             with_model=self._with_model,
+            holds_parts=convert.held_parts_to_proto(ask.holds_parts),
         )
 
     def _asked(self, answer: devices.AskTaskResponse, ask: Ask, spec: ParamSpec) -> Task | Refused:
@@ -230,7 +232,7 @@ class GrpcTransport:
         manifest_sha256: str,
         version: int | None = None,
         newer_than: int | None = None,
-        holds: int | None = None,
+        holds: Holdings = None,
         exact: bool = False,
         submodel: Submodel | None = None,
         part_id: int = 0,
@@ -243,7 +245,8 @@ class GrpcTransport:
         request = devices.FetchModelRequest(
             client_id=self.client_id,
             manifest_sha256=bytes.fromhex(manifest_sha256),
-            holds_version=holds,
+            holds_version=holds if isinstance(holds, int) else None,
+            holds_parts=convert.held_parts_to_proto(holds),
             codecs=() if exact else stages(),
             exact=exact,
             submodel=convert.submodel_to_proto(submodel),

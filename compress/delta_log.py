@@ -50,6 +50,7 @@ from anabranch.compress.recent import Recent
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import TensorSet, UnitMap
 
 Entry = npt.NDArray[np.uint8]
 
@@ -178,23 +179,26 @@ class DeltaLog:
         new, old = self.replica32(state, version), self.replica32(state, holds)
         assert new is not None, "the version is in the log"
         assert old is not None, "the version that the device holds is in the log"
-        return self._written(new, old, state.floor)
+        return self.step_between(new, old, state.floor)
 
     def snapshot(self, state: DeltaLogState, version: int) -> bytes:
         """A whole replica as one message, from nothing; the version must be in the log."""
         replica = self.replica32(state, version)
         assert replica is not None, "the version is in the log"
-        return self._written(replica, np.zeros_like(replica), state.floor)
+        return self.step_between(replica, np.zeros_like(replica), state.floor)
 
-    def _written(self, new: Vector, old: Vector, floor: Sequence[int]) -> bytes:
-        values, pairs = new - old, zip(self.layout.groups, floor, strict=True)
-        grids = [Grid.of(group.gather(values), f) for group, f in pairs]
-        return write_message(Message(grids, self._flips(new, old)), self.layout)
+    def step_between(
+        self, new: Vector, old: Vector, floor: Sequence[int], part: UnitMap | TensorSet | None = None
+    ) -> bytes:
+        """One message that leads from a float32 vector, which may be zero, to another; or of a part of both.
 
-    def _flips(self, new: Vector, old: Vector) -> Flips:
-        """The bits of buffers that differ."""
-        exact = self.layout.exact
-        return bits_of(exact.gather(new)) ^ bits_of(exact.gather(old))
+        `floor` is the lineage's, for each group of the whole model.
+        """
+        layout = Layout.of(self.spec, part)
+        floors = {group.name: f for group, f in zip(self.layout.groups, floor, strict=True)}
+        values = new - old
+        grids = [Grid.of(group.gather(values), floors[group.name]) for group in layout.groups]
+        return write_message(Message(grids, _flips(new, old, layout)), layout)
 
     def _message(self, state: DeltaLogState, w: Vector) -> Message:
         grids = []
@@ -206,7 +210,7 @@ class DeltaLog:
             finer = 0 if group.name == MAIN else FINER
             e = floor if rms == 0 else max(floor, round(math.log2(self.step * rms)) - finer)
             grids.append(_rounded(d, e))
-        return Message(grids, self._flips(w, state.replica))
+        return Message(grids, _flips(w, state.replica, self.layout))
 
     def _fits(self, replica: Vector, floor: Sequence[int]) -> bool:
         """Whether p is below 2^23 units of its grid."""
@@ -284,6 +288,11 @@ def moved(p: Vector, message: Message, layout: Layout, back: bool = False) -> Ve
             loops.add_levels(out[where], -unit if back else unit, grid.levels[at : at + size])
             at += size
     return out
+
+
+def _flips(new: Vector, old: Vector, layout: Layout) -> Flips:
+    """The bits of buffers that differ."""
+    return bits_of(layout.exact.gather(new)) ^ bits_of(layout.exact.gather(old))
 
 
 def _rounded(d: Vector, exponent: int) -> Grid:

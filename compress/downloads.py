@@ -9,6 +9,10 @@
 | `loglist`     | 4 count, then 4 length and the bytes of each message since     | the held version   |
 
 Numbers are little-endian. A device that lacks a stage gets `raw`: the same values, more bytes.
+
+Where a run has parts travel by the log (`own_parts`), a device of a sub-model gets that part only: `raw`,
+`logsnapshot` and `logsum` are then of the part's shapes, and a sum leads from whatever the device holds of
+it, which may be of several versions (`core/model/holdings.py`), and from zero where it holds nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +36,12 @@ from anabranch.compress.registry import make_codec
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.model.chains import RAW, lacks
+from anabranch.core.model.holdings import Holdings, usable
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
-from anabranch.core.model.submodels import TensorSet, UnitMap, gathered
+from anabranch.core.model.submodels import TensorSet, UnitMap, gathered, scatter
 
 SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
+PARTS = "logparts"  # what a device says that can do with a part of the log
 LENGTH = struct.Struct("<I")
 MESSAGES_MAX = 1 << 10
 RECENT_BYTES_MAX = 64 << 20  # of encoded payloads
@@ -63,10 +69,13 @@ Make = Callable[[], Download]
 
 
 class Downloads:
-    """The payloads of one model. `frozen` are the tensors that no device changes."""
+    """The payloads of one model. `frozen` are the tensors that no device changes.
 
-    def __init__(self, spec: ParamSpec, frozen: Tensors) -> None:
-        self.spec = spec
+    `own_parts`: see the module.
+    """
+
+    def __init__(self, spec: ParamSpec, frozen: Tensors, own_parts: bool = False) -> None:
+        self.spec, self.own_parts = spec, own_parts
         self._frozen = dict(frozen)
         self._tail = frozen_tail(spec, frozen)
         self._made: Recent[bytes] = Recent(RECENT_BYTES_MAX)
@@ -75,30 +84,35 @@ class Downloads:
         self,
         engine: Engine,
         version: int,
-        holds: int | None,
+        holds: Holdings,
         codecs: Collection[str] | None = None,
-        submodel: UnitMap | TensorSet | None = None,
+        part: UnitMap | TensorSet | None = None,
     ) -> Make | None:
-        """How to make the cheapest payload of a version for a device that holds another; None: not held.
+        """How to make the cheapest payload of a version for a device that holds others; None: not held.
 
-        `codecs` are the stages that it can decode; None stands for all that there are. Of a `submodel` only
-        that part is sent, unless versions are encoded: what is encoded once serves everybody. To be called
-        where the engine may be read; what comes back may be called in any thread. Equal arguments make equal
-        bytes.
+        `codecs` are the stages that it can decode; None stands for all that there are. Of a `part` only that
+        is sent, unless the run or the device has versions go whole. To be called where the engine may be
+        read; what comes back may be called in any thread. Equal arguments make equal bytes.
         """
         broadcast, state = engine.broadcast, engine.broadcast_state
         if isinstance(broadcast, DeltaLog):
-            return self._log(broadcast, state, version, holds, codecs)
+            if not self.takes_parts(codecs):
+                part, holds = None, holds if isinstance(holds, int) else None
+            return self._log(broadcast, state, version, holds, codecs, part)
         if isinstance(broadcast, DirectDownlink):
             return self._direct(engine, broadcast, version, codecs)
         vector = engine.vector if version == engine.version else engine.history.get(version)
         if vector is None:
             return None
-        if submodel is not None:
-            part = gathered(vector, submodel)
-            return lambda: self._part(version, submodel, part)
+        if part is not None:
+            cut = gathered(vector, part)
+            return lambda: self._part(version, part, cut)
         held = vector.copy()  # the engine may write on its own
         return lambda: self._raw(version, held)
+
+    def takes_parts(self, codecs: Collection[str] | None) -> bool:
+        """Whether a device that knows these stages gets parts of a delta log."""
+        return self.own_parts and (codecs is None or not lacks(codecs, PARTS))
 
     def exact(self, engine: Engine) -> Make:
         """The server's own model to the bit, for whoever observes."""
@@ -136,24 +150,72 @@ class Downloads:
         log: DeltaLog,
         state: DeltaLogState,
         version: int,
-        holds: int | None,
+        holds: Holdings,
         codecs: Collection[str] | None,
+        part: UnitMap | TensorSet | None,
     ) -> Make | None:
         if log.place(state, version) is None:
             kept = log.replica(state, version)
-            return None if kept is None else lambda: self._raw(version, kept)
+            return None if kept is None else lambda: self._as_it_is(version, kept, part)
         if codecs is not None and lacks(codecs, "log"):
-            return lambda: self._raw(version, _known(log.replica(state, version)))
-        return lambda: self._from_log(log, state, version, holds)
+            return lambda: self._as_it_is(version, _known(log.replica(state, version)), part)
+        base = _base(log, state, version, holds)
+        if part is None and not isinstance(base, tuple):
+            return lambda: self._from_log(log, state, version, base)
+        return lambda: self._from_mosaic(log, state, version, base, part)
+
+    def _as_it_is(self, version: int, replica: Vector, part: UnitMap | TensorSet | None) -> Download:
+        if part is None:
+            return self._raw(version, replica)
+        return self._part(version, part, gathered(replica, part))
 
     def _from_log(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int | None) -> Download:
         sha256 = digest(_known(log.replica(state, version)))
-        if holds is not None and _leads(log, state, version, holds):
+        if holds is not None:
             codec, data = self._delta(log, state, version, holds)
             # A snapshot is hardly ever under half a byte a value, so most are not made to be compared.
             if 2 * len(data) <= self.spec.size or len(data) <= len(self._snapshot(log, state, version)):
                 return Download(version, codec, data, holds, sha256)
         return Download(version, SNAPSHOT, self._snapshot(log, state, version), None, sha256)
+
+    def _from_mosaic(
+        self,
+        log: DeltaLog,
+        state: DeltaLogState,
+        version: int,
+        base: Holdings,
+        part: UnitMap | TensorSet | None,
+    ) -> Download:
+        """A part from whatever is held, or all from parts: what each device wants is its own."""
+        new = gathered(_known(log.replica32(state, version)), part)
+        sha256 = digest(new.astype(self.spec.vector_dtype, copy=False))
+
+        def message(of: Holdings) -> bytes:
+            old = gathered(self._mosaic(log, state, of), part)
+            return log.step_between(new, old, state.floor, part)
+
+        def snapshot() -> bytes:
+            tail = self._tail if part is None else frozen_tail(part.small, self._frozen)
+            return remembered(self._made, (version, None, part), lambda: message(None) + tail)
+
+        only = part is not None
+        if base is not None:
+            data = remembered(self._made, (version, base, part), lambda: message(base))
+            if 2 * len(data) <= new.size or len(data) <= len(snapshot()):
+                first = base if isinstance(base, int) else base[0].version
+                return Download(version, SUM, data, first, sha256, only)
+        return Download(version, SNAPSHOT, snapshot(), None, sha256, only)
+
+    def _mosaic(self, log: DeltaLog, state: DeltaLogState, base: Holdings) -> Vector:
+        """What a device has, float32 (size,); zero where it has nothing."""
+        if isinstance(base, int):
+            return _known(log.replica32(state, base))
+        found = np.zeros(self.spec.size, np.float32)
+        # From the newest on, so that each replica leads back from the one before it.
+        replicas = {held.version: log.replica32(state, held.version) for held in reversed(base or ())}
+        for held in base or ():
+            scatter(gathered(_known(replicas[held.version]), held.part), found, held.part)
+        return found
 
     def _delta(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int) -> tuple[str, bytes]:
         entries = state.entries[log.place(state, holds) : log.place(state, version)]
@@ -172,15 +234,16 @@ class Downloads:
         return remembered(self._made, version, lambda: log.snapshot(state, version) + self._tail)
 
 
-def downloads_lead_from(engine: Engine, version: int, holds: int) -> bool:
-    """Whether a device that holds one version may get the other by what changed."""
+def base_of(engine: Engine, version: int, holds: Holdings) -> Holdings:
+    """What of a device's holdings a payload of a version may lead from, by what changed since."""
     log, state = engine.broadcast, engine.broadcast_state
-    return isinstance(log, DeltaLog) and _leads(log, state, version, holds)
+    return _base(log, state, version, holds) if isinstance(log, DeltaLog) else None
 
 
-def _leads(log: DeltaLog, state: DeltaLogState, version: int, holds: int) -> bool:
-    """Whether the log has both."""
-    return holds < version and None not in (log.place(state, holds), log.place(state, version))
+def _base(log: DeltaLog, state: DeltaLogState, version: int, holds: Holdings) -> Holdings:
+    """What the log has of it."""
+    last = version if isinstance(holds, tuple) else version - 1  # who has it whole fetches nothing
+    return usable(holds, lambda held: held <= last and log.place(state, held) is not None)
 
 
 def apply_download(
@@ -189,37 +252,40 @@ def apply_download(
     data: bytes | memoryview,
     from_version: int | None,
     held: tuple[int, Vector] | None,
+    part: UnitMap | TensorSet | None = None,
 ) -> tuple[Vector, dict[str, Array] | None]:
     """The vector (spec.size,) of a payload, a new array, and the frozen tensors where it has them.
 
-    `held` is the version that the device has, with its vector. Raises `InvalidUpdate`, `TooLarge` or
-    `UnknownCodec`. That the vector has the announced digest is for the caller to check.
+    `held` is the version that the device has, with its vector. With a `part` of the model `spec` it is that
+    part's values, (part.size,), which come back, and those of the held vector. Raises `InvalidUpdate`,
+    `TooLarge` or `UnknownCodec`. That the vector has the announced digest is for the caller to check.
     """
-    layout, frozen = Layout.of(spec), None
+    small = spec if part is None else part.small
+    layout, frozen = Layout.of(spec, part), None
     if codec in (SUM, LIST):
         if held is None or held[0] != from_version:
             raise InvalidUpdate(f"payload leads from version {from_version}, which is not held")
-        if held[1].shape != (spec.size,):
+        if held[1].shape != (small.size,):
             raise InvalidUpdate(
-                f"the held vector has shape {held[1].shape}, the manifest needs ({spec.size},)"
+                f"the held vector has shape {held[1].shape}, the manifest needs ({small.size},)"
             )
         vector = held[1].astype(np.float32)
-        for message in [memoryview(data)] if codec == SUM else _messages(data, spec):
+        for message in [memoryview(data)] if codec == SUM else _messages(data, layout):
             vector = apply(vector, message, layout)
     elif codec == SNAPSHOT:
-        message, frozen = split_tail(spec, data)
-        vector = apply(np.zeros(spec.size, np.float32), message, layout)
+        message, frozen = split_tail(small, data)
+        vector = apply(np.zeros(small.size, np.float32), message, layout)
     else:
-        decoded, frozen = decode_model(make_codec(codec), spec, data)
+        decoded, frozen = decode_model(make_codec(codec), small, data)
         vector = np.array(decoded)
         if not np.isfinite(vector).all():
             raise InvalidUpdate("the model has values that are not finite")
     return vector.astype(spec.vector_dtype, copy=False), frozen
 
 
-def _messages(data: bytes | memoryview, spec: ParamSpec) -> list[memoryview]:
+def _messages(data: bytes | memoryview, layout: Layout) -> list[memoryview]:
     view = memoryview(data)
-    most = message_bytes_max(Layout.of(spec))
+    most = message_bytes_max(layout)
     (count,) = _length(view, 0)
     if not 1 <= count <= MESSAGES_MAX:
         raise TooLarge(f"payload of {count} messages: at most {MESSAGES_MAX}")

@@ -104,8 +104,9 @@ SELECTIONS, VALUES = ("topk", "threshold", "mask"), ("f32", "bf16", "int8", "int
 INDICES, ENTROPY = ("u32", "gaps", "bitmap"), ("zstd", "huffman")
 PLACES = (SELECTIONS, VALUES, INDICES, ENTROPY)
 
-# What goes into `Capability.codecs`: every stage with its version; `ef` and `log` wrap chains.
-LATER: tuple[str, ...] = (f"{E3M0.name}:{E3M0.version}",)  # than the first release, see `simulated_stages`
+# What goes into `Capability.codecs`: every stage with its version; `ef` and `log` wrap chains, `logparts`
+# says that parts of the log can be sent. `LATER` than the first release, see `simulated_stages`.
+LATER: tuple[str, ...] = (f"{E3M0.name}:{E3M0.version}", "logparts:1")
 STAGES: tuple[str, ...] = (
     f"{RAW}:1",
     *(name for kind, _, _ in _STAGES if (name := f"{kind.name}:{kind.version}") not in LATER),
@@ -116,7 +117,7 @@ STAGES: tuple[str, ...] = (
 MASKING = f"{RING}:1"
 OTHERS = range(128, 256)  # the numbers on the wire that are nobody's: for stages of others
 _ALONE = (RAW, RING)
-_SPOKEN_FOR = (*_ALONE, FEEDBACK, "log")
+_SPOKEN_FOR = (*_ALONE, FEEDBACK, "log", "logparts")
 
 
 def _check(found: Any) -> None:

@@ -37,16 +37,18 @@ class AskRecord:
     client_id: str
     task_id: str
     holds_version: int | None = None
+    holds_parts: tuple[tuple[int, SubmodelJson | None], ...] = ()
 
     @classmethod
     def of(cls, event: ev.TaskAsked) -> AskRecord:
         """Of an event."""
         ask = event.ask
-        return cls(event.now, ask.client_id, ask.task_id, ask.holds_version)
+        parts = tuple(held.to_json() for held in ask.holds_parts)
+        return cls(event.now, ask.client_id, ask.task_id, ask.holds_version, parts)
 
     @property
     def event(self) -> ev.TaskAsked:
-        """The event again."""
+        """The event again, without the parts: they are for who counts bytes, not for the engine."""
         return ev.TaskAsked(self.now, Ask(self.client_id, self.task_id, self.holds_version))
 
 
@@ -172,6 +174,7 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 _converter = make_converter(finite)
+written(_converter, AskRecord, later=("holds_parts",))
 written(_converter, ev.LeaseRenewed, absent=("session",))
 written(_converter, ev.TaskDropped, later=("diverged",))
 written(_converter, ev.Proof, later=("at",))

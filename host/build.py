@@ -9,9 +9,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
+from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.registry import others
 from anabranch.core.config.caps import told_to_devices
-from anabranch.core.config.ranges import ELASTIC
+from anabranch.core.config.ranges import ELASTIC, OWN
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.cohorts import Cohorts
@@ -106,6 +107,11 @@ class Blueprint:
         """
         downlink = self.config.downlink
         broadcast = make_broadcast(self.spec, self.strategy, downlink.codec, downlink.publish_every_versions)
+        if downlink.parts == OWN and isinstance(broadcast, DirectDownlink):
+            raise ConfigError(
+                "downlink.parts = 'own' is for the delta log: a chain encodes versions whole. "
+                "Set downlink.codec = 'log(2)', or parts = 'whole'"
+            )
         return broadcast, make_planner(self.spec, self.strategy, self.config)
 
 

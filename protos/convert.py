@@ -18,6 +18,7 @@ import numpy as np
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch, TooLarge, WireError
 from anabranch.core.ids import checked_id as checked_id
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.model.holdings import PARTS_MAX, HeldPart, Holdings
 from anabranch.core.model.params import ParamSpec, TensorSpec
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.submodels import (
@@ -160,6 +161,34 @@ def submodel_from_proto(message: model.SubmodelMap, spec: ParamSpec) -> Submodel
     if message.tensors:
         return tensor_set_of_bits(spec, message.tensors)
     return unit_map_of_bits(spec, message.kept) if message.kept else _coordinates(message, spec.size)
+
+
+def held_parts_to_proto(holdings: Holdings) -> list[devices.HeldPart]:
+    """Of a device that has parts; of one that has a version whole, `holds_version` says it."""
+    parts = holdings if isinstance(holdings, tuple) else ()
+    return [devices.HeldPart(version=p.version, submodel=submodel_to_proto(p.part)) for p in parts]
+
+
+def holdings_from_proto(
+    message: devices.AskTaskRequest | devices.FetchModelRequest, spec: ParamSpec
+) -> Holdings:
+    """What the device of a request has. Raises `InvalidUpdate`."""
+    if not message.holds_parts:
+        return message.holds_version if message.HasField("holds_version") else None
+    if len(message.holds_parts) > PARTS_MAX or message.HasField("holds_version"):
+        raise InvalidUpdate(
+            f"holds_parts: {len(message.holds_parts)} parts, where at most {PARTS_MAX} are known and no "
+            "holds_version beside them"
+        )
+    found: list[HeldPart] = []
+    for held in message.holds_parts:
+        part = submodel_from_proto(held.submodel, spec) if held.HasField("submodel") else None
+        if isinstance(part, Coordinates):
+            raise InvalidUpdate("holds_parts: a part is of units or of tensors, not of runs of coordinates")
+        if found and held.version < found[-1].version:
+            raise InvalidUpdate("holds_parts: no version may be below one before it")
+        found.append(HeldPart(held.version, part))
+    return tuple(found)
 
 
 def _coordinates(message: model.SubmodelMap, size: int) -> Coordinates:

@@ -21,6 +21,7 @@ from anabranch.compress.broadcast import downlink_at
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock, Seconds
 from anabranch.core.config.goal import Goal
+from anabranch.core.config.ranges import OWN
 from anabranch.core.config.tables import Config, ServerTable
 from anabranch.core.effects import Effect
 from anabranch.core.engine.engine import Engine
@@ -310,10 +311,10 @@ async def _live(
     metrics: Metrics,
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
-    server, spec = config.server, recovered.engine.spec
+    server, spec, strategy = config.server, recovered.engine.spec, recovered.engine.strategy
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
-    codec_at = downlink_at(recovered.engine.strategy, config.downlink.codec)
-    models = Models(folder, spec, frozen, codec_at, Goal.of(config.run), config.run.frozen)
+    told = Goal.of(config.run), config.run.frozen, config.downlink.parts == OWN
+    models = Models(folder, spec, frozen, downlink_at(strategy, config.downlink.codec), *told)
     clock = run_clock(recovered.last_now, wall)
     writer = _writer(store, recovered, config, models, clock, limits, metrics)
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()

@@ -270,8 +270,7 @@ class Books:
         """Have the task's model made, for what its device holds and can decode."""
         assert isinstance(event, ev.TaskAsked), "a task comes of an ask"
         codecs = self.engine.ledger.clients[task.client_id].capability.codecs
-        holds = event.ask.holds_version
-        wanted = self.models.for_device(task.base_version, holds, codecs, task.submodel)
+        wanted = self.models.for_device(task.base_version, event.ask.holds, codecs, task.submodel)
         self.models.keep(self.engine, wanted)
 
     def _stored(self, update_id: str) -> Receipt | None:

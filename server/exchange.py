@@ -18,6 +18,10 @@ import grpc
 from grpc import aio
 
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.model.growing import needed_for
+from anabranch.core.model.holdings import has
+from anabranch.core.model.params import ParamSpec
+from anabranch.protos.convert import holdings_from_proto, submodel_from_proto
 from anabranch.protos.frames import Chunk, ExchangeFrame, frame_bytes, request_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.counting import counting
@@ -67,12 +71,14 @@ class DevicesAndExchange(Devices):
             with counting(metrics, "PushUpdate", stream.context):
                 verdict = await self.verdict(stream.contents(request), caller)
             said = devices.ResponseHead(push=verdict)
-            await self._send_with_model(said, _following(head.push.next, verdict.next), stream, caller)
+            following = _following(head.push.next, verdict.next, self.run.spec)
+            await self._send_with_model(said, following, stream, caller)
         elif kind == "ask":
             with counting(metrics, "AskTask", stream.context):
                 answer = await ask_task(self, head.ask, caller)
             said = devices.ResponseHead(ask=answer)
-            await self._send_with_model(said, _following(head.ask, answer), stream, caller)
+            following = _following(head.ask, answer, self.run.spec)
+            await self._send_with_model(said, following, stream, caller)
         elif kind in CALLS:
             name, method = CALLS[kind]
             with counting(metrics, name, stream.context):
@@ -108,19 +114,22 @@ class DevicesAndExchange(Devices):
 
 
 def _following(
-    ask: devices.AskTaskRequest, answer: devices.AskTaskResponse
+    ask: devices.AskTaskRequest, answer: devices.AskTaskResponse, spec: ParamSpec
 ) -> devices.FetchModelRequest | None:
     """What the device would ask for next and wants unasked: the model of its task, where it has another."""
     task = answer.task
-    holds = ask.holds_version if ask.HasField("holds_version") else None
-    if not (ask.with_model and answer.HasField("task")) or holds == task.base_version:
+    if not (ask.with_model and answer.HasField("task")):
+        return None
+    submodel = submodel_from_proto(task.submodel, spec) if task.HasField("submodel") else None
+    if has(holdings_from_proto(ask, spec), task.base_version, needed_for(submodel)):
         return None
     return devices.FetchModelRequest(
         client_id=ask.client_id,
         version=task.base_version,
         manifest_sha256=ask.manifest_sha256,
-        holds_version=holds,
+        holds_version=ask.holds_version if ask.HasField("holds_version") else None,
         submodel=task.submodel if task.HasField("submodel") else None,
+        holds_parts=ask.holds_parts,
     )
 
 

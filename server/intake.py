@@ -36,6 +36,7 @@ from anabranch.protos.convert import (
     checked_count,
     checked_digest,
     checked_id,
+    holdings_from_proto,
     seals_from_proto,
     submodel_from_proto,
 )
@@ -142,14 +143,15 @@ def _read_ask(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits) ->
 def read_ask(message: devices.AskTaskRequest, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Ask:
     """An ask whose form was checked. Raises `InvalidUpdate` and `ManifestMismatch`."""
     check_manifest(message.manifest_sha256, spec)
-    holds = message.holds_version if message.HasField("holds_version") else None
+    holds = holdings_from_proto(message, spec)
+    whole, parts = (None, holds) if isinstance(holds, tuple) else (holds, ())
     client_id = checked_id(message.client_id, "client_id", limits)
     task_id = checked_id(message.task_id, "task_id", limits)
     session, succeeds = (
         checked_id(text, name, limits) if text else ""
         for text, name in ((message.session, "session"), (message.succeeds, "succeeds"))
     )
-    return Ask(client_id, task_id, holds, session, succeeds)
+    return Ask(client_id, task_id, whole, session, succeeds, parts)
 
 
 class Pushed:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from anabranch.compress.broadcast import is_exact
 from anabranch.compress.downloads import Downloads as Payloads
-from anabranch.compress.downloads import Make, downloads_lead_from
+from anabranch.compress.downloads import Make, base_of
 from anabranch.compress.model import PART, frozen_apart, frozen_sha256, unknown_part
 from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.ranges import SERVED
@@ -29,6 +29,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.growing import needed_for
+from anabranch.core.model.holdings import HeldPart, Holdings
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 from anabranch.core.model.updates import Task
@@ -49,14 +50,19 @@ class ModelRequest:
     """What somebody wants of a version.
 
     `form`: `exact` (the server's own vector), `replica` (what devices train from, raw) or `encoded` (the
-    same, as cheap as can be; with `holds` from the version that the device has). Of a `submodel` that part of
-    the exact vector.
+    same, as cheap as can be; with `holds` from what the device has). Of a `submodel` that part of the exact
+    vector, or of what is encoded.
     """
 
     version: int
     form: str
-    holds: int | None = None
+    holds: Holdings = None
     submodel: UnitMap | TensorSet | None = None
+
+    @property
+    def is_for_a_task(self) -> bool:
+        """Whether it is of a part, or leads from parts: then hardly another device wants it."""
+        return self.submodel is not None or isinstance(self.holds, tuple)
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,11 @@ class Models:
         codec_at: Callable[[int], str] = lambda _: RAW,
         goal: Goal = UNNAMED,
         frozen_served: str = SERVED,
+        own_parts: bool = False,
     ) -> None:
         self.spec, self.frozen = spec, frozen
         self._folder, self._codec_at = folder, codec_at
-        self._payloads = Payloads(spec, frozen)
+        self._payloads = Payloads(spec, frozen, own_parts)
         self._executor = ThreadPoolExecutor(1, "anabranch-models")
         make_private_folder(folder)
         tighten(folder.parent, *folder.iterdir())
@@ -125,9 +132,9 @@ class Models:
         return self._published_at.get(version, 0.0)
 
     def for_device(
-        self, version: int, holds: int | None, codecs: Collection[str], submodel: Submodel | None = None
+        self, version: int, holds: Holdings, codecs: Collection[str], submodel: Submodel | None = None
     ) -> ModelRequest:
-        """What a device gets that holds another version, can decode these stages and trains `submodel`."""
+        """What a device gets that holds this, can decode these stages and trains `submodel`."""
         part = needed_for(submodel)
         if part is not None and is_exact(self._codec_at):
             return ModelRequest(version, "exact", submodel=part)
@@ -136,7 +143,9 @@ class Models:
             return ModelRequest(version, "exact")
         if lacks(codecs, text):
             return ModelRequest(version, "replica")
-        return ModelRequest(version, "encoded", holds)
+        if self._payloads.takes_parts(codecs):
+            return ModelRequest(version, "encoded", holds, part)
+        return ModelRequest(version, "encoded", holds if isinstance(holds, int) else None)
 
     def keep(self, engine: Engine, wanted: ModelRequest) -> None:
         """Have a file made of what the engine holds, unless it is there; others stay unknown."""
@@ -185,13 +194,17 @@ class Models:
             del self._published_at[version]
 
     def retain_parts(self, tasks: Mapping[str, Task]) -> None:
-        """Remove the parts that no task is of any more, whenever there are many of them."""
-        parts = [wanted for wanted in self._files if wanted.submodel is not None]
-        if len(parts) <= 2 * len(tasks) + PARTS_SPARE:
+        """Remove the parts that no task is of any more, whenever there are many; then those made first."""
+        parts = [wanted for wanted in self._files if wanted.is_for_a_task]
+        most = 2 * len(tasks) + PARTS_SPARE
+        if len(parts) <= most:
             return
         needed = {(task.base_version, needed_for(task.submodel)) for task in tasks.values()}
-        for wanted in [w for w in parts if (w.version, w.submodel) not in needed]:
-            self._files.pop(wanted).add_done_callback(_remove)
+        kept = [wanted for wanted in parts if (wanted.version, wanted.submodel) in needed][-most:]
+        gone = [self._files.pop(wanted) for wanted in set(parts).difference(kept)]
+        shared = set(self._files.values())  # what leads from parts may be what leads from nothing
+        for future in set(gone) - shared:
+            future.add_done_callback(_remove)
 
     async def get(self, wanted: ModelRequest) -> ModelFile:
         """The file. Raises `UnknownVersion`."""
@@ -214,13 +227,11 @@ class Models:
 
     def _same(self, engine: Engine, wanted: ModelRequest) -> ModelRequest:
         """The plainest wish that gets the same payload: no base that nothing leads from."""
-        if wanted.holds is not None and not downloads_lead_from(engine, wanted.version, wanted.holds):
-            return replace(wanted, holds=None)
-        return wanted
+        return replace(wanted, holds=base_of(engine, wanted.version, wanted.holds))
 
     def _make(self, engine: Engine, wanted: ModelRequest) -> Make | None:
         if wanted.submodel is not None:
-            return self._payloads.offer(engine, wanted.version, None, None, wanted.submodel)
+            return self._payloads.offer(engine, wanted.version, wanted.holds, None, wanted.submodel)
         if wanted.form == "exact" and wanted.version == engine.version:
             return self._payloads.exact(engine)
         if wanted.form == "exact" and engine.broadcast is not None:
@@ -232,6 +243,7 @@ class Models:
         made = make()
         sha256 = hashlib.sha256(made.data).hexdigest()
         start = "" if made.from_version is None else f"from{made.from_version}-"
+        start += f"{_named(wanted.holds)}-" if isinstance(wanted.holds, tuple) else ""
         form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
         path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
         with open(path, "wb", opener=private) as file:
@@ -261,6 +273,12 @@ class Models:
             path.unlink()
             raise UnknownVersion(f"version {wanted.version} is not held: its file was cut short by a crash")
         return ModelFile(wanted.version, path, path.stat().st_size, sha256, RAW)
+
+
+def _named(parts: tuple[HeldPart, ...]) -> str:
+    """Of what is held, for a file that leads from it."""
+    text = " ".join(f"{held.version}:{held.part and _name(held.part)}" for held in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _name(submodel: UnitMap | TensorSet) -> str:

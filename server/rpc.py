@@ -18,6 +18,7 @@ from anabranch.core.effects import Effect, Granted, LeaseEnd, LeaseEnded, Refuse
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
 from anabranch.core.model.chains import AUTO, lacks
+from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Reason, Task
 from anabranch.host.build import device_tables
@@ -33,6 +34,7 @@ from anabranch.protos.convert import (
     checked_codecs,
     checked_id,
     decision_to_proto,
+    holdings_from_proto,
     manifest_to_proto,
     submodel_from_proto,
     task_to_proto,
@@ -159,10 +161,12 @@ class Devices(DevicesServicer):
             async for header_or_not, chunk in self._frozen_part(request):
                 yield header_or_not, chunk
             return
-        submodel = None
+        submodel, holds = None, holdings_from_proto(request, self.run.spec)
         if request.HasField("submodel"):
             submodel = submodel_from_proto(request.submodel, self.run.spec)
-        wanted, finished = await self.run.writer.look(lambda engine: self._wanted(engine, request, submodel))
+        wanted, finished = await self.run.writer.look(
+            lambda engine: self._wanted(engine, request, holds, submodel)
+        )
         version = wanted.version
         header = devices.ModelHeader(
             version=version,
@@ -358,12 +362,12 @@ class Devices(DevicesServicer):
             self.calls.told("AskTask", ask.client_id, USELESS_S)
         granted = _find(asked, Granted)
         if granted is not None:
-            return await self._grant(granted.task, ask.holds_version)
+            return await self._grant(granted.task, ask.holds)
         refused = _find(asked, Refused)
         assert refused is not None, "an ask is granted or refused"
         return self._refusal(refused)
 
-    async def _grant(self, task: Task, holds: int | None) -> devices.AskTaskResponse:
+    async def _grant(self, task: Task, holds: Holdings) -> devices.AskTaskResponse:
         capability = self.run.writer.glance.clients.get(task.client_id)
         assert capability is not None, "who has a task is enrolled"
         try:
@@ -379,14 +383,18 @@ class Devices(DevicesServicer):
         return devices.AskTaskResponse(task=proto, server_time_s=self.run.writer.now())
 
     def _wanted(
-        self, engine: Engine, request: devices.FetchModelRequest, submodel: Submodel | None
+        self,
+        engine: Engine,
+        request: devices.FetchModelRequest,
+        holds: Holdings,
+        submodel: Submodel | None,
     ) -> tuple[ModelRequest, bool]:
         """What to serve, made if need be, and whether it is the last version. In the writer's thread."""
         newest = engine.version if request.exact else engine.offered
         version = request.version if request.HasField("version") else newest
-        holds = request.holds_version if request.HasField("holds_version") else None
         if not _has_task(engine, request.client_id, version, submodel):
-            submodel = None  # a part is a file of its own: they are made for tasks alone
+            # A part is a file of its own, and what leads from parts: they are made for tasks alone.
+            submodel, holds = None, holds if isinstance(holds, int) else None
         wanted = self.run.models.for_device(version, holds, request.codecs, submodel)
         if request.exact:
             wanted = ModelRequest(version, "exact")

@@ -254,7 +254,9 @@ class Device(Talker, DeviceShell):
 
     def _ask_of(self, task_id: str) -> Ask:
         before = f"{self._copy}life-{self._crashes - 1}" if self._crashes else self._copied_of
-        return Ask(self.client_id, task_id, self._disk.held.version, self._process, before)
+        held = self._disk.held
+        whole = None if held.parts else held.version
+        return Ask(self.client_id, task_id, whole, self._process, before, held.parts)
 
     def _granted(self, task: Task, offer: Offer) -> None:
         self._offer = offer
@@ -263,10 +265,10 @@ class Device(Talker, DeviceShell):
     def _fetch(self, task: Task) -> None:  # noqa: ARG002 - the model has come with it
         """The model's bytes; the server has them as a file, so that its crash does not matter."""
         assert self._offer is not None, "a granted task comes with its model"
-        held = self._disk.held.known_as(self._offer.from_head)
+        held = self._disk.held.leading_from(self._offer.from_heads)
         if held is not self._disk.held:  # it has another model of that number
             self._disk = replace(self._disk, held=held)
-            self._offer = replace(self._offer, payload_bytes=self._offer.whole_bytes, from_head="")
+            self._offer = replace(self._offer, payload_bytes=self._offer.whole_bytes, from_heads="")
         if not self._offer.payload_bytes:  # the device has it
             self._work.end()
             self._fetched()
@@ -285,7 +287,11 @@ class Device(Talker, DeviceShell):
         assert self._offer is not None
         offer, model = self._offer, self._offer.model
         kept = model if offer.head else None  # another may have its number one day
-        held = self._disk.held.after(model.version, offer.head, kept, offer.part_only)
+        held = self._disk.held
+        if offer.adds is not None:
+            held = held.with_part(offer.adds, kept)
+        else:
+            held = held.after(model.version, offer.head, kept, offer.part_only)
         self._server.downloaded(self.client_id, offer.payload_bytes, self._frozen_bytes)
         self._disk = replace(self._disk, held=held, has_frozen=True)
         self._fetched()

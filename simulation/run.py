@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from anabranch.compress.downloads import PARTS
 from anabranch.compress.model import frozen_size_bytes
 from anabranch.compress.registry import MASKING, simulated_stages
 from anabranch.core.config.goal import Goal
-from anabranch.core.config.ranges import BUILT, ELASTIC, OVERLAP
+from anabranch.core.config.ranges import BUILT, ELASTIC, OVERLAP, OWN
 from anabranch.core.config.tables import Config
 from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
@@ -264,7 +265,7 @@ class Simulation:
         blueprint = Blueprint.of(config, problem.spec, key=noise_key, masks=True)
         begin = partial(blueprint.engine, problem.initial)
         engine = begin(None)
-        versions = Versions(engine, problem.frozen)
+        versions = Versions(engine, problem.frozen, config.downlink.parts == OWN)
         self.faults: Faults | None = None
         kept: Journal = journal
         if config.faults.on:
@@ -433,10 +434,16 @@ class Simulation:
             elastic=self.elastic,
             frozen_bytes=frozen_size_bytes(self._problem.spec, config.run.frozen),
             storage=self._first_storage(),
-            codecs=(*simulated_stages(config.uplink.codec), *([MASKING] if config.secagg.on else [])),
+            codecs=(*self._stages(), *([MASKING] if config.secagg.on else [])),
             arrivals=Arrivals.of(config.fleet, seed),
             trace=trace,
         )
+
+    def _stages(self) -> tuple[str, ...]:
+        """What devices say that they can do."""
+        config = self._config
+        parts = f"|{PARTS}" if config.downlink.parts == OWN else ""
+        return simulated_stages(config.uplink.codec + parts)
 
     def _first_storage(self) -> Storage:
         """What a device has before it has met the server: version 0, where it builds that."""

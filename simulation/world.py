@@ -105,9 +105,9 @@ class World:
                 hear(answer)
             return answer
         task = answer.task
-        offer = self.versions.offer(ask.holds_version, task.submodel)
+        offer = self.versions.offer(ask.holds, task.submodel)
         if self.disk is not None and self.disk.takes_back:
-            offer = self.versions.named(offer, ask.holds_version, self.disk.head_of)
+            offer = self.versions.named(offer, ask.holds, task.submodel, self.disk.head_of)
         return task, offer
 
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool = False) -> None:

@@ -27,6 +27,7 @@ MEASURES = ("step_times_s", "step_spreads", "latencies_s", "up_rates_mbps", "dow
 LINEAR, PROPORTIONAL = "linear", "proportional"  # submodel.step_time
 SENT, BUILT = "sent", "built"  # run.initial
 SERVED, LOCAL = "served", "local"  # run.frozen
+WHOLE_VERSIONS, OWN = "whole", "own"  # downlink.parts
 EXACT, ZEROTH = "exact", "zeroth"  # client.gradient
 
 CHOICES = {
@@ -34,6 +35,7 @@ CHOICES = {
     "run.mode": (AUTO, MAX, MIN),
     "run.initial": (SENT, BUILT),
     "run.frozen": (SERVED, LOCAL),
+    "downlink.parts": (WHOLE_VERSIONS, OWN),
     "submodel.pattern": ("balanced", "strided", "sequential"),
     "submodel.step_time": (LINEAR, PROPORTIONAL),
     "model.buffers": ("average", "latest", "local"),

@@ -31,6 +31,7 @@ from anabranch.core.config.ranges import (
     TASK,
     TASKS,
     TURNS,
+    WHOLE_VERSIONS,
     check_ranges,
 )
 from anabranch.core.config.ray import RayTable
@@ -205,11 +206,13 @@ class DownlinkTable:
     """`[downlink]`: how published models travel; `auto` is the strategy's own choice, else `raw`.
 
     A chain encodes each version by itself; `log(step)` is the shared delta log, to which every
-    `publish_every_versions`-th version goes: devices train from the newest that is in it.
+    `publish_every_versions`-th version goes: devices train from the newest that is in it. Of the log a device
+    of sub-models gets every part (`whole`), or that of its task (`own`).
     """
 
     codec: str = AUTO
     publish_every_versions: int = field(default=1, metadata=LATER_KEY)
+    parts: str = field(default=WHOLE_VERSIONS, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.model.holdings import HeldPart, Holdings
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel
 
@@ -35,6 +36,7 @@ class Capability:
 class Ask:
     """A device applies for a task. `task_id` is made by the device, so a repeated ask is harmless.
 
+    `holds_version` is what the device has whole, `holds_parts` what it has instead: see `holdings.py`.
     `session`, `succeeds`: which process of the device asks, see `sessions.py`; the log has nothing of it.
     """
 
@@ -43,6 +45,12 @@ class Ask:
     holds_version: int | None = None
     session: str = field(default="", compare=False)
     succeeds: str = field(default="", compare=False)
+    holds_parts: tuple[HeldPart, ...] = field(default=(), compare=False)
+
+    @property
+    def holds(self) -> Holdings:
+        """Both in one."""
+        return self.holds_parts or self.holds_version
 
 
 @dataclass(frozen=True)

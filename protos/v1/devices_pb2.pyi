@@ -228,6 +228,7 @@ class AskTaskRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     SUCCEEDS_FIELD_NUMBER: _builtins.int
     WITH_MODEL_FIELD_NUMBER: _builtins.int
+    HOLDS_PARTS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     manifest_sha256: _builtins.bytes
@@ -237,6 +238,10 @@ class AskTaskRequest(_message.Message):
     succeeds: _builtins.str
     with_model: _builtins.bool
     """Of an exchange alone: the model that the task starts from may follow its grant unasked."""
+    @_builtins.property
+    def holds_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPart]:
+        """In the place of holds_version, of a device that has parts of versions: docs/protocol.md, "Parts of the log"."""
+
     def __init__(
         self,
         *,
@@ -247,16 +252,42 @@ class AskTaskRequest(_message.Message):
         session: _builtins.str = ...,
         succeeds: _builtins.str = ...,
         with_model: _builtins.bool = ...,
+        holds_parts: _abc.Iterable[Global___HeldPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "holds_version", b"holds_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "client_id", b"client_id", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "session", b"session", "succeeds", b"succeeds", "task_id", b"task_id", "with_model", b"with_model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "client_id", b"client_id", "holds_parts", b"holds_parts", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "session", b"session", "succeeds", b"succeeds", "task_id", b"task_id", "with_model", b"with_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__holds_version: _TypeAlias = _typing.Literal["holds_version"]  # noqa: Y015
     _WhichOneofArgType__holds_version: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__holds_version) -> _WhichOneofReturnType__holds_version | None: ...
 
 Global___AskTaskRequest: _TypeAlias = AskTaskRequest  # noqa: Y015
+
+@_typing.final
+class HeldPart(_message.Message):
+    """A part of a version that a device has; the whole version where there is no submodel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    SUBMODEL_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def submodel(self) -> _model_pb2.SubmodelMap: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        submodel: _model_pb2.SubmodelMap | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["submodel", b"submodel"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["submodel", b"submodel", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldPart: _TypeAlias = HeldPart  # noqa: Y015
 
 @_typing.final
 class Task(_message.Message):
@@ -384,6 +415,7 @@ class FetchModelRequest(_message.Message):
     CODECS_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
     SUBMODEL_FIELD_NUMBER: _builtins.int
+    HOLDS_PARTS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     version: _builtins.int
     """The newest version if unset."""
@@ -405,6 +437,10 @@ class FetchModelRequest(_message.Message):
     def submodel(self) -> _model_pb2.SubmodelMap:
         """The part of the model that is wanted. The answer may still be the whole: see ModelHeader.part_only."""
 
+    @_builtins.property
+    def holds_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPart]:
+        """As in AskTaskRequest."""
+
     def __init__(
         self,
         *,
@@ -418,10 +454,11 @@ class FetchModelRequest(_message.Message):
         codecs: _abc.Iterable[_builtins.str] | None = ...,
         exact: _builtins.bool = ...,
         submodel: _model_pb2.SubmodelMap | None = ...,
+        holds_parts: _abc.Iterable[Global___HeldPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "holds_version", b"holds_version", "newer_than", b"newer_than", "submodel", b"submodel", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "client_id", b"client_id", "codecs", b"codecs", "exact", b"exact", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "newer_than", b"newer_than", "offset", b"offset", "part_id", b"part_id", "submodel", b"submodel", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "client_id", b"client_id", "codecs", b"codecs", "exact", b"exact", "holds_parts", b"holds_parts", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "newer_than", b"newer_than", "offset", b"offset", "part_id", b"part_id", "submodel", b"submodel", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__holds_version: _TypeAlias = _typing.Literal["holds_version"]  # noqa: Y015
     _WhichOneofArgType__holds_version: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version"]  # noqa: Y015
@@ -464,7 +501,9 @@ class ModelHeader(_message.Message):
     final: _builtins.bool
     """The run has ended: this is the last version."""
     from_version: _builtins.int
-    """The payload leads from this version of the device's to the wanted one."""
+    """The payload leads from this version of the device's to the wanted one; of a device that has parts, from those
+    of this version and newer ones.
+    """
     vector_sha256: _builtins.bytes
     """SHA-256 of the decoded vector, little-endian: what the device has must hash to this."""
     part_only: _builtins.bool

@@ -21,6 +21,7 @@ from anabranch.client.trainer import BaseModel, LocalTrainer, shard_of
 from anabranch.compress.registry import stages
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AnabranchError, DataError, ManifestMismatch, Unavailable
+from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Capability, LocalPlan, Task
@@ -68,7 +69,7 @@ class Following(LocalTransport):
         manifest_sha256: str,
         version: int | None = None,
         newer_than: int | None = None,
-        holds: int | None = None,
+        holds: Holdings = None,
         exact: bool = False,
         submodel: Submodel | None = None,
         part_id: int = 0,

@@ -12,13 +12,16 @@ from agents import SHARD, Federation
 from federations import first_weights
 from wire import Served, server_config
 
+from anabranch.api.live_result import report_of_data
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
-from anabranch.client.held import kept_model
+from anabranch.client.held import VECTOR, kept_model
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.memory import Memories
 from anabranch.client.messages import FetchedModel, PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.client.records import read_record, write_record
+from anabranch.client.state import HELD
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import GrpcTransport
 from anabranch.compress.feedback import Memory
@@ -29,6 +32,7 @@ from anabranch.core.effects import Refused
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.model.holdings import HeldPart, Holdings
 from anabranch.core.model.params import ParamSpec, Vector, dense
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
 from anabranch.core.model.updates import Ask, Task
@@ -52,7 +56,7 @@ class Listening(LocalTransport):
     def __init__(self, server: LocalServer) -> None:
         super().__init__(server, "a")
         self.tasks: list[Task] = []
-        self.fetches: list[tuple[int | None, Submodel | None, FetchedModel]] = []
+        self.fetches: list[tuple[Holdings, Submodel | None, FetchedModel]] = []
         self.entries: list[UpdateEntry] = []
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
@@ -225,6 +229,94 @@ def test_encoded_versions_come_whole_and_are_cut_on_the_device(codec: str, tmp_p
     assert [entry.values for entry in transport.entries] == [EVEN.size, ODD.size, ODD.size, ODD.size]
 
 
+OWN = {"codec": "log(1)", "parts": "own"}
+
+
+def test_of_the_log_comes_the_part_and_stays(tmp_path: Path) -> None:
+    """Each time what is new to the part, whatever it is of; what a task starts from is the replica's."""
+    f = federation(tmp_path, EVEN, ODD, EVEN, None, ODD, downlink=OWN)
+    transport = Listening(f.server)
+    replicas: list[Vector] = []
+
+    def look(kind: str, **data: Any) -> None:
+        f.hear(kind, **data)
+        if kind == "fetched":
+            replicas.append(replica_of(f))
+
+    summary = f.agent(transport, on_event=look, tasks_max=5).run()
+    assert [model.part_only for _, _, model in transport.fetches] == [True, True, True, False, True]
+    assert [model.from_version for _, _, model in transport.fetches] == [None, 0, 0, 1, 3]
+    assert [holds for holds, _, _ in transport.fetches] == [
+        None,
+        (HeldPart(0, EVEN),),
+        (HeldPart(0, EVEN), HeldPart(1, ODD)),
+        (HeldPart(1, ODD), HeldPart(2, EVEN)),
+        3,
+    ]
+    for task, entry, replica in zip(transport.tasks, transport.entries, replicas, strict=True):
+        assert np.array_equal(decoded(entry), trained(task, BaseModel(0, replica, {})))
+    assert summary.downlink_bytes == sum(len(model.data) for _, _, model in transport.fetches)
+
+
+def replica_of(f: Federation) -> Vector:
+    engine = f.server.engine
+    assert engine.broadcast is not None
+    found = engine.broadcast.replica(engine.broadcast_state, engine.offered)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the disk", "a bit"])
+def test_parts_outlive_the_process_on_the_disk(lost: str, tmp_path: Path) -> None:
+    f = federation(tmp_path, EVEN, ODD, EVEN, ODD, downlink=OWN)
+    first = Listening(f.server)
+    f.agent(first, tasks_max=2).run()
+    assert held(f) is None, "no version is held whole"
+    file = f.folder / "a" / HELD
+    if lost == "the disk":
+        file.unlink()
+    elif lost == "a bit":
+        record = read_record(file)
+        assert record is not None
+        record.arrays[VECTOR][EVEN.indices[5]] += 1.0
+        write_record(file, record, durable=False)
+    again = Listening(f.server)
+    f.agent(again, seed=8, tasks_max=2).run()
+    leads = {"nothing": [0, 1], "the disk": [None, 2], "a bit": [0, None, 2]}[lost]
+    assert [model.from_version for _, _, model in again.fetches] == leads
+    assert "failed" in f.kinds() if lost == "a bit" else "failed" not in f.kinds()
+    base = BaseModel(0, replica_of_task(f, again.tasks[0]), {})
+    assert np.array_equal(decoded(again.entries[0]), trained(again.tasks[0], base))
+    assert f.server.engine.counters.applied == 4
+
+
+def replica_of_task(f: Federation, task: Task) -> Vector:
+    engine = f.server.engine
+    assert engine.broadcast is not None
+    found = engine.broadcast.replica(engine.broadcast_state, task.base_version)
+    assert found is not None
+    return found
+
+
+def test_a_part_of_a_version_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
+    f = federation(tmp_path, EVEN, downlink=OWN)
+    transport = Listening(f.server)
+
+    def crash(kind: str, **data: Any) -> None:
+        if kind == "trained":
+            raise Crash
+
+    with pytest.raises(Crash):
+        f.agent(transport, on_event=crash).run()
+    box = Outbox(f.folder / "a" / "outbox")
+    for update_id in box.pending():
+        box.remove(update_id)
+    summary = f.agent(transport, seed=8, tasks_max=1).run()
+    assert (len(transport.fetches), summary.downlink_bytes) == (1, 0)
+    base = BaseModel(0, replica_of_task(f, transport.tasks[1]), {})
+    assert np.array_equal(decoded(transport.entries[0]), trained(transport.tasks[1], base))
+
+
 # --- what may go wrong ---------------------------------------------------------------------------
 
 
@@ -334,4 +426,46 @@ def test_devices_of_a_live_server(tmp_path: Path) -> None:
         assert 0 < summary.uplink_bytes < summary.uplink_bytes_raw / 4
     for total in ("uplink_bytes", "uplink_bytes_raw", "downlink_bytes", "downlink_bytes_full_equivalent"):
         assert getattr(status, total) == sum(getattr(summary, total) for summary in summaries), total
+    assert verify(tmp_path / "data").problems == ()
+
+
+@pytest.mark.parametrize("connection", ["calls", "stream"])
+def test_devices_of_a_live_server_follow_the_log_by_parts(connection: str, tmp_path: Path) -> None:
+    """Over restarts of both, and the bytes are those that the report of the run's own log counts."""
+    manifest = write_manifest(tmp_path / "model", "synthetic", first_weights(), GROUPS)
+    client = {"steps": 3, "batch_size": 8, "connection": connection}
+    tables = {**DROP, "client": client, "uplink": {"codec": LOSSY}, "downlink": OWN}
+    summaries = []
+    fetched: list[tuple[str, int | None, int]] = []
+
+    def hear(kind: str, **data: Any) -> None:
+        if kind in ("fetched", "failed"):
+            fetched.append((kind, data.get("from_version"), data.get("size_bytes", 0)))
+
+    for life in range(2):
+        with Served(server_config(tmp_path / "data", **tables), manifest) as served:
+            assert served.info is not None
+            for name in ("a", "b"):
+                with GrpcTransport(served.info.address, name) as transport:
+                    folder = tmp_path / name
+                    agent = Agent(
+                        Synthetic(), transport, name, SHARD, folder, tasks_max=2, on_event=hear, seed=life
+                    )
+                    summaries.append(agent.run())
+            status = served.operator().GetStatus(operators.GetStatusRequest())
+            for _, file in sorted((p.name, p) for p in (tmp_path / "data").rglob("*-part-*")):
+                assert file.stat().st_size > 0
+    assert [summary.applied for summary in summaries] == [2] * 4
+    assert [(kind, version) for kind, version, _ in fetched] == [
+        *[("fetched", v) for v in (None, 0)],
+        *[("fetched", v) for v in (None, 2)],
+        *[("fetched", v) for v in (0, 0)],
+        *[("fetched", v) for v in (2, 2)],
+    ]
+    kept_by = [kept_model(tmp_path / name, status.run_id, manifest.spec) for name in ("a", "b")]
+    assert kept_by == [None, None]
+    result = report_of_data(tmp_path / "data", "", tmp_path / "run")
+    bytes_down = sum(summary.downlink_bytes for summary in summaries)
+    assert result.downlink_bytes == bytes_down == sum(size for _, _, size in fetched)
+    assert result.downlink_bytes < 0.6 * result.downlink_bytes_full_equivalent
     assert verify(tmp_path / "data").problems == ()

@@ -9,22 +9,25 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from wire import UNHELD, Device, Served, server_config
+from wire import CALL_S, UNHELD, Device, Served, server_config
 
 from anabranch.api.live_result import report_of_data
 from anabranch.compress.codec import Raw
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.layout import Layout
 from anabranch.compress.model import encode_model
-from anabranch.compress.registry import STAGES, make_codec
+from anabranch.compress.registry import STAGES, make_codec, stages
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import payload_codec
+from anabranch.core.model.holdings import PARTS_MAX
 from anabranch.core.model.params import Vector, dense, digest
 from anabranch.core.model.submodels import UnitMap, unit_map
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.models import PARTS_SPARE
@@ -199,6 +202,70 @@ def test_with_encoded_versions_the_whole_comes_although_a_part_was_asked_for(
             # What is mixed in is what the device had: its replica, cut to the task's coordinates.
             assert np.array_equal(served.model(), mixed(before, vector, part, delta))
     assert verify(tmp_path / "data").problems == ()
+
+
+OWN = {"codec": "log(1)", "parts": "own"}
+
+
+def test_what_leads_from_parts_is_made_for_who_has_a_task(tmp_path: Path, manifest: Manifest) -> None:
+    """Else whoever can reach the server could fill its disk, one list of parts after the other."""
+    with Served(server_config(tmp_path / "data", **DROP, downlink=OWN), manifest) as served:
+        device, other = served.device(codecs=stages()), served.device("other", stages())
+        task = device.task()
+        part = part_of(device, task)
+        header, data = device.fetch(version=0, submodel=task.submodel, codecs=stages())
+        assert (header.part_only, header.part) == (True, task.parts[0])
+        vector, frozen = apply_download(SPEC, header.part.encoding.codec, data, None, None, part)
+        assert digest(vector) == header.vector_sha256.hex()
+        assert frozen is not None
+        parts = [devices.HeldPart(version=0, submodel=task.submodel)]
+        for asking in (other, served.device("third", stages())):
+            header, _ = asking.fetch(version=0, submodel=task.submodel, codecs=stages(), holds_parts=parts)
+            assert (header.part_only, header.HasField("from_version")) == (False, False)
+        header, data = device.fetch(version=0, submodel=task.submodel, codecs=stages(), holds_parts=parts)
+        assert (header.part_only, header.from_version) == (True, 0)
+        again, _ = apply_download(SPEC, header.part.encoding.codec, data, 0, (0, vector), part)
+        assert np.array_equal(again, vector)
+        for n in range(100):
+            units = convert.submodel_to_proto(unit_map(SPEC, [[n % 8], [n % 3]]))
+            few = [devices.HeldPart(version=0, submodel=units), *parts[: n % 2]]
+            device.fetch(version=0, submodel=task.submodel, codecs=stages(), holds_parts=few)
+            device.task()
+        served.model()
+        assert len(list((tmp_path / "data").rglob("*-part-*"))) <= 2 * 2 + PARTS_SPARE
+        old = served.device("old", STAGES)
+        whole = old.task()
+        header, _ = old.fetch(version=0, submodel=whole.submodel, codecs=STAGES)
+        assert (header.part_only, header.part) == (False, whole.parts[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"holds_parts": [devices.HeldPart()] * (PARTS_MAX + 1)}, "at most"),
+        ({"holds_parts": [devices.HeldPart()], "holds_version": 0}, "no holds_version beside them"),
+        ({"holds_parts": [devices.HeldPart(version=2), devices.HeldPart(version=1)]}, "below one before"),
+        (
+            {"holds_parts": [devices.HeldPart(submodel=model.SubmodelMap(starts=[0], lengths=[2]))]},
+            "not of runs",
+        ),
+        ({"holds_parts": [devices.HeldPart(submodel=model.SubmodelMap(kept=[b"1"]))]}, "groups"),
+    ],
+)
+def test_parts_that_are_none_are_refused(wrong: dict[str, Any], why: str, served: Served) -> None:
+    device = served.device(codecs=stages())
+    asked = device.asked("task-1")
+    fields = devices.AskTaskRequest(**wrong)
+    asked.MergeFrom(fields)
+    for call in (
+        lambda: device.fetch(version=0, codecs=stages(), **wrong),
+        lambda: device.stub.AskTask(asked, timeout=CALL_S),
+    ):
+        with pytest.raises(grpc.RpcError) as error:
+            call()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert why in (error.value.details() or "")
+    assert device.task().base_version == 0
 
 
 # --- uplinks -------------------------------------------------------------------------------------

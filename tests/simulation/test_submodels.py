@@ -18,6 +18,7 @@ from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import UnitMap
 from anabranch.core.model.updates import Task, Update
+from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import open_simulation, simulate
@@ -25,6 +26,7 @@ from anabranch.simulation.run import open_simulation, simulate
 ROUGH = {"dropout": 0.2, "availability": 0.7, "availability_period_s": 15.0, "up_mbps": 1.0}
 FLEET = {"clients": 6, "examples_per_client": 64}
 TEASQ_DROP = {"concurrency_fraction": 0.8, "cache_size": 2}
+HALVES = {"name": "random", "drop": 0.5}
 SYNTHETIC = 20 * 32 + 32 + 32 * 10 + 10
 
 
@@ -41,6 +43,9 @@ CASES: dict[str, Config] = {  # as long as it takes until each kind of event has
     ),
     "asyncdrop, compressed": config(
         uplink={"codec": "ef(0.9)|topk(0.1)|int8|gaps|zstd"}, downlink={"codec": "log(1,8)"}, fleet=ROUGH
+    ),
+    "asyncdrop, parts of the log": config(
+        submodel=HALVES, downlink={"codec": "log(1,8)", "parts": "own"}, fleet=ROUGH
     ),
     "teasq_drop": config("teasq_drop", TEASQ_DROP, fleet=ROUGH, run={"virtual_s_max": 60.0}),
     "teasq_drop, widths": config("teasq_drop", TEASQ_DROP, submodel={"name": "fedrolex"}),
@@ -63,7 +68,7 @@ def test_one_seed_has_one_history(name: str, tmp_path: Path) -> None:
         (tmp_path / "payloads.zip").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("name", ["asyncdrop, compressed", "teasq_drop, widths", "fedavg, ist"])
+@pytest.mark.parametrize("name", ["asyncdrop, parts of the log", "teasq_drop, widths", "fedavg, ist"])
 def test_processes_give_the_serial_digests(name: str) -> None:
     assert digests(simulate(CASES[name], workers=2)) == digests(simulate(CASES[name]))
 
@@ -140,7 +145,30 @@ def test_on_the_delta_log_only_the_uplink_is_of_parts() -> None:
     updates = list(itertools.chain(*notebook.arrived.values()))
     assert result.uplink_bytes_raw == sum(4 * size_by_hand(u) for u in updates)
     assert 0 < result.uplink_bytes < result.uplink_bytes_raw / 2
+    assert result.downlink_bytes < result.downlink_bytes_full_equivalent / 2
+
+
+def test_devices_of_the_log_say_what_parts_they_have(tmp_path: Path) -> None:
+    """By hand from their tasks: the newest at the end, one that a later one covers left out."""
+    own = {"codec": "log(1)", "parts": "own"}
+    notebook, result, spec = watched(config(submodel=HALVES, downlink=own), tmp_path)
+    held: dict[str, list[tuple[int, frozenset[int], Any]]] = {}
+    said = 0
+    tasks = {task.task_id: task for granted in notebook.granted.values() for task in granted}
+    for _, record in JournalReader(tmp_path).records():
+        if record["kind"] != "asked" or record["task_id"] not in tasks:
+            continue
+        client, task = record["client_id"], tasks[record["task_id"]]
+        parts = held.setdefault(client, [])
+        assert record.get("holds_parts", []) == [[v, {"kept": text}] for v, _, text in parts]
+        said += len(parts)
+        kept = frozenset(part_of(task).kept[0])
+        parts[:] = [one for one in parts if not one[1] <= kept]
+        parts.append((task.base_version, kept, [bits.hex() for bits in part_of(task).bits]))
+        del parts[:-8]
+    assert said > 10
     assert result.downlink_bytes < result.downlink_bytes_full_equivalent / 3
+    assert spec.size == SYNTHETIC
 
 
 def test_smaller_models_take_less_virtual_time_exactly(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from broadcasting import SPEC, WIDE, Run, motion, tensors
 from anabranch.compress.broadcast import check_downlink, is_exact, make_broadcast
 from anabranch.compress.delta_log import DeltaLog
 from anabranch.compress.direct import DirectDownlink
-from anabranch.compress.downloads import LIST, SNAPSHOT, SUM, apply_download, downloads_lead_from
+from anabranch.compress.downloads import LIST, SNAPSHOT, SUM, apply_download, base_of
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, TooLarge, UnknownCodec
@@ -144,9 +144,9 @@ def test_a_version_that_is_gone_is_not_offered() -> None:
     assert run.downloads.offer(run.engine, 9, None) is None
     assert run.downloads.offer(run.engine, 5, None) is not None
     assert run.download(4).codec == SNAPSHOT
-    assert downloads_lead_from(run.engine, 8, 5)
-    assert not downloads_lead_from(run.engine, 8, 4)
-    assert not downloads_lead_from(run.engine, 8, 8)
+    assert base_of(run.engine, 8, 5) == 5
+    assert base_of(run.engine, 8, 4) is None
+    assert base_of(run.engine, 8, 8) is None
 
 
 def test_a_kept_base_is_offered_as_it_is() -> None:

@@ -15,12 +15,15 @@ from pathlib import Path
 from anabranch.compress.downloads import Downloads
 from anabranch.compress.model import frozen_size_bytes, full_bytes
 from anabranch.core.config.goal import Goal
+from anabranch.core.config.ranges import OWN
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Granted
 from anabranch.core.engine.engine import Engine
 from anabranch.core.journal import Record
 from anabranch.core.model.growing import needed_for
+from anabranch.core.model.holdings import HeldPart, Holdings, has
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
-from anabranch.core.model.submodels import Submodel, submodel_from_json
+from anabranch.core.model.submodels import Coordinates, Submodel, submodel_from_json
 from anabranch.core.model.updates import Task
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
@@ -76,7 +79,7 @@ def result_of_journal(
         replay = Replay(WholeLog(journal.records, payload), partial(blueprint.engine, initial))
         engine, models = replay.engine, _Models(metrics, replay.engine, recorder.goal)
         teller = RunReporter(recorder, blueprint.codec_at)
-        downloads = _Downloads(recorder, engine, spec.frozen(initial), config.run.frozen)
+        downloads = _Downloads(recorder, engine, spec.frozen(initial), config)
         start = now = None
         for _, record, effects in replay:
             now = float(record["now"])
@@ -84,7 +87,7 @@ def result_of_journal(
             teller.tell(now - start, engine, effects, _part(record, spec))
             for effect in effects:
                 if isinstance(effect, Granted) and not effect.again:
-                    downloads.tell(now - start, effect.task, record["holds_version"])
+                    downloads.tell(now - start, effect.task, _holdings(record, spec))
             models.look()
         wall_s = (now or 0.0) - (start or 0.0)
         for version, values in sorted(metrics.items()):
@@ -131,24 +134,31 @@ class _Downloads:
     What is frozen is told of every device, though one may have had it: that the journal does not know.
     """
 
-    def __init__(self, recorder: Recorder, engine: Engine, frozen: Tensors, sent: str) -> None:
-        self._recorder, self._engine = recorder, engine
-        self._downloads = Downloads(engine.spec, frozen)
+    def __init__(self, recorder: Recorder, engine: Engine, frozen: Tensors, config: Config) -> None:
+        self._recorder, self._engine, sent = recorder, engine, config.run.frozen
+        self._downloads = Downloads(engine.spec, frozen, config.downlink.parts == OWN)
         self._full_bytes, self._frozen_bytes = full_bytes(engine.spec), frozen_size_bytes(engine.spec, sent)
         self._had: set[str] = set()
 
-    def tell(self, now: float, task: Task, holds: int | None) -> None:
-        """A task was granted to a device that holds this version."""
-        engine, version = self._engine, task.base_version
-        if holds == version:  # nothing to fetch
+    def tell(self, now: float, task: Task, holds: Holdings) -> None:
+        """A task was granted to a device that holds this."""
+        engine, version, part = self._engine, task.base_version, needed_for(task.submodel)
+        if has(holds, version, part):  # nothing to fetch
             return
         codecs = engine.ledger.clients[task.client_id].capability.codecs
-        part = needed_for(task.submodel)
         make = self._downloads.offer(engine, version, holds, codecs, part)
         assert make is not None, "the current version is always held"
         apart = 0 if task.client_id in self._had else self._frozen_bytes
         self._had.add(task.client_id)
         self._recorder.downloaded(now, task.client_id, len(make().data) + apart, self._full_bytes + apart)
+
+
+def _holdings(record: Record, spec: ParamSpec) -> Holdings:
+    """What the device of an ask has."""
+    pairs = ((v, submodel_from_json(part, spec)) for v, part in record.get("holds_parts", ()))
+    parts = tuple(HeldPart(v, part) for v, part in pairs if not isinstance(part, Coordinates))
+    whole: int | None = record["holds_version"]
+    return parts or whole
 
 
 def _part(record: Record, spec: ParamSpec) -> Submodel | None:
