@@ -137,10 +137,10 @@ class RayExecutor:
 
     def __init__(self, source: ProblemSource, problem: Problem, workers: int) -> None:
         table = source.config.ray
-        self._ray = _import_ray()
+        self._ray = import_ray()
         self._started = not self._ray.is_initialized()
         if self._started:
-            _start(self._ray, table)
+            start_ray(self._ray, table)
         kinds = resources_by_group(source.config)
         self._groups = problem.profiles.group
         try:
@@ -197,7 +197,8 @@ def on_this_machine() -> dict[str, Any]:
     return {"address": "local", "include_dashboard": False, "runtime_env": environment}
 
 
-def _import_ray() -> Any:
+def import_ray() -> Any:
+    """Ray, which says nothing to its makers. Raises `ConfigError` where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -206,7 +207,8 @@ def _import_ray() -> Any:
     return ray
 
 
-def _start(ray: Any, table: RayTable) -> None:
+def start_ray(ray: Any, table: RayTable) -> None:
+    """Use the cluster of a table, or start one here. Raises `ConfigError` where no cluster answers."""
     start = partial(ray.init, log_to_driver=False, logging_level="error")
     if not table.address:
         start(**on_this_machine())

@@ -90,8 +90,9 @@ def test_the_command_has_them_side_by_side_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sweep", "said"),
     [
-        ("[sweep]\nseed = 3\n", "unknown key 'seed' in .sweep.: it has seeds, parallel, grid, choices"),
+        ("[sweep]\nseed = 3\n", "unknown key 'seed' in .sweep.: it has seeds, parallel, on, grid, choices"),
         ("[sweep]\nseeds = []\n", r"sweep.seeds = \[\]: give how many"),
+        ("[sweep]\non = 3\n", "sweep.on = 3: give one of processes, ray"),
         ("[sweep]\nparallel = 0\n", "sweep.parallel = 0: give how many runs at a time"),
         ("[sweep.grid]\nstrategy = 3\n", "'strategy' is no setting: write 'table.key'"),
         ("[sweep.grid]\nclient = { steps = 3 }\n", "client.steps = 3: give a list of values"),

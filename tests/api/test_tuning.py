@@ -209,6 +209,7 @@ def test_a_budget_of_bytes_ends_runs_and_becomes_updates(tmp_path: Path) -> None
         ({"ranges": {RATE: []}}, f"{RATE} is empty"),
         ({"ranges": {RATE: [0.1, 0.2]}, "trials": 1}, "tune.trials = 1: give a whole number, at least 2"),
         ({"ranges": {RATE: [0.1, 0.2]}, "parallel": 0}, "tune.parallel = 0"),
+        ({"ranges": {RATE: [0.1, 0.2]}, "on": "clouds"}, "tune.on = 'clouds': give one of processes, ray"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_run(arguments: Any, said: str, tmp_path: Path) -> None:

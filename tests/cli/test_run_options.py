@@ -153,6 +153,8 @@ def test_seeds_are_runs_of_their_own_and_the_command_again_goes_on(tmp_path: Pat
         (("--seeds", "4..0"), "write FROM..TO, for example 0..4"),
         (("--seeds", "a"), "write FROM..TO"),
         (("--seeds", "0..1", "--seed", 3), "say --seeds and --parallel"),
+        (("--seeds", "0..1", "--on", "clouds"), "give one of processes, ray"),
+        (("--on", "ray"), "give --seeds, or a file with [sweep]"),
     ],
 )
 def test_seeds_that_are_none_are_said(options: tuple[object, ...], said: str, tmp_path: Path) -> None:

@@ -1,19 +1,52 @@
-"""Processes in which runs are simulated side by side. They end with the one that has started them."""
+"""Where runs are simulated side by side: in processes, which end with who started them, or on Ray."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
+from typing import Protocol, TypeVar
 
+from anabranch.core.config.ray import RayTable
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
+from anabranch.simulation.executors.names import RAY
 from anabranch.workloads.app import App
 
 ORPHAN = 1  # the exit code of one whose parent was killed
+PROCESSES = "processes"
+PLACES = (PROCESSES, RAY)  # `on` of sweeps and tunings
+
+Work = TypeVar("Work")
+Done = TypeVar("Done")
+
+
+class RunPool(Protocol):
+    """Carries out runs, some at a time."""
+
+    def submit(self, carry: Callable[[Work], Done], work: Work, /) -> Future[Done]:
+        """What comes of it, and what it raises."""
+        ...
+
+
+@contextmanager
+def run_pool(count: int, on: str, table: RayTable) -> Iterator[RunPool]:
+    """So many runs at a time, in processes or as tasks of Ray's, each with what `table` reserves for it.
+
+    Raises `ConfigError` without Ray, or where it has no room for a run.
+    """
+    if on == RAY:
+        from anabranch.api.ray_runs import ray_runs  # imports Ray's executor
+
+        with ray_runs(count, table) as runs:
+            yield runs
+    else:
+        with run_processes(count) as pool:
+            yield pool
 
 
 @contextmanager
@@ -26,6 +59,17 @@ def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def check_place(on: str, key: str, config: Config) -> None:
+    """Raises `ConfigError` where runs cannot be carried out there; `key` names the setting."""
+    if on not in PLACES:
+        raise ConfigError(f"{key} = {on!r}: give one of {', '.join(PLACES)}")
+    if on == RAY and config.fleet.executor == RAY:
+        raise ConfigError(
+            f"{key} = 'ray' has Ray carry out whole runs, each of which would ask for more of it by "
+            "fleet.executor = 'ray': leave one of the two out"
+        )
 
 
 def check_seen(apps: Iterable[App | None], call: str) -> None:

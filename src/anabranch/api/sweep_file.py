@@ -3,6 +3,7 @@
 [sweep]
 seeds = 5                        # so many, from 0, or a list of them
 parallel = 2                     # runs at a time
+on = "processes"                 # of this machine; or "ray"
 grid = { "strategy.name" = ["fedasync", "fedbuff"], "client.epochs" = [1, 2] }
 
 [[sweep.choices]]                # or one by one; each meets every combination of the grid
@@ -21,7 +22,7 @@ from anabranch.api.configuration import TUNE, read_settings
 from anabranch.core.errors import ConfigError
 
 SWEEP = "sweep"
-KEYS = ("seeds", "parallel", "grid", "choices")
+KEYS = ("seeds", "parallel", "on", "grid", "choices")
 
 Choice = Mapping[str, Any]
 
@@ -33,6 +34,7 @@ class SweepTable:
     choices: Sequence[Choice] = ({},)
     seeds: Sequence[int] | None = None
     parallel: int | None = None
+    on: str | None = None
 
 
 def read_sweep(path: Path) -> tuple[dict[str, Any], SweepTable | None]:
@@ -68,7 +70,7 @@ def _table(said: Any) -> SweepTable:
     if twice := sorted({*grid} & {name for choice in choices for name in choice}):
         raise ConfigError(f"sweep: {twice[0]} is in the grid and in a choice: say it once")
     found = [{**choice, **combination} for choice in choices for combination in combinations(grid)]
-    return SweepTable(found, _seeds(said.get("seeds")), _parallel(said.get("parallel")))
+    return SweepTable(found, _seeds(said.get("seeds")), _parallel(said.get("parallel")), said.get("on"))
 
 
 def _flat(tables: Any, where: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
-from anabranch.api.pool import check_seen, run_processes
+from anabranch.api.pool import PROCESSES, check_place, check_seen, run_pool
 from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
 from anabranch.api.run import Run
@@ -108,6 +108,7 @@ def sweep(
     seeds: int | Iterable[int] | None = None,
     out: str | Path | None = None,
     parallel: int | None = None,
+    on: str | None = None,
     progress: bool = True,
     **objects: Unpack[RunObjects],
 ) -> Sweep:
@@ -126,6 +127,9 @@ def sweep(
             and its seed. What has ended there already is not run again, what was broken off goes on: so does
             a sweep. (Of an App whose code has changed all would have to be.) None: in temporary folders.
         parallel: Processes that simulate, a run at a time each. Apps and strategies then come from files.
+        on: `processes` of this machine, or `ray`: each run is a task of Ray's, with what `[ray]` says of an
+            actor, here or at `[ray] address`. A run whose machine dies goes on where it was. On a cluster
+            `out` must be a folder that all machines have.
         progress: Show a bar with the time left, on standard error.
         objects: The other arguments of `simulate`, `settings` among them, for all runs alike.
 
@@ -134,7 +138,7 @@ def sweep(
     source, said = _swept(source)
     if is_study(grid):
         study: Any = grid
-        if parallel not in (None, 1):
+        if parallel not in (None, 1) or on not in (None, PROCESSES):
             raise ConfigError("sweep(study, parallel=...): start the program several times, with one storage")
         return _studied(source, study, space, trials, numbers_of(seeds), out, progress, objects)
     chosen = said.choices if grid is None else _choices(grid)
@@ -143,12 +147,15 @@ def sweep(
     if parallel < 1:
         raise ConfigError(f"sweep(parallel={parallel!r}): give at least 1 process")
     plans = [(choice, seed, _planned(source, choice, seed, objects)) for choice in chosen for seed in numbers]
+    place = on or said.on or PROCESSES
+    for *_, plan in plans:
+        check_place(place, "sweep.on", plan.config)
     if told := plans[0][2].said:
         warnings.warn(f"{told} each: until=Until(updates=...) says otherwise", stacklevel=2)
     folder = SweepFolder(out)
     jobs = [folder.job(plan) for *_, plan in plans]
     with LiveBar(progress) as bar:
-        _carry_out(jobs, parallel, bar)
+        _carry_out(jobs, parallel, place, bar)
     cells = [SweptRun(choice, seed, folder.run(plan)) for choice, seed, plan in plans]
     return Sweep(tuple(cells))
 
@@ -234,7 +241,7 @@ def carry_out(job: SweepJob, callbacks: Iterable[Callback] = ()) -> None:
     )
 
 
-def _carry_out(jobs: Sequence[SweepJob], parallel: int, bar: LiveBar) -> None:
+def _carry_out(jobs: Sequence[SweepJob], parallel: int, on: str, bar: LiveBar) -> None:
     def show(done: int, share: float = 0.0) -> None:
         bar.show((done + share) / len(jobs), f"{done} of {len(jobs)} runs")
 
@@ -242,13 +249,14 @@ def _carry_out(jobs: Sequence[SweepJob], parallel: int, bar: LiveBar) -> None:
         show(done, share_done(run, progress))
 
     show(0)
-    if parallel == 1:
+    if parallel == 1 and on == PROCESSES:
         for done, job in enumerate(jobs):
             carry_out(job, [partial(show_run, done, job.config.run)])
             show(done + 1)
         return
-    check_seen((job.app for job in jobs), f"sweep(parallel={parallel})")
-    with run_processes(parallel) as pool:
+    if on == PROCESSES:
+        check_seen((job.app for job in jobs), f"sweep(parallel={parallel})")
+    with run_pool(parallel, on, jobs[0].config.ray) as pool:
         futures = [pool.submit(carry_out, job) for job in jobs]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()

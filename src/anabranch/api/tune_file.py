@@ -8,6 +8,7 @@ extensions = 4                   # trials beyond the ends of ranges, where the b
 aim = "time"                     # to the target: time, bytes, updates; or value, at the end of the budget
 bytes_max = 20_000_000           # a budget beside those of [run], up and down
 parallel = 2                     # runs at a time
+on = "processes"                 # of this machine; or "ray"
 defaults = true                  # tune what is worth it, beside what [tune.ranges] names
 ranges = { "client.learning_rate" = [0.01, 0.1, 1.0], "strategy.buffer_size" = { from = 2, to = 32 } }
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.api.configuration import TUNE, one_run, read_settings
+from anabranch.api.pool import PROCESSES
 from anabranch.api.tune_ranges import TuneRange, read_range
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
@@ -40,6 +42,7 @@ class TuneTable:
     aim: str = AUTO
     bytes_max: int = 0
     parallel: int = 1
+    on: str = PROCESSES
     defaults: bool = True
     ranges: Sequence[TuneRange] = field(default=())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ from anabranch.api.configuration import UPDATES_TO_TARGET, is_config
 from anabranch.api.figures import Figure
 from anabranch.api.halving import SHARES, Halving, Leg
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
-from anabranch.api.pool import check_seen, run_processes
+from anabranch.api.pool import PROCESSES, RunPool, check_place, check_seen, run_pool
 from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
 from anabranch.api.temporary import TemporaryFolder
@@ -43,6 +43,7 @@ from anabranch.reports.tuning import (
     with_front,
 )
 
+NO_MATTER = ("ranges", "parallel", "on")  # what a tuning does not follow from; its ranges stand apart
 DEALS = 20  # until there are as many different trials as were asked for, or nearly all that there can be
 RECOMMENDED, PAGE = "recommended.toml", "tune.html"
 HEAD = "# What `anabranch tune` recommends. From seeds that took no part in the choice:\n# {}\n\n"
@@ -148,6 +149,7 @@ def tune(
     defaults: bool | None = None,
     out: str | Path | None = None,
     parallel: int | None = None,
+    on: str | None = None,
     progress: bool = True,
     **objects: Unpack[RunObjects],
 ) -> Tuning:
@@ -173,13 +175,14 @@ def tune(
         out: A folder for what the tuning leaves. Called again with the same arguments it goes on there, with
             nothing run twice. None: a temporary one.
         parallel: Processes that simulate, a run at a time each. Apps and strategies then come from files.
+        on: `processes` of this machine, or `ray`; as for `sweep`.
         progress: Show a bar on standard error.
         objects: The other arguments of `simulate`, `settings` among them.
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
-    given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults}
+    given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     source, said = tune_source(source)
     table = said.over(given, read_ranges(ranges or {}))
     with LiveBar(progress) as bar:
@@ -235,6 +238,7 @@ class TuneRequest:
 
     def check(self) -> None:
         """Raises `ConfigError` for a range with a value that its setting cannot have."""
+        check_place(self.table.on, "tune.on", self.base)
         for r in self.ranges:
             if r.path.startswith(("run.", "fleet.")):
                 raise ConfigError(
@@ -262,7 +266,7 @@ class TuneRequest:
 
     def to_json(self) -> dict[str, Any]:
         """What a tuning follows from."""
-        table = {key: value for key, value in vars(self.table).items() if key not in ("ranges", "parallel")}
+        table = {key: value for key, value in vars(self.table).items() if key not in NO_MATTER}
         ranges = {r.path: list(r.points) for r in self.ranges}
         return {"config": self.base.to_json(), **table, "ranges": ranges, "shares": list(SHARES)}
 
@@ -299,13 +303,14 @@ class TuneRun:
         self._halving = Halving(len(self._choices), asked.seeds)
         self._log = TuneLog(folder, asked.to_json())
         self._done = 0
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: RunPool | None = None
 
     def run(self) -> Tuning:
         """To its end; what is on record is not run again."""
-        parallel = self._asked.table.parallel
+        parallel, on = self._asked.table.parallel, self._asked.table.on
         self._tell(TuneProgress(0.0, f"{self._halving.trials} trials, {len(self._asked.seeds)} seeds each"))
-        with nullcontext() if parallel == 1 else run_processes(parallel) as self._pool:
+        pool = run_pool(parallel, on, self._asked.base.ray)
+        with nullcontext() if parallel == 1 and on == PROCESSES else pool as self._pool:
             best = self._best()
         self._tell(TuneProgress(1.0, "done"))
         for checkpoint in self._folder.glob(f"*/*/{CHECKPOINT}"):  # none of these runs goes on any more
@@ -410,7 +415,8 @@ class TuneRun:
         if self._pool is None:
             yield from ((job.leg, carry_leg(job)) for job in jobs)
             return
-        check_seen((job.app for job in jobs), f"tune(parallel={self._asked.table.parallel})")
+        if self._asked.table.on == PROCESSES:
+            check_seen((job.app for job in jobs), f"tune(parallel={self._asked.table.parallel})")
         futures = {self._pool.submit(carry_leg, job): job.leg for job in jobs}
         for future in as_completed(futures):
             yield futures[future], future.result()

@@ -81,6 +81,10 @@ Parallel = Annotated[
     int | None,
     typer.Option(help="Of the runs of --seeds or [sweep] so many at a time, each in a process.", min=1),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(help="Where the runs of --seeds or [sweep] are: processes of this machine, or ray."),
+]
 
 
 def simulate(
@@ -101,6 +105,7 @@ def simulate(
     ray_address: RayAddress = None,
     seeds: Seeds = None,
     parallel: Parallel = None,
+    on: On = None,
     checkpoint_s: CheckpointSeconds = None,
     resume: Resume = False,
     overrides: Overrides = None,
@@ -116,15 +121,17 @@ def simulate(
     presets, chosen, swept, of_app = _begun(source, flower)
     chosen += option_layers(strategy=strategy, updates=updates, versions=versions, seconds=seconds)
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
-    chosen += option_layers(executor="ray" if ray_address else executor, ray_address=ray_address)
+    chosen += option_layers(executor="ray" if ray_address and not on else executor, ray_address=ray_address)
     settings = load_run(None, overrides or (), presets, chosen)
     settings, said = with_end(settings) if of_app else (settings, "")
     if said:
         output.say(f"{said}: --updates, --versions or --seconds say otherwise")
     if seeds is not None or swept is not None:
         _check_many(seed is not None or workers > 0, resume or checkpoint_s is not None)
-        _simulate_all(output, settings, _with_options(swept or SweepTable(), seeds, parallel), out)
+        _simulate_all(output, settings, _with_options(swept or SweepTable(), seeds, parallel, on), out)
         return
+    if on is not None:
+        raise ConfigError("--on says where many runs are: give --seeds, or a file with [sweep]")
     wanted = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
     keeping = Keeping(checkpoint_s, resume)
     with writing(wanted), claimed(wanted, explicit=out is not None, resume=resume) as folder:
@@ -162,9 +169,9 @@ def _check_many(as_one: bool, going_on: bool) -> None:
         raise ConfigError("many runs go on by themselves: leave --resume and --checkpoint-s out")
 
 
-def _with_options(said: SweepTable, seeds: str | None, parallel: int | None) -> SweepTable:
+def _with_options(said: SweepTable, seeds: str | None, parallel: int | None, on: str | None) -> SweepTable:
     numbers = said.seeds if seeds is None else parse_seeds(seeds)
-    return replace(said, seeds=numbers_of(numbers), parallel=parallel or said.parallel or 1)
+    return replace(said, seeds=numbers_of(numbers), parallel=parallel or said.parallel or 1, on=on or said.on)
 
 
 def _simulate_all(output: Output, settings: Config, wanted: SweepTable, out: Path | None) -> None:
@@ -180,6 +187,7 @@ def _simulate_all(output: Output, settings: Config, wanted: SweepTable, out: Pat
             seeds=seeds,
             out=folder,
             parallel=wanted.parallel,
+            on=wanted.on,
             progress=not output.as_json,
         )
     tell_comparison(output, found.comparison, folder / "compare.html")

@@ -59,6 +59,7 @@ Defaults = Annotated[
     typer.Option("--defaults/--no-defaults", help="Tune what is worth it, beside what --range names."),
 ]
 Parallel = Annotated[int | None, typer.Option(help="So many runs at a time, each in a process: 1.", min=1)]
+On = Annotated[str | None, typer.Option(help="Where they are: processes of this machine, or ray (tune.on).")]
 Folder = Annotated[
     Path | None,
     typer.Option("--out", help="The folder for what it leaves; again goes on there.", metavar="DIR"),
@@ -80,6 +81,7 @@ def tune(
     fresh_seeds: FreshSeeds = None,
     extensions: Extensions = None,
     parallel: Parallel = None,
+    on: On = None,
     strategy: StrategyName = None,
     clients: Clients = None,
     seed: Seed = None,
@@ -102,7 +104,7 @@ def tune(
     layers = presets if config is None else [*presets, (str(config), tables)]
     settings = load_run(None, overrides or (), layers, chosen)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
-    given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults}
+    given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     table = said.over(given, [parse_range(text) for text in ranges or ()])
     folder = out or run_folder(settings.run.name, settings.strategy.name, "tune")
     with writing(folder), _shown(output, folder) as tell:
