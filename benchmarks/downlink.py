@@ -42,6 +42,7 @@ BASE: dict[str, dict[str, Any]] = {
     "client": {"batch_size": 20, "epochs": 1, "learning_rate": 0.1},
 }
 EVERY_4TH: dict[str, dict[str, Any]] = {"downlink": {"publish_every_versions": 4}}
+COARSE = {"codec": "log(2,128,6)"}
 BUILT: dict[str, dict[str, Any]] = {"run": {"initial": "built"}}
 WHOLE: dict[str, dict[str, dict[str, Any]]] = {
     "`log(2)`": {},
@@ -49,6 +50,9 @@ WHOLE: dict[str, dict[str, dict[str, Any]]] = {
     "`log(2)`, every 4th": EVERY_4TH,
     "`log(2)`, version 0 built": BUILT,
     "`log(2)`, version 0 built, every 4th": {**BUILT, **EVERY_4TH},
+    "`log(2,128,6)`": {"downlink": COARSE},
+    "`log(2,128,6)`, every 4th": {"downlink": {**COARSE, **EVERY_4TH["downlink"]}},
+    "`log(2,128,6)`, version 0 built, every 4th": {"downlink": {**COARSE, **EVERY_4TH["downlink"]}, **BUILT},
 }
 OWN: dict[str, dict[str, Any]] = {"downlink": {"parts": "own"}}
 HALVES: dict[str, dict[str, Any]] = {

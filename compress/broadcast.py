@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from anabranch.compress.delta_log import DeltaLog
+from anabranch.compress.delta_log import FIRST_PLACES, PLACES, DeltaLog
 from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.registry import make_codec
 from anabranch.core.engine.broadcast import Broadcast
@@ -36,7 +36,8 @@ def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str, every: int =
     first, last = codec_at(0), codec_at(FAR)
     stages = parse_chain(first)
     if stages[0].name == LOG:
-        return DeltaLog(spec, *_log_arguments(stages), keeps_replicas=strategy.needs_base, every=every)
+        step, versions_max, places = _log_arguments(stages)
+        return DeltaLog(spec, step, versions_max, strategy.needs_base, every, places)
     if every > 1:
         raise ConfigError(
             f"downlink.publish_every_versions = {every} is for the delta log, and the downlink is {first!r}: "
@@ -56,8 +57,8 @@ def first_replica(spec: ParamSpec, codec: str, vector: Vector) -> Vector:
     """
     if codec == RAW:
         return vector
-    if parse_chain(codec)[0].name == LOG:
-        return DeltaLog(spec).first_replica(vector)
+    if (stages := parse_chain(codec))[0].name == LOG:
+        return DeltaLog(spec, places=_log_arguments(stages)[2]).first_replica(vector)
     return DirectDownlink(spec, lambda _: codec, keeps_replicas=False).first_replica(vector)
 
 
@@ -70,16 +71,19 @@ def check_downlink(codec: str) -> None:
         make_codec(codec)
 
 
-def _log_arguments(stages: tuple[StageText, ...]) -> tuple[float, int]:
+def _log_arguments(stages: tuple[StageText, ...]) -> tuple[float, int, int]:
+    """The step, the messages that the log may have, and the places of a lineage's first version."""
     arguments = stages[0].arguments
     try:
         step = float(arguments[0]) if arguments else 1.0
         versions_max = int(arguments[1]) if len(arguments) > 1 else 128
+        places = int(arguments[2]) if len(arguments) > 2 else FIRST_PLACES
     except ValueError:
-        step, versions_max = 0.0, 0
-    if len(stages) > 1 or len(arguments) > 2 or not 0 < step <= 2 or versions_max < 1:
+        step, versions_max, places = 0.0, 0, 0
+    if len(stages) > 1 or len(arguments) > 3 or not 0 < step <= 2 or versions_max < 1 or places not in PLACES:
         raise ConfigError(
-            "downlink.codec: write log, log(step) or log(step,versions), with a step in (0, 2], "
-            "such as log(1,128); it stands alone"
+            "downlink.codec: write log, log(step), log(step,versions) or log(step,versions,places), with a "
+            f"step in (0, 2] and {PLACES.start} to {PLACES.stop - 1} places, such as log(1,128,6); it stands "
+            "alone"
         )
-    return step, versions_max
+    return step, versions_max, places

@@ -59,6 +59,7 @@ FINER = 3  # binary places that the small group has more
 FIRST_PLACES = 10  # binary places of the first version of a lineage, below its largest magnitude
 HEADROOM = 3  # binary places that a magnitude may grow before the grid gets coarser
 MAGNITUDE = 23  # |p| < 2^(23 + f)
+PLACES = range(4, MAGNITUDE - HEADROOM + 1)  # that may be asked for in the place of `FIRST_PLACES`
 LARGEST, SMALLEST = 2.0**80, 2.0**-70  # magnitudes beyond are brought within
 LOG_BYTES_PER_VALUE = 8  # the log may take as much memory as two models
 RECENT_BYTES_MAX = 64 << 20  # of replicas that are remembered rather than rebuilt
@@ -86,7 +87,8 @@ class DeltaLog:
 
     `step` is the unit in root mean squares of what devices lack; `versions_max` bounds the messages of the
     log; `keeps_replicas`: the strategy mixes models, so no base of a live task may get lost. Of the server's
-    versions each `every`-th is published. Raises `ConfigError`.
+    versions each `every`-th is published. `places` are those of a lineage's first version, below its largest
+    magnitude: with fewer a snapshot is shorter, and more is left to the messages. Raises `ConfigError`.
     """
 
     state_type: ClassVar[type[Any]] = DeltaLogState
@@ -98,12 +100,18 @@ class DeltaLog:
         versions_max: int = 128,
         keeps_replicas: bool = False,
         every: int = 1,
+        places: int = FIRST_PLACES,
     ) -> None:
         if not 0 < step <= 2:
             raise ConfigError(f"downlink.codec log({step:g}): the step must be in (0, 2]")
         if versions_max < 1:
             raise ConfigError(f"downlink.codec log: the log must hold at least 1 version, not {versions_max}")
-        self.spec, self.step, self.versions_max = spec, step, versions_max
+        if places not in PLACES:
+            raise ConfigError(
+                f"downlink.codec log: the binary places of its first version must be from {PLACES.start} to "
+                f"{PLACES.stop - 1}, not {places}"
+            )
+        self.spec, self.step, self.versions_max, self.places = spec, step, versions_max, places
         self.keeps_replicas, self.every = keeps_replicas, every
         self.layout = Layout.of(spec)
         self._recent = Recent[tuple[Entry, Vector]](RECENT_BYTES_MAX)
@@ -229,8 +237,9 @@ class DeltaLog:
             # Biases start from zero: they get room to grow to the size of the weights, which come first.
             least = max(least, largest)
             f = max(EXPONENT_MIN, math.ceil(math.log2(least)) + HEADROOM - MAGNITUDE)
-            places = math.ceil(math.log2(max(largest, SMALLEST))) - FIRST_PLACES
-            unit = 2.0 ** max(f, places)
+            # Few numbers, and a rounding there moves a whole channel: those are never coarser.
+            places = self.places if group.name == MAIN else max(self.places, FIRST_PLACES)
+            unit = 2.0 ** max(f, math.ceil(math.log2(max(largest, SMALLEST))) - places)
             rounded = np.rint(values * np.float32(1 / unit)) * np.float32(unit)
             group.scatter(rounded + np.float32(0.0), replica)  # whole numbers have no -0.0
             floor.append(f)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from broadcasting import SPEC, WIDE, Run, motion, tensors
 
-from anabranch.compress.broadcast import check_downlink, is_exact, make_broadcast
+from anabranch.compress.broadcast import check_downlink, first_replica, is_exact, make_broadcast
 from anabranch.compress.delta_log import DeltaLog
 from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.downloads import LIST, SNAPSHOT, SUM, apply_download, base_of
@@ -45,11 +45,48 @@ def test_the_configuration_names_the_downlink(codec: str, kind: type | None) -> 
 def test_the_log_takes_its_arguments() -> None:
     log = make_broadcast(SPEC, make_strategy("fedasync", {}), "log(0.5,9)")
     assert isinstance(log, DeltaLog)
-    assert (log.step, log.versions_max, log.keeps_replicas) == (0.5, 9, True)
+    assert (log.step, log.versions_max, log.keeps_replicas, log.places) == (0.5, 9, True, 10)
+    log = make_broadcast(SPEC, make_strategy("fedbuff", {}), "log(1,128,6)")
+    assert isinstance(log, DeltaLog)
+    assert (log.step, log.versions_max, log.keeps_replicas, log.places) == (1, 128, False, 6)
+
+
+@pytest.mark.parametrize("places", [4, 6, 10, 14])
+def test_the_first_version_has_as_many_places_as_are_asked_for(places: int) -> None:
+    """Those of large tensors, by numpy's rounding; small ones have ten at least. A device builds the same."""
+    run, codec = Run(f"log(1,128,{places})"), f"log(1,128,{places})"
+    replica, w = run.replica(0), run.start
+    assert replica is not None
+    for name, fewest in (("first", places), ("first_bias", max(places, 10))):
+        at = SPEC.slices[name]
+        large = [SPEC.slices[n] for n in SPEC.slices if n.endswith("bias") == name.endswith("bias")]
+        unit = 2.0 ** (np.ceil(np.log2(max(np.abs(w[s]).max() for s in large))) - fewest)
+        assert np.array_equal(replica[at], (np.rint(w[at].astype(np.float64) / unit) * unit).astype("f4"))
+    assert bits(first_replica(SPEC, codec, w)) == bits(replica)
+    held = run.fetch(None)
+    run.publish(*motion(4))
+    assert bits(run.fetch(held)[1]) == bits(run.fetch(None)[1]) == bits(run.replica(4))
+
+
+def test_fewer_places_make_snapshots_shorter() -> None:
+    sizes = [len(Run(f"log(1,128,{places})").download(None).data) for places in (10, 8, 6, 4)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[2] < 0.75 * sizes[0]
 
 
 @pytest.mark.parametrize(
-    "codec", ["log(3)", "log(0)", "log(1,0)", "log(a)", "log(1,2,3)", "log|zstd", "blub"]
+    "codec",
+    [
+        "log(3)",
+        "log(0)",
+        "log(1,0)",
+        "log(a)",
+        "log(1,2,3)",
+        "log(1,2,21)",
+        "log(1,2,5,6)",
+        "log|zstd",
+        "blub",
+    ],
 )
 def test_a_downlink_that_is_not_known_is_refused(codec: str) -> None:
     with pytest.raises((ConfigError, UnknownCodec)):
