@@ -86,6 +86,7 @@ def _rows(
 ROUNDS: dict[str, Any] = {"name": "fedavg", "over_selection": 1.0, "deadline_s": 0.0}
 COHORTS = Axis("strategy.clients_per_round", (10, 20, 40), least=1, most=100, whole=True)
 SIZES = (5, 10, 20)
+GROWTHS = _values("growth", 0.01, 0.02, 0.04, most=0.9)
 
 TUNED = [
     *_rows("fedavg", COHORTS, RAW, SPARSE, capped=False, **ROUNDS),
@@ -94,7 +95,8 @@ TUNED = [
     *_rows(
         "fedbuff, all at once", _whole("buffer_size", 10, 20, 40), RAW, SPARSE, capped=False, name="fedbuff"
     ),
-    *_rows("annealed", _values("growth", 0.01, 0.02, 0.04, most=0.9), RAW, SPARSE, buffer_size=5),
+    *_rows("annealed", GROWTHS, RAW, SPARSE, buffer_size=5),
+    *_rows("annealed from 10", GROWTHS, RAW, name="annealed", buffer_size=10),
     *_rows("teasq", _whole("cache_size", *SIZES), RAW, SPARSE, cap=CAP, kept=1.0, bits=32),
     *_rows("teasq, its schedule", _whole("cache_size", *SIZES), OWN, name="teasq", cap=CAP),
     *_rows("qafel", _whole("buffer_size", *SIZES), OWN),
