@@ -239,6 +239,34 @@ def test_what_leads_from_parts_is_made_for_who_has_a_task(tmp_path: Path, manife
         assert (header.part_only, header.part) == (False, whole.parts[0])
 
 
+def test_a_broken_download_of_a_part_of_the_log_goes_on_after_a_restart(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """What was made of the log is made again, from the parts that the device says again."""
+    with Served(server_config(tmp_path / "data", **DROP, downlink=OWN), manifest) as served:
+        device, other = served.device(codecs=stages()), served.device("other", stages())
+        first = device.task()
+        parts = [devices.HeldPart(version=0, submodel=first.submodel)]
+        device.push(first, deltas(part_of(device, first).size))
+        asked = device.asked("task-2")
+        asked.holds_parts.extend(parts)
+        task = device.stub.AskTask(asked, timeout=CALL_S).task
+        wanted = {"version": 1, "submodel": task.submodel, "codecs": stages(), "holds_parts": parts}
+        header, data = device.fetch(**wanted)
+        assert (header.part, header.part_only, header.from_version) == (task.parts[0], True, 0)
+        for seed in range(3):
+            theirs = other.task()
+            other.push(theirs, deltas(part_of(other, theirs).size, seed))
+        assert served.close() == 0
+        with Served(served.config, manifest) as again:
+            device = again.device(codecs=stages())
+            for cut in (0, 1, len(data) // 2, len(data)):
+                resumed, rest = device.fetch(offset=cut, **wanted)
+                assert (resumed.part, resumed.from_version, data[:cut] + rest) == (header.part, 0, data)
+            answer = device.push(task, deltas(part_of(device, task).size))
+            assert answer.decision.verdict == "published"
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
