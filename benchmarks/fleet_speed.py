@@ -90,7 +90,7 @@ def settings(devices: int, updates: int, **fleet: Any) -> Config:
 def measure(name: str, app: anabranch.App, config: Config, workers: int = 0) -> Measured:
     """One simulation, from its first to its last event; what has to start is started before."""
     with open_simulation(config, app=app, workers=workers) as simulation:
-        _wait_for(simulation, workers)
+        wait_for(simulation, workers)
         wall, cpu = time.perf_counter(), time.process_time()
         simulation.run()
         wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
@@ -98,7 +98,7 @@ def measure(name: str, app: anabranch.App, config: Config, workers: int = 0) -> 
     return Measured(name, config.fleet.clients, applied, wall_s, 0.0 if workers else cpu_s)
 
 
-def _wait_for(simulation: Simulation, workers: int) -> None:
+def wait_for(simulation: Simulation, workers: int) -> None:
     """Workers open their problem when they get their first work."""
     work = Evaluation(simulation.engine.vector, 0.0)
     for pending in [simulation.executor.evaluate(work) for _ in range(3 * workers)]:

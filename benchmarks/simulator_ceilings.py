@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -26,11 +27,14 @@ from anabranch.simulation.problem import OneThread
 from anabranch.simulation.run import open_simulation
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.fashion_mnist import DEFAULT_PATH, FashionMnist
-from benchmarks.fleet_speed import BATCH, PARAMETERS, STEPS, NoOp, settings
+from benchmarks.fleet_speed import BATCH, PARAMETERS, STEPS, NoOp, settings, wait_for
 
 DEVICES = 100
 BUFFER = 10  # updates in a version
 STACK = 64
+AHEAD = 32  # devices in a stack, a third of those in training: the next are begun before they are due
+AHEAD_UPDATES = 500, 2_500
+WORKERS = 0, 1, 2
 LEARNING_RATE = 0.05
 ROUNDS = 5
 
@@ -132,6 +136,49 @@ def compared(
     return Compared(name, statistics.median(bare_rates), statistics.median(our_rates), ratio)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Milliseconds of processor time a task: of the simulating process, and of its worker processes."""
+
+    workers: int
+    own_ms: float
+    workers_ms: float
+
+
+def by_workers(rounds: int) -> list[Shared]:
+    """Digits in stacks small enough to be begun ahead, with workers and without, in turns.
+
+    Workers take seconds to start: they are measured by what a longer run takes more than a shorter one.
+    """
+    found: dict[int, list[tuple[float, float]]] = {count: [] for count in WORKERS}
+    for _ in range(rounds):
+        for count, pairs in found.items():
+            short, long = (_shared(count, updates) for updates in AHEAD_UPDATES)
+            tasks = AHEAD_UPDATES[1] - AHEAD_UPDATES[0]
+            pairs.append(((long[0] - short[0]) * 1e3 / tasks, (long[1] - short[1]) * 1e3 / tasks))
+    return [
+        Shared(count, *(statistics.median(column) for column in zip(*pairs, strict=True)))
+        for count, pairs in found.items()
+    ]
+
+
+def _shared(workers: int, updates: int) -> tuple[float, float]:
+    """Seconds of processor time of a run: of this process, and of all of its workers' lives."""
+    before_s = _children_s()
+    config = settings(DEVICES, updates, executor="batched", batch_devices=AHEAD)
+    with open_simulation(config, app=Digits(), workers=workers) as simulation:
+        wait_for(simulation, workers)
+        began_s = time.process_time()
+        simulation.run()
+        own_s = time.process_time() - began_s
+    return own_s, _children_s() - before_s
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run_all(rounds: int = ROUNDS) -> list[Compared]:
     """Every kind of work."""
     no_training = f"no training, {PARAMETERS} parameters"
@@ -150,7 +197,8 @@ def run_all(rounds: int = ROUNDS) -> list[Compared]:
 
 def section(rounds: int = ROUNDS) -> str:
     """The figures as a section of docs/benchmarks.md."""
-    return INTRODUCTION + "\n\n" + table(run_all(rounds)) + "\n"
+    shared = workers_table(by_workers(rounds))
+    return "\n\n".join([INTRODUCTION, table(run_all(rounds)), WITH_WORKERS, shared]) + "\n"
 
 
 def table(rows: list[Compared]) -> str:
@@ -162,6 +210,19 @@ def table(rows: list[Compared]) -> str:
     ]
     return "\n".join(lines)
 
+
+def workers_table(rows: list[Shared]) -> str:
+    """The figures as a Markdown table."""
+    lines = [
+        "| workers | the simulating process, ms a task | the workers together, ms a task |",
+        "|---|---|---|",
+        *(f"| {row.workers} | {row.own_ms:.2f} | {row.workers_ms:.2f} |" for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+WITH_WORKERS = f"""With `--workers` stacks are trained in other processes, ahead of the virtual clock;
+the digest is the same. Digits, {DEVICES} devices, stacks of {AHEAD}, medians of the rounds, in turns:"""
 
 INTRODUCTION = f"""### Beside a bare loop
 
