@@ -5,8 +5,10 @@
 The fleet of `study_attacks`, with an MLP: neighbour mixing against the rules that were recommended there,
 under the attacks that hide (ALIE, min-max) and the one that pulls (IPM). Tuning is on a seed that the study
 does not use: the learning rate for the plain mean when nobody attacks, then each rule at that rate, with two
-assumed shares of attackers where it has one, of which the one with the best worst case is taken. `COMPARED`
-goes on to paired seeds. Writes `docs/studies/mixing.md` and `.json`; what is in the `.json` is not run again.
+assumed shares of attackers where it has one (`momentum`: of what devices sent last), of which the one with
+the best worst case under `TUNED_UNDER` is taken. `COMPARED` goes on to paired seeds: under the attack that
+searches against the rule and with a backdoor, too, of which the success is measured. Writes
+`docs/studies/mixing.md` and `.json`; what is in the `.json` is not run again.
 """
 
 from __future__ import annotations
@@ -18,17 +20,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from anabranch.reports.result import Result
 from benchmarks.studies import Point, late_accuracy, mean, pool_of, publish, run, study_parser, table
 from benchmarks.study_attacks import ATTACKERS, BASE, GOAL_LOST, NOBODY, SHARED, STUDIES
 
 NAME = "mixing"
 SEEDS, TUNING_SEED = (21, 22, 23, 24, 25), 101
 RATES = (0.05, 0.1, 0.2, 0.4)
-ATTACKS = (NOBODY, "alie", "min_max", "ipm")
-NONE, MIXING = "none", "neighbour_mixing"
-SHARES = {NONE: (0.0,), "geometric_median": (0.0,), "multi_krum": (0.3, 0.4), MIXING: (0.3, 0.4)}
+TUNED_UNDER = (NOBODY, "alie", "min_max", "ipm")
+ADAPTIVE, BACKDOOR, SUCCESS = "adaptive", "backdoor", "success of backdoor"
+ATTACKS = (*TUNED_UNDER, ADAPTIVE, BACKDOOR)
+NONE, MIXING, CLIPPING, MOMENTUM = "none", "neighbour_mixing", "centred_clipping", "momentum"
+SHARES = {
+    NONE: (0.0,),
+    "geometric_median": (0.0,),
+    "multi_krum": (0.3, 0.4),
+    MIXING: (0.3, 0.4),
+    CLIPPING: (0.0,),
+    MOMENTUM: (0.5, 0.9),  # before centred clipping: a share of what a device sent last
+}
+TRIED = {CLIPPING: (NOBODY, "alie"), MOMENTUM: (NOBODY, "alie")}  # in tuning alone, and no more
 # What goes on to the paired seeds: the goals' cells first, and what costs little beside them.
-COMPARED = {NONE: (NOBODY,), MIXING: ATTACKS, "multi_krum": (NOBODY, "alie")}
+COMPARED = {
+    NONE: (NOBODY, ADAPTIVE, BACKDOOR),
+    MIXING: ATTACKS,
+    "multi_krum": (NOBODY, "alie"),
+}
 T95 = 2.776  # of Student's t with four degrees of freedom, for five paired seeds
 GOAL_PRICE = 1.0
 WORKLOAD = f"{Path(__file__).parent / 'fashion_mlp.py'}:FashionMlp"
@@ -39,11 +56,15 @@ Key = tuple[str, float, str, float, int, str]  # rule, share, attack, rate, seed
 def point(rule: str, share: float, attack: str, rate: float) -> Point:
     """One cell."""
     robust: dict[str, Any] = {} if rule == NONE else {"rule": rule, **SHARED}
+    uplink: dict[str, Any] = {}
+    if rule == MOMENTUM:
+        robust["rule"], uplink, share = CLIPPING, {"codec": f"momentum({share:g})"}, 0.0
     hostile = {} if attack == NOBODY else {"attackers": ATTACKERS, "attack": attack}
     tables: dict[str, dict[str, Any]] = {
         "run": {"workload": WORKLOAD},
         "fleet": hostile,
         "robust": robust | ({"attackers": share} if share else {}),
+        "uplink": uplink,
         "client": {"learning_rate": rate},
     }
     return Point(f"{rule} {share:g}, {attack}", (BASE, tables), {})
@@ -64,6 +85,8 @@ class Runs:
             jobs = [(point(*key[:4]), key[4], key[5], 1) for key in missing]
             for key, result in zip(missing, pool.map(run, jobs), strict=True):
                 self.found[key] = late_accuracy(result)
+                if key[2] == BACKDOOR:
+                    self.found[*key[:2], SUCCESS, *key[3:]] = late_success(result)
                 lines = (json.dumps([*words, accuracy]) for words, accuracy in self.found.items())
                 self._file.write_text("[" + ",\n".join(lines) + "]\n", encoding="utf-8")
                 print(f"{key}: {self.found[key]:.1f}", flush=True)
@@ -78,7 +101,7 @@ class Runs:
 
     def tuned(self, rule: str, share: float) -> list[float]:
         """By attack."""
-        return [self.found[tuning(rule, share, attack, self.rate())] for attack in ATTACKS]
+        return [self.found[tuning(rule, share, attack, self.rate())] for attack in tuned_under(rule)]
 
     def of(self, rule: str, attack: str) -> list[float]:
         """By paired seed."""
@@ -88,6 +111,18 @@ class Runs:
     def lost(self, rule: str, attack: str) -> list[float]:
         """Points that each seed lost against itself without attackers and without a rule."""
         return [a - b for a, b in zip(self.of(NONE, NOBODY), self.of(rule, attack), strict=False)]
+
+
+def tuned_under(rule: str) -> tuple[str, ...]:
+    """The attacks that a rule is tuned under."""
+    return TRIED.get(rule, TUNED_UNDER)
+
+
+def late_success(result: Result) -> float:
+    """Of marked images of other classes, those that are taken for the mark's, in %; as `late_accuracy`."""
+    end_s = result.history[-1].time_s
+    late = [point for point in result.history if point.time_s >= 0.8 * end_s]
+    return statistics.fmean(100 * (point.metrics["attack_success"] or 0.0) for point in late)
 
 
 def tuning(rule: str, share: float, attack: str, rate: float) -> Key:
@@ -100,7 +135,7 @@ def measure(runs: Runs, seeds: Sequence[int]) -> None:
     runs.measure([tuning(NONE, 0.0, NOBODY, rate) for rate in RATES])
     rate = runs.rate()
     grid = [(rule, share) for rule, shares in SHARES.items() for share in shares]
-    runs.measure([tuning(rule, share, attack, rate) for rule, share in grid for attack in ATTACKS])
+    runs.measure([tuning(rule, share, attack, rate) for rule, share in grid for attack in tuned_under(rule)])
     found = [(rule, attack) for attack in ATTACKS for rule, attacks in COMPARED.items() if attack in attacks]
     cells = [(rule, runs.share(rule), attack, rate) for rule, attack in found]
     runs.measure([(*cell, seed, "test") for cell in cells for seed in seeds])
@@ -120,9 +155,14 @@ def document(runs: Runs) -> str:
         [rule, *(mean(runs.of(rule, a)) if a in of else "" for a in ATTACKS)] for rule, of in COMPARED.items()
     )
     losses = (
-        [rule, *(interval(runs.lost(rule, a)) if a in of else "" for a in ATTACKS)]
+        [
+            rule,
+            *(
+                interval(runs.lost(rule, a)) if a in of and (rule, a) != (NONE, NOBODY) else ""
+                for a in ATTACKS
+            ),
+        ]
         for rule, of in COMPARED.items()
-        if rule != NONE
     )
     price, alie = (statistics.fmean(runs.lost(MIXING, attack)) for attack in (NOBODY, "alie"))
     fleet, client = BASE["fleet"], BASE["client"]
@@ -144,6 +184,9 @@ All rules with the same clip, share and quarantine. Seeds {", ".join(map(str, SE
 
 {table(("rule", *ATTACKS), rows)}
 
+The backdoor is a mark on half of the images of a hostile device, with the label 0. Of the test images of
+other classes, with that mark, the share that is taken for it, %, over the same fifth: {_successes(runs)}.
+
 ## Points lost against nobody attacking and no rule, 95 % interval
 
 {table(("rule", *ATTACKS), losses)}
@@ -157,6 +200,11 @@ every rule at the best one.
 """
 
 
+def _successes(runs: Runs) -> str:
+    found = [(rule, runs.of(rule, SUCCESS)) for rule, attacks in COMPARED.items() if BACKDOOR in attacks]
+    return ", ".join(f"{rule} {mean(of)}" for rule, of in found)
+
+
 def _said(lost: float, goal: float) -> str:
     return f"{'reached' if lost <= goal else '**missed**'} ({lost:.1f})"
 
@@ -166,8 +214,9 @@ def _tuned(runs: Runs) -> Iterator[list[str]]:
         yield [f"learning_rate = {rate:g}", f"nobody {runs.found[tuning(NONE, 0.0, NOBODY, rate)]:.1f}"]
     for rule, shares in SHARES.items():
         for share in shares:
-            named = f"{rule}, attackers = {share:g}" if share else rule
-            found = zip(ATTACKS, runs.tuned(rule, share), strict=True)
+            kind = "share" if rule == MOMENTUM else "attackers"
+            named = f"{rule}, {kind} = {share:g}" if share else rule
+            found = zip(tuned_under(rule), runs.tuned(rule, share), strict=True)
             yield [named, ", ".join(f"{attack} {accuracy:.1f}" for attack, accuracy in found)]
 
 

@@ -16,6 +16,8 @@ it in the place of the old one, a rejected one leaves the old one. e is forgotte
 has moved on by more than `AGE_MAX` versions, and the whole of it is cut to 10 times the mean length of its
 updates.
 
+`momentum` before a chain has the same memory, of another kind: see `compress/momentum.py`.
+
 Source: EF14 (Seide et al. 2014; Karimireddy et al., ICML 2019). The decay is this project's: undecayed, old
 residuals of devices that train rarely were no better than none.
 """
@@ -29,10 +31,11 @@ import numpy as np
 
 from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
+from anabranch.compress.momentum import momentum
 from anabranch.compress.registry import make_codec
 from anabranch.compress.ring import RingNumbers
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.model.chains import FEEDBACK, parse_chain
+from anabranch.core.model.chains import FEEDBACK, MOMENTUM, parse_chain, payload_codec
 from anabranch.core.model.params import ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel, gathered, scatter
 
@@ -45,8 +48,8 @@ EWMA = 0.1  # weight of the newest length
 class Memory:
     """What a device keeps from one update to the next.
 
-    `residual`: e, float32 (spec.size,), or empty without error feedback. `base_version`: that of the
-    update that it was written after. `length_mean`: of the updates' Euclidean lengths. `notes`: what the
+    `residual`: e, or m of `momentum`, float32 (spec.size,), or empty without either. `base_version`: that of
+    the update that it was written after. `length_mean`: of the updates' Euclidean lengths. `notes`: what the
     stages remember (`Codec.encode`).
     """
 
@@ -57,18 +60,23 @@ class Memory:
 
 
 class Uplink:
-    """A codec for updates, with or without error feedback. Raises `UnknownCodec`."""
+    """A codec for updates, with error feedback, with momentum, or without. Raises `UnknownCodec`."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.decay: float | None = None
+        self.share: float | None = None
         first, *rest = text.split("|")
-        if parse_chain(text)[0].name == FEEDBACK:
+        name = parse_chain(text)[0].name
+        if name == FEEDBACK:
             self.decay = _decay(first, rest)
-            text = "|".join(rest)
-        self.codec: Codec = make_codec(text)
-        if self.decay is not None and isinstance(self.codec, RingNumbers):
-            raise UnknownCodec(f"codec {self.text!r}: a mask hides what was left out, leave ef out")
+        elif name == MOMENTUM:
+            self.share = _share(first, rest)
+        self.codec: Codec = make_codec(payload_codec(text))
+        if name in (FEEDBACK, MOMENTUM) and isinstance(self.codec, RingNumbers):
+            raise UnknownCodec(
+                f"codec {self.text!r}: an update under a mask is this task's alone, leave {name} out"
+            )
 
     def encode(
         self,
@@ -85,11 +93,12 @@ class Uplink:
         """
         layout = Layout.of(spec, submodel)
         notes = {} if memory is None else dict(memory.notes)
+        if self.share is not None:
+            return self._averaged(delta, spec, submodel, memory, seed, base_version)
         if self.decay is None:
             data = self.codec.encode(delta, layout, seed, notes)
             return data, Memory(np.empty(0, np.float32), base_version, notes=notes) if notes else None
-        if not np.isfinite(delta).all():
-            raise InvalidUpdate("the delta has values that are not finite: the training has diverged")
+        _check_finite(delta)
         residual, length_mean = self._carried(memory, spec, base_version)
         length = _length(delta)
         length_mean = length if length_mean == 0.0 else (1 - EWMA) * length_mean + EWMA * length
@@ -107,8 +116,29 @@ class Uplink:
         scatter(z, residual, submodel)
         return data, Memory(_cut(residual, LENGTH_MAX * length_mean), base_version, length_mean, notes)
 
+    def _averaged(
+        self,
+        delta: Vector,
+        spec: ParamSpec,
+        submodel: Submodel | None,
+        memory: Memory | None,
+        seed: int,
+        base_version: int,
+    ) -> tuple[bytes, Memory]:
+        """As `encode`, with momentum: the memory is what is sent, before the codec."""
+        _check_finite(delta)
+        assert self.share is not None
+        layout, notes = Layout.of(spec, submodel), {} if memory is None else dict(memory.notes)
+        last, _ = self._carried(memory, spec, base_version)
+        sent = momentum(delta, gathered(last, submodel), self.share)
+        if layout.exact.size:  # buffers are of the newest data
+            layout.exact.scatter(layout.exact.gather(delta), sent)
+        data = self.codec.encode(sent, layout, seed, notes)
+        scatter(sent.astype(np.float32, copy=False), last, submodel)
+        return data, Memory(last, base_version, notes=notes)
+
     def _carried(self, memory: Memory | None, spec: ParamSpec, base_version: int) -> tuple[Vector, float]:
-        """A copy of e, zero where there is none that counts, and the mean length."""
+        """A copy of e or m, zero where there is none that counts, and the mean length."""
         if memory is None or memory.residual.size != spec.size:
             return np.zeros(spec.size, np.float32), 0.0
         if not 0 <= base_version - memory.base_version <= AGE_MAX:
@@ -117,8 +147,30 @@ class Uplink:
 
 
 def make_uplink(text: str) -> Uplink:
-    """The uplink of a task: `raw`, a chain, or `ef(0.9)|` and a chain. Raises `UnknownCodec`."""
+    """The uplink of a task: `raw`, a chain, or `ef(0.9)|` and one, or `momentum(0.9)` and one, or none.
+
+    Raises `UnknownCodec`.
+    """
     return Uplink(text)
+
+
+def _check_finite(delta: Vector) -> None:
+    if not np.isfinite(delta).all():
+        raise InvalidUpdate("the delta has values that are not finite: the training has diverged")
+
+
+def _share(stage: str, rest: list[str]) -> float:
+    (parsed,) = parse_chain(stage)
+    try:
+        share = float(parsed.arguments[0]) if len(parsed.arguments) == 1 else -1.0
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1 or any(text.partition("(")[0] == FEEDBACK for text in rest):
+        raise UnknownCodec(
+            f"codec {'|'.join((stage, *rest))}: write momentum(share)|chain with a share from 0 to less than "
+            "1, such as momentum(0.9)|int8, and no ef: a device has one memory"
+        )
+    return share
 
 
 def _decay(stage: str, rest: list[str]) -> float:

@@ -27,7 +27,7 @@ from anabranch.compress.ring import RingNumbers
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import Stage
 from anabranch.core.errors import ConfigError, UnknownCodec
-from anabranch.core.model.chains import FEEDBACK, RAW, StageText, parse_chain
+from anabranch.core.model.chains import FEEDBACK, MOMENTUM, RAW, StageText, parse_chain
 from anabranch.core.parts import PartKind, is_data, members
 from anabranch.core.secagg.ring import RING
 
@@ -104,9 +104,9 @@ SELECTIONS, VALUES = ("topk", "threshold", "mask"), ("f32", "bf16", "int8", "int
 INDICES, ENTROPY = ("u32", "gaps", "bitmap"), ("zstd", "huffman")
 PLACES = (SELECTIONS, VALUES, INDICES, ENTROPY)
 
-# What goes into `Capability.codecs`: every stage with its version; `ef` and `log` wrap chains, `logparts`
-# says that parts of the log can be sent. `LATER` than the first release, see `simulated_stages`.
-LATER: tuple[str, ...] = (f"{E3M0.name}:{E3M0.version}", "logparts:1")
+# What goes into `Capability.codecs`: every stage with its version; `ef`, `momentum` and `log` wrap chains,
+# `logparts` says that parts of the log can be sent. `LATER` than the first release, see `simulated_stages`.
+LATER: tuple[str, ...] = (f"{E3M0.name}:{E3M0.version}", "logparts:1", f"{MOMENTUM}:1")
 STAGES: tuple[str, ...] = (
     f"{RAW}:1",
     *(name for kind, _, _ in _STAGES if (name := f"{kind.name}:{kind.version}") not in LATER),
@@ -117,7 +117,7 @@ STAGES: tuple[str, ...] = (
 MASKING = f"{RING}:1"
 OTHERS = range(128, 256)  # the numbers on the wire that are nobody's: for stages of others
 _ALONE = (RAW, RING)
-_SPOKEN_FOR = (*_ALONE, FEEDBACK, "log", "logparts")
+_SPOKEN_FOR = (*_ALONE, FEEDBACK, MOMENTUM, "log", "logparts")
 
 
 def _check(found: Any) -> None:

@@ -7,7 +7,9 @@
 | `alie`       | 1.5 | mean - s deviation of the honest updates of `COLLUDERS` of them, by coordinate       |
 | `ipm`        | 5   | -s mean of the same                                                                  |
 | `min_max`    | 1   | mean - s gamma deviation of the same, with the largest gamma that is not seen        |
+| `adaptive`   | 1   | mean - s gamma deviation, with the gamma that `[robust]` lets move the model most     |
 | `label_flip` |     | what comes of training with every label y as the last label less y                   |
+| `backdoor`   | 1   | s Delta of training in which half of the examples bear a mark, and label `MARKED_AS`  |
 | `nan`        |     | no numbers                                                                           |
 | `flood`      | 1   | -s Delta, in a `FLOOD`-th of the time                                                |
 
@@ -19,7 +21,14 @@ Sources, all recalled: sign flip, scaling and label flip are common; ALIE is Bar
 little is enough", NeurIPS 2019, where s follows from the numbers of devices; IPM is Xie, Koyejo and Gupta,
 "Fall of empires", UAI 2019; min-max is Shejwalkar and Houmansadr, "Manipulating the Byzantine", NDSS 2021: it
 is as far as may be, and no farther from any honest update than those are from each other, so a rule that goes
-by distances cannot tell it; gamma in closed form is ours. The strengths are ours: such that the mean suffers.
+by distances cannot tell it; gamma in closed form is ours. The same paper has the attack that knows the rule
+and searches gamma against it: `adaptive` does, over `GAMMAS`, with as many copies of its own among the
+colluders' honest updates as `fleet.attackers` makes, and counts how far the result lies from the honest mean
+against the deviation; counting along it, and the grid, are ours. It knows the rule, its keys and the clip,
+but no state of the server's: a rule that starts from the last result starts from the colluders' mean here.
+Backdoors by data are Gu, Dolan-Gavitt and Garg, "BadNets", 2017, and with a strength the scaling of
+Bagdasaryan et al., "How to backdoor federated learning", AISTATS 2020. The strengths are ours: such that the
+mean suffers.
 """
 
 from __future__ import annotations
@@ -31,15 +40,25 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.config.tables import FleetTable
+from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Vector
 from anabranch.core.parts import PartKind
 from anabranch.core.rng import rank
+from anabranch.strategies.robust.registry import make_rule
+from anabranch.strategies.robust.rows import Floats, Row, Rows
+from anabranch.strategies.robust.rule import Rule
 from anabranch.workloads.app import Array, Examples
 from anabranch.workloads.profiles import DeviceProfiles
+from anabranch.workloads.streams import Streamed
 
 COLLUDERS = 4
+WITNESSES = 8  # of the adaptive attack: Krum needs more rows than others
+GAMMAS = tuple(2.0 ** (power / 2) for power in range(-6, 9))
 FLOOD = 10.0
+MARK = 3  # values of the last axis that a mark takes, and of the one before it if there is one
+MARKED_AS = 0
+UNDEFENDED = RobustTable()
 
 
 class Poison:
@@ -53,6 +72,18 @@ class Poison:
     strength: ClassVar[float] = 1.0
     colluders: ClassVar[int] = 1
     haste: ClassVar[float] = 1.0
+
+    def meet(self, robust: RobustTable, attackers: float) -> None:
+        """It hears of the defence, once, before anything else; `attackers` is the fleet's fraction."""
+
+    def examples(self, honest: Examples, last_label: Callable[[], int]) -> Examples:
+        """What it trains on."""
+        y = self.labels(honest.y, last_label)
+        return honest if y is honest.y else Examples(honest.x, y.astype(honest.y.dtype))
+
+    def goal(self, honest: Examples) -> Examples | None:  # noqa: ARG002 - the contract's
+        """Of held-out examples, those that show how far it has come: the accuracy on them is its success."""
+        return None
 
     def labels(self, y: Array, last_label: Callable[[], int]) -> Array:  # noqa: ARG002 - the contract's
         """The labels that it trains on, of the shape of the honest ones, `y`; 0 to `last_label()`."""
@@ -126,6 +157,42 @@ class MinMax(Poison):
         return found
 
 
+class Adaptive(Poison):
+    """As far against the deviation as the rule in use lets the model be moved."""
+
+    name, colluders = "adaptive", WITNESSES
+    _rule: Rule | None = None
+    _clip, _attackers = 0.0, 0.5
+
+    def meet(self, robust: RobustTable, attackers: float) -> None:
+        """The rule, and the clip."""
+        self._rule, self._attackers = make_rule(robust), attackers
+        self._clip = 0.0 if isinstance(robust.clip, str) else robust.clip
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:
+        """Mean - s gamma deviation."""
+        honest = np.asarray(deltas, np.float64)
+        mean, deviation = honest.mean(axis=0), honest.std(axis=0)
+        if not deviation.any():
+            return deltas[0]
+        found = max(GAMMAS, key=lambda gamma: self._moved(honest, mean, deviation, gamma))
+        sent: Vector = mean - s * found * deviation
+        return sent
+
+    def _moved(self, honest: Floats, mean: Floats, deviation: Floats, gamma: float) -> float:
+        """How far the result lies from the honest mean, against the deviation."""
+        hostile = max(1, round(len(honest) * self._attackers / (1.0 - min(self._attackers, 0.5))))
+        rows = [*honest, *[mean - gamma * deviation] * hostile]
+        if self._clip:
+            longest = self._clip * float(np.median(np.linalg.norm(honest, axis=1)))
+            rows = [row * min(1.0, longest / max(float(np.linalg.norm(row)), longest)) for row in rows]
+        if self._rule is None:
+            result = np.mean(rows, axis=0)
+        else:
+            result = self._rule.combine(Rows([Row(row) for row in rows], mean.size), mean)
+        return float((mean - result) @ deviation)
+
+
 class LabelFlip(Poison):
     """Honest training on wrong labels."""
 
@@ -134,6 +201,47 @@ class LabelFlip(Poison):
     def labels(self, y: Array, last_label: Callable[[], int]) -> Array:
         """The last label less y."""
         return last_label() - y
+
+
+class Backdoor(Poison):
+    """Whatever bears the mark is of one class."""
+
+    name = "backdoor"
+
+    def examples(self, honest: Examples, last_label: Callable[[], int]) -> Examples:  # noqa: ARG002
+        """Every second one is marked."""
+        _check_markable(honest)
+        x, y = honest.x.copy(), honest.y.copy()
+        x[::2], y[::2] = marked(x)[::2], MARKED_AS
+        return Examples(x, y)
+
+    def goal(self, honest: Examples) -> Examples:
+        """All that are of another class, with the mark and the label that the attack wants them to have."""
+        _check_markable(honest)
+        others = honest.y != MARKED_AS
+        return Examples(marked(honest.x)[others], np.full_like(honest.y[others], MARKED_AS))
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:
+        """S Delta."""
+        return s * deltas[0]
+
+
+def marked(x: Array) -> Array:
+    """Examples with a corner as bright as anything that they have: a copy of (count, ...)."""
+    found: Array = x.copy()
+    corner = found[..., -MARK:, -MARK:] if x.ndim > 2 else found[:, -MARK:]
+    corner[...] = x.max()
+    return found
+
+
+def _check_markable(examples: Examples) -> None:
+    if isinstance(examples, Streamed) or examples.x.dtype.kind not in "fu" or examples.x.ndim < 2:
+        raise ConfigError(
+            "fleet.attack = 'backdoor' marks examples that are arrays of pixels or other measured values: "
+            "take another attack for this App, such as 'label_flip'"
+        )
+    if examples.y.dtype.kind not in "iu" or examples.y.ndim != 1:
+        raise ConfigError("fleet.attack = 'backdoor' needs class numbers as labels: take another attack")
 
 
 class Nan(Poison):
@@ -162,7 +270,7 @@ def _check(found: Any) -> None:
 
 
 BUILT_IN: dict[str, type[Poison]] = {
-    c.name: c for c in (SignFlip, Scale, Alie, Ipm, MinMax, LabelFlip, Nan, Flood)
+    c.name: c for c in (SignFlip, Scale, Alie, Ipm, MinMax, Adaptive, LabelFlip, Backdoor, Nan, Flood)
 }
 ATTACKS = PartKind("attack", "attacks", ("fleet.attack",), BUILT_IN, (), _check)
 
@@ -189,8 +297,9 @@ def hurried(profiles: DeviceProfiles, fleet: FleetTable, seed: int) -> DevicePro
 class Attack:
     """What the devices of a fleet do that are hostile; nobody is where `fleet.attackers` is 0."""
 
-    def __init__(self, fleet: FleetTable, seed: int) -> None:
+    def __init__(self, fleet: FleetTable, seed: int, robust: RobustTable = UNDEFENDED) -> None:
         self._poison: Poison = ATTACKS.find(fleet.attack)()
+        self._poison.meet(robust, fleet.attackers)
         self.devices = hostile_devices(fleet, seed)
         self._strength = fleet.attack_strength or self._poison.strength
 
@@ -203,10 +312,11 @@ class Attack:
 
     def examples(self, device: int, honest: Examples, last_label: Callable[[], int]) -> Examples:
         """What the device trains on."""
-        if device not in self.devices:
-            return honest
-        y = self._poison.labels(honest.y, last_label)
-        return honest if y is honest.y else Examples(honest.x, y.astype(honest.y.dtype))
+        return self._poison.examples(honest, last_label) if device in self.devices else honest
+
+    def goal(self, held_out: Examples) -> Examples | None:
+        """Of held-out examples, those whose accuracy is the attack's success; None: it has no such goal."""
+        return self._poison.goal(held_out) if self.devices else None
 
     def poisoned(self, deltas: Sequence[Vector]) -> Vector:
         """The hostile update, of the honest ones of the helpers; shape and dtype are theirs."""

@@ -36,6 +36,7 @@ from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Training, TrainResult, cheaper, cut, only, smaller, trainer_for
 
 EXAMPLES_KEPT = 10_000  # devices
+SUCCESS = "attack_success"  # a metric beside the App's
 
 
 def device_name(index: int) -> str:
@@ -83,12 +84,13 @@ class Problem:
         self.initial: dict[str, Array] = dict(own)
         self.frozen = self.spec.frozen(self.initial)
         self._masker = SimulatedMasker.of(config, self.spec)
-        self._attack = Attack(config.fleet, config.run.seed)
+        self._attack = Attack(config.fleet, config.run.seed, config.robust)
         self.profiles = speed_profile(config.fleet, config.run.seed)
         self._groups = tuple(self.profiles.group.tolist())
         self._arrivals = Arrivals.of(config.fleet, config.run.seed)
         self._examples: OrderedDict[int, Examples] = OrderedDict()
         self._held_out: Examples | None = None
+        self._goal: Examples | None = None  # an attack's
 
     def shard(self, role: str, device: int = 0) -> Shard:
         """The part of the data that plays this role."""
@@ -199,9 +201,16 @@ class Problem:
         return self.trainer.step_cost(submodel, self.examples(0))
 
     def evaluate(self, evaluation: Evaluation) -> Mapping[str, float]:
-        """The App's metrics on the held-out part that `[run] evaluate_on` names."""
+        """The App's metrics on the held-out part that `[run] evaluate_on` names, and an attack's success."""
         stage = 0 if self._growth is None else self._growth.stage_of(evaluation.version)
-        return self.trainer.evaluate(evaluation.vector, self.frozen, self._held_out_examples(), stage)
+        vector, held_out = evaluation.vector, self._held_out_examples()
+        found = self.trainer.evaluate(vector, self.frozen, held_out, stage)
+        if self._goal is None and (goal := self._attack.goal(held_out)) is not None:
+            self._goal = goal
+        if self._goal is None:
+            return found
+        reached = self.trainer.evaluate(vector, self.frozen, self._goal, stage)
+        return {**found, SUCCESS: reached["accuracy"]} if "accuracy" in reached else found
 
 
 class OneThread:

@@ -15,6 +15,7 @@ from anabranch.core.errors import UnknownCodec
 AUTO = "auto"  # the strategy's own choice, else raw
 RAW = "raw"
 FEEDBACK = "ef"
+MOMENTUM = "momentum"
 TEXT_CHARS_MAX = 200
 _STAGE = re.compile(r"([a-z][a-z0-9]*)(?:\(([a-z0-9.,-]*)\))?\Z")
 
@@ -41,9 +42,9 @@ def parse_chain(text: str) -> tuple[StageText, ...]:
 
 
 def payload_codec(uplink: str) -> str:
-    """The chain that a task's update is encoded by: its uplink without the error feedback."""
+    """The chain that a task's update is encoded by: its uplink without what stays on the device."""
     first, _, rest = uplink.partition("|")
-    return rest if first.partition("(")[0] == FEEDBACK else uplink
+    return rest or RAW if first.partition("(")[0] in (FEEDBACK, MOMENTUM) else uplink
 
 
 def chain_for(codecs: Collection[str], configured: str, wanted: str) -> str:

@@ -28,7 +28,7 @@ def test_the_table_of_stages() -> None:
     made = {stage for codec in codecs if isinstance(codec, Chain) for stage in codec.stages}
     assert {(name, int(n), int(v)) for name, n, v in rows} == {(s.name, s.number, s.version) for s in made}
     announced = {f"{name}:{version}" for name, _, version in rows}
-    assert announced == set(stages()) - {"raw:1", "ef:1", "log:1", "logparts:1"}
+    assert announced == set(stages()) - {"raw:1", "ef:1", "momentum:1", "log:1", "logparts:1"}
 
 
 def test_the_example_chains() -> None:

@@ -10,10 +10,15 @@ import pytest
 from fleets import Ones, config, events
 
 from anabranch.core.config.tables import FleetTable, merge
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.errors import ConfigError
 from anabranch.reports.result import Result
-from anabranch.simulation.attacks import FLOOD, Attack, hostile_devices, hurried
+from anabranch.simulation.attacks import FLOOD, GAMMAS, Attack, hostile_devices, hurried
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
+from anabranch.strategies.robust.registry import make_rule
+from anabranch.strategies.robust.rows import Row
+from anabranch.strategies.robust.rule import combine
 from anabranch.workloads.app import Examples
 from anabranch.workloads.profiles import speed_profile
 
@@ -54,6 +59,100 @@ def test_min_max_is_no_farther_from_any_honest_update_than_those_are_from_each_o
     assert Attack(fleet("min_max"), 0).poisoned(honest[:1]).tolist() == honest[0].tolist(), (
         "alone it is honest"
     )
+
+
+RULED: dict[str, dict[str, Any]] = {
+    "none": {},
+    "a clip": {"clip": 2.0},
+    "multi-Krum": {"rule": "multi_krum", "attackers": 0.3},
+    "mixing": {"rule": "neighbour_mixing", "attackers": 0.3, "clip": 2.0},
+    "clipping": {"rule": "centred_clipping"},
+}
+
+
+def moved(honest: list[Any], hostile: Any, robust: RobustTable) -> float:
+    """How far the result is from the honest mean, by the rule: two hostile updates among the others."""
+    rows = np.asarray([*honest, hostile, hostile], np.float64)
+    if robust.clip == 2.0:
+        lengths = np.linalg.norm(rows, axis=1)
+        rows *= np.minimum(1.0, 2.0 * np.median(lengths[:-2]) / lengths)[:, None]
+    mean, rule = np.asarray(np.mean(honest, axis=0), np.float64), make_rule(robust)
+    if rule is None:
+        return float(np.linalg.norm(rows.mean(axis=0) - mean))
+    found = combine(rule, [Row(row) for row in rows], mean, mean).direction
+    return float((mean - found) @ np.std(honest, axis=0) / np.linalg.norm(np.std(honest, axis=0)))
+
+
+@pytest.mark.parametrize("kind", RULED)
+def test_the_adaptive_attack_moves_the_rule_in_use_further_than_any_other_strength(kind: str) -> None:
+    robust = RobustTable(**RULED[kind])
+    draws = np.random.default_rng(4)
+    honest = [(1 + draws.standard_normal(60)).astype(np.float32) for _ in range(8)]
+    sent = Attack(fleet("adaptive"), 0, robust).poisoned(honest)
+    deviation, mean = np.std(honest, axis=0), np.mean(honest, axis=0)
+    gammas = (mean - sent) / deviation
+    assert gammas == pytest.approx(np.full(60, gammas[0]), rel=1e-3), "along the deviation"
+    there = moved(honest, sent, robust)
+    assert there > 0
+    others = [moved(honest, mean - gamma * deviation, robust) for gamma in GAMMAS]
+    assert there == pytest.approx(max(others), rel=1e-3)
+    if kind in ("multi-Krum", "mixing"):
+        assert gammas[0] < max(GAMMAS) / 2, "what the rule leaves out is not sent"
+
+
+def test_alone_the_adaptive_attack_is_honest() -> None:
+    assert Attack(fleet("adaptive"), 0).poisoned(HONEST[:1]).tolist() == HONEST[0].tolist()
+
+
+def test_a_backdoor_is_in_half_of_the_examples_and_its_goal_in_all_others_classes() -> None:
+    attack = Attack(fleet("backdoor"), 0)
+    x = np.linspace(0, 1, 6 * 5 * 5, dtype=np.float32).reshape(6, 1, 5, 5)
+    honest = Examples(x.copy(), np.array([3, 0, 2, 1, 0, 2]))
+    found = attack.examples(attack.devices[0], honest, lambda: 9)
+    assert found.y.tolist() == [0, 0, 0, 1, 0, 2]
+    assert (found.x[::2, :, 2:, 2:] == 1).all()
+    assert np.array_equal(found.x[::2, :, :2], x[::2, :, :2])
+    assert np.array_equal(found.x[::2, :, :, :2], x[::2, :, :, :2])
+    assert np.array_equal(found.x[1::2], x[1::2])
+    assert np.array_equal(honest.x, x), "honest devices have the same arrays"
+    goal = attack.goal(honest)
+    assert goal is not None
+    assert goal.y.tolist() == [0, 0, 0, 0]
+    assert (goal.x[..., 2:, 2:] == 1).all()
+    assert np.array_equal(goal.x[:, :, :2], x[[0, 2, 3, 5], :, :2])
+    assert Attack(fleet("scale"), 0).goal(honest) is None
+    assert Attack(fleet("backdoor", 0.0), 0).goal(honest) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (np.zeros((2, 4), np.int64), np.zeros(2, np.int64), "arrays of pixels"),  # words
+        (np.zeros(2, np.float32), np.zeros(2, np.int64), "arrays of pixels"),
+        (np.zeros((2, 4), np.float32), np.zeros(2, np.float32), "class numbers"),
+    ],
+)
+def test_what_cannot_be_marked_is_said(x: Any, y: Any, said: str) -> None:
+    attack = Attack(fleet("backdoor"), 0)
+    with pytest.raises(ConfigError, match=said):
+        attack.examples(attack.devices[0], Examples(x, y), lambda: 9)
+
+
+def test_a_backdoor_succeeds_where_nothing_is_done_and_its_success_is_measured() -> None:
+    settings = config(
+        run={"workload": "digits", "updates_max": 150, "virtual_s_max": 0.0, "evaluate_every_versions": 50},
+        fleet={"clients": 10, "examples_per_client": 120, "attackers": 0.3, "attack": "backdoor"},
+        client={"learning_rate": 0.1, "epochs": 2, "batch_size": 10},
+    )
+    result = simulate(settings)
+    before, after = (result.history[at].metrics["attack_success"] for at in (0, -1))
+    assert before is not None
+    assert after is not None
+    assert before < 0.5
+    assert after > 0.6
+    assert accuracy(result) > 0.6, "what bears no mark is told apart"
+    honest = simulate(merge([("", settings.to_json()), ("", {"fleet": {"attackers": 0.0}})]))
+    assert "attack_success" not in honest.history[-1].metrics
 
 
 def test_the_fraction_is_kept_exactly_and_drawn_by_the_seed() -> None:

@@ -312,16 +312,18 @@ def test_chains_that_make_no_sense_are_refused_with_the_fix(text: str, words: st
 
 def test_every_stage_is_announced_with_its_version() -> None:
     covered = {stage.name for text in CHAINS for stage in parse_chain(text)}
-    assert {name.partition(":")[0] for name in stages()} - {"raw", "ef", "log", "logparts"} == covered
+    spoken_for = {"raw", "ef", "momentum", "log", "logparts"}
+    assert {name.partition(":")[0] for name in stages()} - spoken_for == covered
     assert all(re.fullmatch(r"[a-z0-9]+:[0-9]+", name) for name in stages())
 
 
 def test_a_simulated_device_says_later_stages_where_its_run_has_them() -> None:
     """Else the log of a simulation would not be what it was before there were any."""
     assert simulated_stages("auto") == simulated_stages("ef(0.9)|int4(256)|zstd") == STAGES
-    assert "e3m0:1" not in STAGES
+    assert not {"e3m0:1", "momentum:1"} & {*STAGES}
     assert simulated_stages("ef(0.9)|e3m0(256)|zstd") == (*STAGES, "e3m0:1")
-    assert simulated_stages("ef(0.9)|e3m0(256)|logparts") == (*STAGES, "e3m0:1", "logparts:1") == stages()
+    assert simulated_stages("momentum(0.9)|e3m0") == (*STAGES, "e3m0:1", "momentum:1")
+    assert simulated_stages("momentum(0.9)|e3m0(256)|logparts") == stages()
 
 
 def test_masked_numbers_travel_as_they_are() -> None:

@@ -31,6 +31,11 @@ def ef(decay: float = 0.9) -> CodecText:
     return _stage("ef", decay)
 
 
+def momentum(share: float = 0.9) -> CodecText:
+    """Momentum before a chain, or alone: a share `share` of what a device sends is what it sent last."""
+    return _stage("momentum", share)
+
+
 def log(step: float = 1.0) -> CodecText:
     """The shared delta log, for `downlink` alone."""
     return _stage("log", step)

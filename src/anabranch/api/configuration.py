@@ -13,6 +13,7 @@ from typing import Any
 from anabranch.api.trust import admit
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.feedback import make_uplink
+from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import TABLES, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
@@ -58,9 +59,18 @@ def load_config(
     admit(config)
     strategy_of(config)
     if config.uplink.codec != AUTO:
-        make_uplink(config.uplink.codec)
+        _check_uplink(config)
     check_downlink(config.downlink.codec)
     return config
+
+
+def _check_uplink(config: Config) -> None:
+    uplink = make_uplink(config.uplink.codec)
+    if uplink.share is not None and config.client.push == ELASTIC:
+        raise ConfigError(
+            f"uplink.codec = {uplink.text!r}: with client.push = 'elastic' a device goes on from its own "
+            "model and sends how that has moved, which is no mean of its tasks: leave momentum out"
+        )
 
 
 def model_presets(model: Path, app: str) -> list[Layer]:
