@@ -325,7 +325,8 @@ def test_ten_thousand_heartbeats_are_too_often(tmp_path: Path, manifest: Manifes
             assert device.work().decision.verdict == "published"
             assert flood.over() == ("RESOURCE_EXHAUSTED", "Overloaded")
         with stream(served.channel()) as again:
-            again.say(heartbeat=beat)
+            for _ in range(FLOOD):  # a few are allowed again by now
+                again.say(heartbeat=beat)
             assert again.over() == ("RESOURCE_EXHAUSTED", "Overloaded"), "another stream is the same client's"
         assert device.work().decision.verdict == "published"
 

@@ -103,9 +103,9 @@ class ServerProcess:
         assert self._process is not None
         began = time.monotonic()
         with grpc.insecure_channel(self.address, options=QUICK) as channel:
-            check: Any = health_pb2_grpc.HealthStub(channel).Check
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() - began < SERVING_S and self._process.poll() is None:
-                asked = check.future(health_pb2.HealthCheckRequest(), timeout=30.0, wait_for_ready=True)
+                asked = stub.Check.future(health_pb2.HealthCheckRequest(), timeout=30.0, wait_for_ready=True)
                 while not asked.done() and self._process.poll() is None:
                     time.sleep(0.02)
                 if not asked.done():
