@@ -119,6 +119,7 @@ def test_kills_of_all_three_kinds(tmp_path: Path, stack: ExitStack) -> None:
     held_up = fleet.until("waiting", 1)
     devices[2].kill()
     server.kill()
+    server.wait()  # its lock goes with it
     server, devices[2] = fleet.server(), fleet.device(2)
     still = fleet.until("waiting", 1)
     assert still["masked_sums"]["waiting"][0]["number"] == held_up["masked_sums"]["waiting"][0]["number"]
