@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +34,8 @@ from anabranch.core.model.params import Indices, Vector
 
 Flags = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.integer[Any]]
-SAMPLE = 1 << 14  # values that the first guess of a threshold is made of
+# Values that the first guess of a threshold is made of: which are kept does not depend on them.
+SAMPLE_MIN, SAMPLE_MAX, SAMPLED_SHARE = 1 << 12, 1 << 14, 64
 SIGMAS = 4.0  # the guess lies so far under the sampled quantile that it is too high almost never
 SMALLEST = 1  # the bits of the smallest magnitude that is not zero
 
@@ -110,7 +112,7 @@ def over(dense: Dense, bits_min: int) -> Sparse:
 
 def _guess(dense: Dense, k: int) -> int:
     """The bits of a threshold that hopefully a few more than k values reach."""
-    stride = dense.size // SAMPLE
+    stride = _stride(dense.size)
     if stride < 2:
         return SMALLEST
     sample = np.abs(np.concatenate([_sampled(block, stride) for block in dense.blocks()])).view(np.int32)
@@ -123,11 +125,23 @@ def _guess(dense: Dense, k: int) -> int:
     return max(SMALLEST, int(np.partition(sample, at)[at]))
 
 
+def _stride(n: int) -> int:
+    """One of how many of n values is looked at for a guess."""
+    return n // min(SAMPLE_MAX, max(SAMPLE_MIN, n // SAMPLED_SHARE))
+
+
 def _sampled(block: Vector, stride: int) -> Vector:
     """One value of every `stride`, not always the same one: tensors have periods of their own."""
-    i = np.arange(block.size // stride, dtype=np.uint64)
+    return block[_sampled_places(block.size, stride)]
+
+
+@lru_cache(maxsize=16)  # nearly all blocks are of one size
+def _sampled_places(n: int, stride: int) -> Indices:
+    i = np.arange(n // stride, dtype=np.uint64)
     jitter = (i * np.uint64(2654435761) % np.uint64(1 << 32) * np.uint64(stride)) >> np.uint64(32)
-    return block[(i * np.uint64(stride) + jitter).astype(np.int64)]
+    places = (i * np.uint64(stride) + jitter).astype(np.int64)
+    places.flags.writeable = False
+    return places
 
 
 class _Selector:

@@ -17,7 +17,7 @@ from anabranch.compress.feedback import make_uplink
 from anabranch.compress.grid import PLANES, DenseLevels, Grid
 from anabranch.compress.layout import Group, Layout
 from anabranch.compress.registry import STAGES, make_codec, simulated_stages, stages
-from anabranch.compress.selectors import SAMPLE, Threshold, _sampled, kept_count
+from anabranch.compress.selectors import Threshold, _sampled, _stride, kept_count
 from anabranch.compress.stage import BLOCK, Dense, StageContext
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.kernels.chosen import loops
@@ -141,7 +141,7 @@ def test_the_raw_chain_changes_no_bit() -> None:
     assert make_codec("raw").encode(x, LAYOUT) == x.tobytes()
 
 
-@pytest.mark.parametrize("n", [9000, 300_000])
+@pytest.mark.parametrize("n", [8192, 9000, 300_000])
 @pytest.mark.parametrize("rho", [0.001, 0.01, 0.1, 0.9, 1.0])
 def test_top_k_is_exact(n: int, rho: float) -> None:
     layout = Layout.of(ParamSpec.of({"w": np.zeros((1, n), np.float32)}))
@@ -164,7 +164,7 @@ def test_the_guess_of_a_threshold_may_be_wrong() -> None:
     for start in range(0, n, BLOCK):
         block = x[start : start + BLOCK]
         block[:] = np.arange(block.size)
-        sampled = _sampled(block, n // SAMPLE).astype(int)
+        sampled = _sampled(block, _stride(n)).astype(int)
         block[:] = 0.5
         block[sampled] = 2.0
     codec = make_codec("topk(0.5)")
