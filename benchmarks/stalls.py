@@ -2,8 +2,9 @@
 
     python -m benchmarks.stalls
 
-Eight writers push updates of 40 MB, one and a half a second of all together; beside them a device asks for a
-task every 10 ms, or as soon as it is answered, on a connection of its own. Each row is a server of its own.
+Eight writers push updates of 40 MB, one and a half a second of all together; beside them one of two hundred
+devices after the other asks for a task, every 10 ms or as soon as the one before is answered, on a connection
+of their own. One device alone would soon be held up for asking too often. Each row is a server of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import grpc
@@ -26,6 +28,7 @@ from benchmarks.throughput import RUNS, durable_server
 from benchmarks.writers import Load, drive
 
 VALUES, UPDATES, RATE, EVERY_S = 10_000_000, 40, 1.5, 0.01
+ASKERS = [f"asker-{n}" for n in range(200)]
 SHAPE = (2_500, 4_000)  # a tensor of one dimension is never compressed
 KINDS = {
     "the mean": (),
@@ -77,12 +80,13 @@ def _asking(address: str) -> Iterator[list[float]]:
 def _ask(address: str, waits: list[float], ended: threading.Event) -> None:
     with grpc.insecure_channel(address) as channel:
         stub = DevicesStub(channel)
-        enrol = devices.EnrolRequest(client_id="asker", protocol_version=PROTOCOL_VERSION)
-        manifest = stub.Enrol(enrol).manifest.sha256
-        number = 0
-        while not ended.wait(EVERY_S):
-            number += 1
-            task = devices.AskTaskRequest(client_id="asker", task_id=f"t{number}", manifest_sha256=manifest)
+        for name in ASKERS:
+            enrol = devices.EnrolRequest(client_id=name, protocol_version=PROTOCOL_VERSION)
+            manifest = stub.Enrol(enrol).manifest.sha256
+        for number, name in enumerate(cycle(ASKERS)):
+            if ended.wait(EVERY_S):
+                break
+            task = devices.AskTaskRequest(client_id=name, task_id=f"t{number}", manifest_sha256=manifest)
             began = time.perf_counter()
             stub.AskTask(task)
             waits.append(time.perf_counter() - began)

@@ -15,6 +15,7 @@ from typing import Protocol
 from anabranch.core import events as ev
 from anabranch.core.effects import Conflicting, Effect, Refused
 from anabranch.core.engine.admission import given_up
+from anabranch.core.engine.beforehand import Beforehand
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import repeated
 from anabranch.core.engine.rates import Rates
@@ -157,10 +158,10 @@ class Run:
                 changes = True
         return Settlement(event if changes else None)
 
-    def apply(self, settled: Settlement) -> list[Effect]:
-        """What becomes of an event that is in the log."""
+    def apply(self, settled: Settlement, beforehand: Beforehand | None = None) -> list[Effect]:
+        """What becomes of an event that is in the log. `beforehand`: see `Engine.handle`."""
         assert settled.event is not None, "what is answered is not applied"
-        effects = [*self.engine.handle(settled.event), *settled.effects]
+        effects = [*self.engine.handle(settled.event, beforehand), *settled.effects]
         self.line.heard(settled.event.now, effects)
         return effects
 

@@ -29,6 +29,7 @@ from anabranch.host.run import Run, Settlement
 from anabranch.server.failpoints import reach
 from anabranch.server.glance import Glance, Glances
 from anabranch.server.history import History
+from anabranch.server.long_parts import LongParts
 from anabranch.server.metrics import Measure, Metrics
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.saving import Every, PendingSnapshot, SavedPoint, Saving, SnapshotFile
@@ -110,13 +111,33 @@ class Books:
         self._projections: list[Projection] = []
         self.saving = Saving(engine, store, every, saved, keep)
         self._forgets, self._trims, self._trims_at = not keep.is_all, False, 0.0
+        self.long_parts = LongParts(engine)
+        # Of the newest batch: who has an answer, in the order of the log, and who waits.
+        self.answered: list[Call] = []
+        self.waiting: list[Call] = []
 
-    def commit(self, batch: Sequence[Call]) -> Glance:
-        """Answer a batch; returns how the run stands then. Raises what no restart may ignore."""
-        began, began_ns = time.perf_counter(), time.time_ns()
+    def commit(self, batch: Sequence[Call], wait: bool = False) -> Glance:
+        """Answer a batch; returns how the run stands then. Raises what no restart may ignore.
+
+        Behind a long part some of it waits, and comes first in the next batch. `wait`: for that part.
+        """
         reach("batch_taken")
         self._name_snapshot()
-        self.run.begin(call.event for call in batch if call.event is not None)
+        self.waiting, self.answered = list(batch), []
+        while True:
+            turn, self.waiting = self.long_parts.turn(self.waiting, wait) if self.waiting else ([], [])
+            self._take(turn)
+            self.answered += turn
+            if not (turn and self.waiting):
+                break
+        self.long_parts.forget()
+        reach("answers_ready")
+        return self.glances.take()
+
+    def _take(self, batch: list[Call]) -> None:
+        """Answer those whose turn it is."""
+        began, began_ns = time.perf_counter(), time.time_ns()
+        self.run.begin(call.event for call in (*batch, *self.waiting) if call.event is not None)
         orders = [call for call in batch if call.folding is not None]
         others = [call for call in batch if call.event is not None and call.folding is None]
         logged = [call for call in others if call.event and call.take(self.run.settle(call.event))]
@@ -129,14 +150,11 @@ class Books:
                 self._look(call)
         while self.line.sessions.news:
             log.warning(TWICE, self.line.sessions.news.pop())
-        reach("answers_ready")
-        glance = self.glances.take()
         if logged:
             self.metrics.batch_events.add(len(logged))
             self.metrics.commit_s.add(time.perf_counter() - began)
             for call in logged:
                 span_of("commit", call.trace, began_ns, events=len(logged))
-        return glance
 
     def project(self) -> None:
         """Write what the log implies, all of it."""
@@ -245,13 +263,14 @@ class Books:
 
     def _apply(self, call: Call, seq: int | None, entry: Entry) -> None:
         assert call.event is not None
+        beforehand = self.long_parts.of(call)
         if seq is None:  # in the log from long ago: the engine has forgotten it, the store has not
             assert isinstance(call.event, ev.UpdateArrived)
             call.take(self.run.repeat(call.event))
             return
         self.seq = call.seq = seq
         began, began_ns = time.perf_counter(), time.time_ns()
-        call.effects = self.run.apply(Settlement(call.event, call.effects))
+        call.effects = self.run.apply(Settlement(call.event, call.effects), beforehand)
         if isinstance(call.event, ev.UpdateArrived):
             self.metrics.fold_s.add(time.perf_counter() - began)
             span_of("fold", call.trace, began_ns)

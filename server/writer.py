@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -74,6 +75,8 @@ class Writer:
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._books.saving.executor = self._snapshots = ThreadPoolExecutor(1, "anabranch-snapshots")
+        self._books.long_parts.executor = self._long_parts = ThreadPoolExecutor(1, "anabranch-long-parts")
+        self._waiting: list[Call] = []  # for a long part
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
         self._tick: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -107,7 +110,7 @@ class Writer:
     @property
     def queue_size(self) -> int:
         """Events and looks that wait; from any thread."""
-        return self._queue.qsize()
+        return self._queue.qsize() + len(self._waiting)
 
     def fold_by(self, refold: Refolder) -> None:
         """How the states of rollbacks are made; without it there are none."""
@@ -132,9 +135,10 @@ class Writer:
         loop = asyncio.get_running_loop()
 
         def written() -> None:
-            loop.call_soon_threadsafe(self._queue.put_nowait, Call(None))  # an empty batch: it is named there
+            with suppress(RuntimeError):  # a writer that has failed does not wait for it
+                loop.call_soon_threadsafe(self._queue.put_nowait, Call(None))  # an empty batch
 
-        self._books.saving.written = written
+        self._books.saving.written = self._books.long_parts.made = written
         self._task = loop.create_task(self._run(), name="anabranch-writer")
 
     async def submit(self, event: ev.Event, inline: bytes | None = None) -> Answer:
@@ -201,6 +205,7 @@ class Writer:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._books.flush, self.now())
         self._thread.shutdown()
         self._snapshots.shutdown()
+        self._long_parts.shutdown(wait=False, cancel_futures=True)  # after a failure one may be under way
 
     # --- the queue ---------------------------------------------------------------------------
 
@@ -213,8 +218,8 @@ class Writer:
             raise Unavailable(f"the writer has stopped: {self.failure}")
         if self._closing:
             raise Unavailable("the server is going down: try again when it is back")
-        if first and self._queue.qsize() >= self._limits.queue_events_max:
-            raise Overloaded(f"{self._queue.qsize()} events are waiting, the queue is full")
+        if first and self.queue_size >= self._limits.queue_events_max:
+            raise Overloaded(f"{self.queue_size} events are waiting, the queue is full")
         call.future = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(call)
         return call.future
@@ -223,31 +228,39 @@ class Writer:
         while (batch := await self._gather()) is not None:
             await self._take(batch)
             del batch  # the next one may be long in coming, and updates are large
+        while self._waiting:
+            await self._take([], wait=True)
 
-    async def _take(self, batch: list[Call]) -> None:
+    async def _take(self, batch: list[Call], wait: bool = False) -> None:
+        everybody = [*self._waiting, *batch]
         if self.failure is not None:
-            self._fail(batch, self.failure)
+            self._fail(everybody, self.failure)
             return
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         for call in batch:
             if call.event is not None:
                 self.metrics.queue_wait_s.add(now - call.queued_at)
         try:
-            self.glance = await loop.run_in_executor(self._thread, self._books.commit, batch)
+            self.glance = await loop.run_in_executor(self._thread, self._books.commit, everybody, wait)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be logged after it
-            self._fail(batch, error)
+            self._fail(everybody, error)
             return
-        for call in batch:
+        self._waiting = self._books.waiting
+        answered, self._books.answered = self._books.answered, []  # updates are large
+        del everybody
+        for call in answered:
             call.settle()
             if self.listener is not None and call.event is not None and call.error is None:
                 self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
         reach("answered")
-        full = any(isinstance(c.error, StoreFull) for c in batch)
-        for call in batch:
+        full = any(isinstance(c.error, StoreFull) for c in answered)
+        for call in answered:
             if isinstance(call.event, ev.Returned):
                 self._has_returned(call.error)
         deadline = self.now() if self._returning else self.glance.deadline
-        self._schedule(deadline, RETRY_FULL_DISK_S if full else 0.0)
+        # One that waits already is late enough; another would be due at once, and wait as well.
+        waits = any(isinstance(call.event, ev.Ticked | ev.Returned) for call in self._waiting)
+        self._schedule(None if waits else deadline, RETRY_FULL_DISK_S if full else 0.0)
 
     def _has_returned(self, error: BaseException | None) -> None:
         """Say once that the log has no room for the return, and once that it had."""
@@ -294,7 +307,7 @@ class Writer:
 
     def _fail(self, batch: list[Call], error: BaseException) -> None:
         self.give_up(error)
-        ending = False
+        ending, self._waiting = False, []
         while not self._queue.empty():
             if (waiting := self._queue.get_nowait()) is None:
                 ending = True

@@ -34,7 +34,7 @@ from anabranch.core.plain import LATER_KEY
 from anabranch.strategies.composition import GatheringStrategy
 from anabranch.strategies.optimisers import Optimiser, make_outer, stepped
 from anabranch.strategies.robust.rows import StoredRow, places_of, stored_part
-from anabranch.strategies.robust.rule import combine
+from anabranch.strategies.robust.rule import Combined, combine
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,10 @@ class BufferStrategy(GatheringStrategy):
         """With K updates."""
         return bool(state.count >= self.buffer_size)
 
+    def lacking(self, state: State, context: Context) -> int:
+        """Up to K."""
+        return self.buffer_size - int(state.count)
+
     def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
         """What g is; of each coordinate the quotient by the updates that cover it."""
         if context.sums is not None:
@@ -124,10 +128,14 @@ class BufferStrategy(GatheringStrategy):
             return Aggregate(averaged(state.buffer, state.covered), 1, state)
         if self.rule is None:
             return Aggregate(state.buffer, state.count, state)
-        rows = [row.row(context.spec) for row in state.rows]
-        combined = combine(self.rule, rows, vector, state.memory)
+        combined = self.by_rule(state, vector, context)
         remembering = replace(state, memory=combined.memory)
         return Aggregate(combined.direction, 1, remembering, combined.heard)
+
+    def combined(self, state: State, vector: Vector, context: Context) -> Combined:
+        """What the rule makes of the rows."""
+        assert self.rule is not None, "the mean is of a sum"
+        return combine(self.rule, [row.row(context.spec) for row in state.rows], vector, state.memory)
 
     def total(self, state: State) -> Vector:
         """The sum so far."""

@@ -35,7 +35,7 @@ from anabranch.core.model.submodels import Submodel, gathered
 from anabranch.core.model.updates import Update
 from anabranch.strategies.composition import GatheringStrategy
 from anabranch.strategies.robust.rows import Row, places_of, stored_delta
-from anabranch.strategies.robust.rule import Combined, Rule, combine
+from anabranch.strategies.robust.rule import Combined, combine
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +120,16 @@ class CacheStrategy(GatheringStrategy):
         """With K updates."""
         return len(state.cache) >= self.size(context)
 
+    def lacking(self, state: CacheState, context: Context) -> int:
+        """Up to K."""
+        return self.size(context) - len(state.cache)
+
     def apply(self, state: CacheState, vector: Vector, context: Context) -> Step:
         """The cache into the model."""
         taus = self.taus(state, context)
         pull = self.pull(sum(taus) / len(taus))
         if self.rule is not None:
-            combined = self.combined(self.rule, state, vector, context)
+            combined = self.by_rule(state, vector, context)
             add_scaled(vector, pull, combined.direction)
             remembering = replace(self.emptied(state), memory=combined.memory)
             return Step(remembering, vector, heard=combined.heard)
@@ -149,8 +153,9 @@ class CacheStrategy(GatheringStrategy):
         bases = {str(int(version) + versions): base for version, base in state.bases.items()}
         return replace(state, cache=cache, bases=bases)
 
-    def combined(self, rule: Rule, state: CacheState, vector: Vector, context: Context) -> Combined:
-        """What a rule makes of the cache."""
+    def combined(self, state: CacheState, vector: Vector, context: Context) -> Combined:
+        """What the rule makes of the cache."""
+        assert self.rule is not None, "the mean is added one by one"
         weights = [self.s(tau) for tau in self.taus(state, context)]
         mean = sum(weights) / len(weights)
         rows = []
@@ -161,4 +166,4 @@ class CacheStrategy(GatheringStrategy):
                 add_scaled(moved, 1.0, delta)
                 delta = moved
             rows.append(Row(delta, places_of(part), weight / mean))
-        return combine(rule, rows, vector, state.memory)
+        return combine(self.rule, rows, vector, state.memory)

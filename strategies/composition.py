@@ -24,9 +24,12 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+
 from anabranch.core.engine.strategy import (
     AsyncStrategy,
     Context,
+    LongPartOf,
     Refusal,
     State,
     Step,
@@ -37,8 +40,10 @@ from anabranch.core.engine.strategy import (
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Reason, Update
 from anabranch.strategies.parameters import check_parameters
-from anabranch.strategies.robust.rule import Rule
+from anabranch.strategies.robust.rule import Combined, Rule
 from anabranch.strategies.staleness import StalenessFunction, make_staleness
+
+NOTHING = np.empty(0)  # whether a buffer is full does not depend on values
 
 
 class ComposedStrategy(AsyncStrategy, ABC):
@@ -116,6 +121,37 @@ class GatheringStrategy(ComposedStrategy):
     def replaced(self, state: State, update: Update) -> tuple[str, ...]:
         """The ids of updates that were gathered, and whose place this one takes."""
         return ()
+
+    def combined(self, state: State, vector: Vector, context: Context) -> Combined:
+        """What the rule makes of what is gathered; writes to no array."""
+        raise NotImplementedError(f"{type(self).__name__} has a rule: say what that is given")
+
+    def by_rule(self, state: State, vector: Vector, context: Context) -> Combined:
+        """The same, which may have been made before the step."""
+        made: Combined | None = context.beforehand
+        return self.combined(state, vector, context) if made is None else made
+
+    def lacking(self, state: State, context: Context) -> int:
+        """How many more updates, at least, are enough."""
+        return 1
+
+    def long_in(self, state: State, context: Context) -> int:
+        """With a rule, that of the one which is enough."""
+        return 0 if self.rule is None else max(1, self.lacking(state, context))
+
+    def long_part(self, state: State, vector: Vector, update: Update, context: Context) -> LongPartOf | None:
+        """What a rule makes of a buffer that this update fills."""
+        if self.rule is None or context.sums is not None or self.refuse(update, context) is not None:
+            return None
+        bare = replace(update, delta=NOTHING), 1.0, replace(context, base=NOTHING)
+        if not self.full(self.gather(state, *bare), context):
+            return None
+
+        def combined(it: Update) -> Combined:
+            weight = self.weight_in(vector, it, context)
+            return self.combined(self.gather(state, it, weight, context), vector, context)
+
+        return combined
 
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Gather; apply what is enough."""

@@ -161,8 +161,12 @@ class FedAvg(BufferStrategy):
 
     def full(self, state: FedAvgState, context: Context) -> bool:
         """With m updates, or those of the whole cohort where the fleet has fewer devices."""
+        return self.lacking(state, context) <= 0
+
+    def lacking(self, state: FedAvgState, context: Context) -> int:
+        """Up to as many."""
         cohort = self.clients_per_round if state.cohort is None else len(state.cohort)
-        return len(state.answered) >= min(self.clients_per_round, cohort)
+        return min(self.clients_per_round, cohort) - len(state.answered)
 
     def aggregate(self, state: FedAvgState, vector: Vector, context: Context) -> Aggregate:
         """The mean, for each coordinate of those who cover it."""

@@ -31,7 +31,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from anabranch.core.config.tables import NO_KEY, Config
-from anabranch.core.engine.strategy import Context, Plan, Refusal, State, Step, Strategy
+from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import Vector
@@ -206,7 +206,8 @@ class Phased:
         return getattr(state, f"of_{state.phase}")
 
     def _remembers(self, state: State, inner: State) -> State:
-        return replace(state, **{f"of_{state.phase}": inner})
+        # The same state where nothing has changed: what was made of it beforehand still counts.
+        return state if inner is self.inner(state) else replace(state, **{f"of_{state.phase}": inner})
 
     def _seen(self, state: State, context: Context) -> Context:
         """What the strategy in charge is told: of no slow devices, where they have no part in its rounds."""
@@ -269,6 +270,16 @@ class Phased:
         if step.decision is None or step.decision.verdict is Verdict.REJECTED:
             return replace(step, state=state)
         return self._after(replace(state, updates=state.updates + 1), step, vector, seen)
+
+    def long_part(self, state: State, vector: Vector, update: Update, context: Context) -> LongPartOf | None:
+        """This phase's."""
+        return self.part(state).long_part(self.inner(state), vector, update, self._seen(state, context))
+
+    def long_in(self, state: State, context: Context) -> int:
+        """As in this phase."""
+        part = self.part(state)
+        long_in = getattr(part, "long_in", None)  # there are older ones of others
+        return 0 if long_in is None else long_in(self.inner(state), self._seen(state, context))
 
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
         """As this phase does; with its last version it ends."""

@@ -98,7 +98,7 @@ class TeasqDrop(Teasq):
         shares = self.shares(state, context)
         total, pull = self._pulls(state, shares, parts, vector, context)
         if self.rule is not None:
-            combined = self.combined(self.rule, state, vector, context)
+            combined = self.by_rule(state, vector, context)
             vector += pull * total * combined.direction
             remembering = replace(self.emptied(state), memory=combined.memory)
             return Step(remembering, vector, heard=combined.heard)

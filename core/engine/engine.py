@@ -34,6 +34,7 @@ from anabranch.core.effects import (
     Unbarred,
 )
 from anabranch.core.engine.admission import refusal_of, superseded
+from anabranch.core.engine.beforehand import Beforehand, LongPart
 from anabranch.core.engine.broadcast import Broadcast, BroadcastState
 from anabranch.core.engine.buffers import Buffers
 from anabranch.core.engine.changes import Changes
@@ -46,7 +47,7 @@ from anabranch.core.engine.outcome import outcome
 from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.planner import Applicant, Planner, PlannerState
 from anabranch.core.engine.settings import EngineSettings
-from anabranch.core.engine.stepping import stepped
+from anabranch.core.engine.stepping import as_given, stepped
 from anabranch.core.engine.strategy import Context, State, Step, Strategy, Sums, held, rejected
 from anabranch.core.model.chains import chain_for
 from anabranch.core.model.params import ParamSpec, Vector
@@ -99,13 +100,13 @@ class Engine:
 
     # --- the machine -------------------------------------------------------------------------
 
-    def handle(self, event: ev.Event) -> list[Effect]:
-        """Take one event, return the effects in order."""
+    def handle(self, event: ev.Event, beforehand: Beforehand | None = None) -> list[Effect]:
+        """Take one event, return the effects in order. `beforehand`: its `long_part`, if that was made."""
         match event:
             case ev.TaskAsked():
                 return self._asked(event)
             case ev.UpdateArrived():
-                return self._arrived(event)
+                return self._arrived(event, beforehand)
             case ev.LeaseRenewed():
                 return self._renewed(event)
             case ev.Ticked():
@@ -195,13 +196,37 @@ class Engine:
 
     # --- updates -----------------------------------------------------------------------------
 
-    def _arrived(self, event: ev.UpdateArrived) -> list[Effect]:
+    def long_in(self, now: float) -> int:
+        """Which one of the next updates, at least, has a long part; 0: none."""
+        long_in = getattr(self.strategy, "long_in", None)  # there are older ones of others
+        return 0 if long_in is None or self.cohorts is not None else long_in(self.state, self.context(now))
+
+    def long_part(self, event: ev.UpdateArrived) -> LongPart | None:
+        """What takes long of this update, if it were handled as things stand. Changes nothing."""
+        update, task = event.update, self.ledger.tasks.get(event.update.task_id)
+        context = self.context(event.now, update)
+        known = update.update_id in self.ledger.receipts
+        if known or event.flaw or not self.long_in(event.now) or objection(event, task, context, self):
+            return None
+        if self.strategy.needs_base:
+            context = replace(context, base=self._base(update.base_version))
+            if context.base is None:
+                return None
+        part = self.strategy.long_part(self.state, self.vector, update, context)
+        if part is None:
+            return None
+        given = as_given(update, context, self, self.vector).update
+        return LongPart(update.update_id, self.version, self.state, self.settings, lambda: part(given))
+
+    def _arrived(self, event: ev.UpdateArrived, beforehand: Beforehand | None) -> list[Effect]:
         update = event.update
         if (known := self.ledger.receipts.get(update.update_id)) is not None:
             self.counters.duplicates += 1
             return [repeated(event, known)]
         task = self.ledger.tasks.get(update.task_id)
         context = self.context(event.now, update)
+        if beforehand is not None and beforehand.part.fits(update.update_id, self):
+            context = replace(context, beforehand=beforehand.made)
         step = self._step(event, task, context)
         assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
         if self.in_parts and step.decision.verdict is not Verdict.REJECTED:

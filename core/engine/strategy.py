@@ -27,6 +27,7 @@ from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Update, Verdict
 
 State = Any
+LongPartOf = Callable[[Update], Any]
 
 
 class Sums(Protocol):
@@ -59,6 +60,7 @@ class Context:
     `clients` are the enrolled ones, in their order, as they are during the call. `spec` is the model's; it
     is never None in a run. `slowness` is a client's place among those whose speed is known, 0 the fastest,
     1 the slowest; None of others. `sums`: of a private run, whose strategy adds up by nothing else.
+    `beforehand`: what came of `long_part`, where that was made before the step.
     """
 
     now: float
@@ -72,6 +74,7 @@ class Context:
     slowness: Callable[[str], float | None] = lambda _: None
     sums: Sums | None = None
     part_changes: PartChanges = field(default_factory=PartChanges)
+    beforehand: Any = None
 
     def staleness_of(self, submodel: Submodel | None, base_version: int) -> int:
         """By how much an update is late by now: of some tensors only by versions that changed them."""
@@ -186,6 +189,17 @@ class Strategy(Protocol):
         """Take one valid update, of `context.staleness`; the step carries a decision."""
         ...
 
+    def long_part(self, state: State, vector: Vector, update: Update, context: Context) -> LongPartOf | None:
+        """What takes long of the step for an update that is like this one, but for the values of its delta.
+
+        It is called with the update itself, in any thread, and writes to no array. None: nothing does.
+        """
+        ...
+
+    def long_in(self, state: State, context: Context) -> int:
+        """The step of how many updates, at least, is the next one with a long part; 0: there is none."""
+        ...
+
     def on_lost(self, state: State, task: Task, context: Context) -> State:
         """A live task ended without an update of use. Writes to no array; only a timer can publish."""
         ...
@@ -256,6 +270,14 @@ class AsyncStrategy:
     def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """The configured local training, on the whole model."""
         return Plan(state, local)
+
+    def long_part(self, state: State, vector: Vector, update: Update, context: Context) -> LongPartOf | None:
+        """Nothing takes long."""
+        return None
+
+    def long_in(self, state: State, context: Context) -> int:
+        """Nothing takes long."""
+        return 0
 
     def on_lost(self, state: State, task: Task, context: Context) -> State:
         """Nobody waits for a lost task."""
