@@ -29,7 +29,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.growing import needed_for
-from anabranch.core.model.holdings import HeldPart, Holdings
+from anabranch.core.model.holdings import Holdings, since
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 from anabranch.core.model.updates import Task
@@ -243,7 +243,8 @@ class Models:
         made = make()
         sha256 = hashlib.sha256(made.data).hexdigest()
         start = "" if made.from_version is None else f"from{made.from_version}-"
-        start += f"{_named(wanted.holds)}-" if isinstance(wanted.holds, tuple) else ""
+        # Two wishes may get the same bytes, and each file is removed by itself.
+        start += f"{_named(wanted.holds)}-" if wanted.is_for_a_task and wanted.holds is not None else ""
         form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
         path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
         with open(path, "wb", opener=private) as file:
@@ -275,9 +276,9 @@ class Models:
         return ModelFile(wanted.version, path, path.stat().st_size, sha256, RAW)
 
 
-def _named(parts: tuple[HeldPart, ...]) -> str:
+def _named(holds: Holdings) -> str:
     """Of what is held, for a file that leads from it."""
-    text = " ".join(f"{held.version}:{held.part and _name(held.part)}" for held in parts)
+    text = " ".join(f"{held.version}:{held.part and _name(held.part)}" for held in since(holds, 0))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

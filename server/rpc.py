@@ -402,6 +402,7 @@ class Devices(DevicesServicer):
         is_known = request.HasField("newer_than") and version <= request.newer_than
         if not is_known or request.HasField("version"):
             self.run.models.keep(engine, wanted)
+            self.run.models.retain_parts(engine.ledger.tasks)  # a fetch is no event, and there may be many
         return wanted, bool(engine.finished) and version == newest
 
     def _chunks(self, file: ModelFile, offset: int, header: devices.ModelHeader) -> Iterator[ModelChunk]:

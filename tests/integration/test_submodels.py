@@ -239,6 +239,25 @@ def test_what_leads_from_parts_is_made_for_who_has_a_task(tmp_path: Path, manife
         assert (header.part_only, header.part) == (False, whole.parts[0])
 
 
+def test_files_for_tasks_are_bounded_though_nothing_happens_but_fetches(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """A device with a task may name one list of parts after the other."""
+    tables = {**DROP, "downlink": OWN}
+    with Served(server_config(tmp_path / "data", **tables), manifest, UNHELD) as served:
+        device = served.device(codecs=stages())
+        task = device.task()
+        for n in range(3 * PARTS_SPARE):
+            units = convert.submodel_to_proto(
+                unit_map(SPEC, [range(n % 7, 8 - n // 21 % 2), range(n % 3 + 1)])
+            )
+            parts = [devices.HeldPart(version=0, submodel=units)]
+            header, data = device.fetch(version=0, submodel=task.submodel, codecs=stages(), holds_parts=parts)
+            assert (header.part_only, len(data)) == (True, header.part.size_bytes)
+        served.model()  # whatever is to be written or removed was so before
+        assert 0 < len(list((tmp_path / "data").rglob("*-part-*"))) <= 2 * 1 + PARTS_SPARE
+
+
 def test_a_broken_download_of_a_part_of_the_log_goes_on_after_a_restart(
     tmp_path: Path, manifest: Manifest
 ) -> None:

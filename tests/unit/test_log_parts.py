@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from broadcasting import Run, motion, tensors
@@ -12,12 +17,13 @@ from anabranch.client.trainer import BaseModel
 from anabranch.compress.downloads import SNAPSHOT, SUM, Download, Downloads, apply_download, base_of
 from anabranch.compress.registry import STAGES, stages
 from anabranch.core.config.tables import merge
-from anabranch.core.errors import ConfigError, InvalidUpdate
+from anabranch.core.errors import ConfigError, InvalidUpdate, UnknownVersion
 from anabranch.core.model.holdings import HeldPart, Holdings, joined
 from anabranch.core.model.params import ParamSpec, Vector, digest
 from anabranch.core.model.submodels import TensorSet, UnitMap, scatter, tensor_set, unit_map
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.host.build import Blueprint
+from anabranch.server.models import PARTS_SPARE, ModelRequest, Models
 
 HIDDEN = UnitGroup("hidden", 40, (Member("first", 0), Member("first_bias", 0), Member("second", 1)))
 SPEC = ParamSpec.of(tensors(), (HIDDEN,))
@@ -130,19 +136,42 @@ def test_only_what_is_new_to_the_part_travels() -> None:
     assert len(device.wanted(low).data) < len(run.download(3).data) < len(first.data)
 
 
+def away_and_to_zero(run: Run) -> None:
+    """What leads there from versions 1 and 2 costs more than zeros do; one lineage all the way."""
+    run.publish(*motion(2))
+    run.publish(-run.engine.vector)
+    run.publish(*[np.zeros(SPEC.size, np.float32)] * 8)
+
+
 def test_the_part_whole_where_that_is_cheaper() -> None:
-    """What moved by fine steps from another place costs more than to say where it is."""
-    run = served()
-    run.publish(*[np.zeros(SPEC.size, np.float32)] * 12)
-    device, part = Follower(run), units(*range(40))
-    device.fetch(part)
-    here = run.engine.vector.copy()
-    run.publish(np.random.default_rng(0).normal(0, 0.2, SPEC.size).astype(np.float32))
-    run.publish(*[-run.engine.vector / 2 for _ in range(12)])
+    run, part = served(), units(*range(40))
+    away_and_to_zero(run)
+    device = Follower(run)
+    device.holds = (HeldPart(2, part),)
+    assert base_of(run.engine, 11, device.holds) == device.holds
     got = device.fetch(part)
     assert (got.codec, got.from_version, got.part_only) == (SNAPSHOT, None, True)
     device.check(part)
-    assert not np.array_equal(run.engine.vector, here)
+
+
+def test_a_file_outlives_another_of_the_same_bytes(tmp_path: Path) -> None:
+    """For who holds a version from which nothing leads cheaper, and for who holds none."""
+    run, part = served(), units(*range(40))
+    away_and_to_zero(run)
+    newest = run.engine.version
+    models = Models(tmp_path / "models", SPEC, run.frozen, own_parts=True)
+    others = [(HeldPart(newest, units(n)),) for n in range(PARTS_SPARE + 1)]
+    wanted = [ModelRequest(newest, "encoded", holds, part) for holds in (1, None, *others)]
+    for one in wanted:
+        models.keep(run.engine, one)
+    assert base_of(run.engine, newest, 1) == 1
+    oldest, other = (asyncio.run(models.get(one)) for one in wanted[:2])
+    assert (oldest.codec, oldest.sha256) == (SNAPSHOT, other.sha256)
+    models.retain_parts({"task": replace(run.ask(), submodel=part)})
+    models.close()
+    with pytest.raises(UnknownVersion):
+        asyncio.run(models.get(wanted[0]))
+    assert hashlib.sha256(other.path.read_bytes()).hexdigest() == other.sha256
 
 
 def test_a_frozen_tensor_comes_with_a_part_that_leads_from_nothing() -> None:
