@@ -44,7 +44,9 @@ def keep_model(
     `parts`: those that it is of, where it is no version.
     """
     frozen = {f"{FROZEN}{name}": array for name, array in model.frozen.items()}
-    facts = {"version": model.version, "head": model.head, "run_id": run_id, "layout_hash": spec.layout_hash}
+    # A release that knows no parts would take them for the version: of one without a head it fetches anew.
+    head = "" if parts else model.head
+    facts = {"version": model.version, "head": head, "run_id": run_id, "layout_hash": spec.layout_hash}
     if parts:
         facts[PARTS] = [[*held.to_json(), held.head] for held in parts]
     write_record(state_dir / HELD, Record({VECTOR: model.vector, **frozen}, facts), durable=False)
@@ -66,9 +68,10 @@ def kept(state_dir: Path, run_id: str, spec: ParamSpec) -> HeldModel[BaseModel]:
     # An earlier release kept a number as a row of one: such a model is fetched anew.
     if any(t.shape != frozen[t.name].shape for t in came):
         return NOTHING
-    head = str(record.facts.get("head", ""))  # an earlier release knew none: such a model is fetched anew
-    model = BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen, head=head)
     parts = tuple(_held_part(row, spec) for row in record.facts.get(PARTS, ()))
+    # An earlier release knew no heads: such a model is fetched anew.
+    head = parts[-1].head if parts else str(record.facts.get("head", ""))
+    model = BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen, head=head)
     return HeldModel(model.version, head, model, parts)
 
 

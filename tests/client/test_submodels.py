@@ -15,7 +15,7 @@ from wire import Served, server_config
 from anabranch.api.live_result import report_of_data
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
-from anabranch.client.held import VECTOR, kept_model
+from anabranch.client.held import PARTS, VECTOR, keep_model, kept, kept_model
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.memory import Memories
 from anabranch.client.messages import FetchedModel, PushAnswer
@@ -36,6 +36,7 @@ from anabranch.core.model.holdings import HeldPart, Holdings
 from anabranch.core.model.params import ParamSpec, Vector, dense
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
 from anabranch.core.model.updates import Ask, Task
+from anabranch.host.held import NOTHING
 from anabranch.protos import convert
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import write_manifest
@@ -296,6 +297,24 @@ def replica_of_task(f: Federation, task: Task) -> Vector:
     found = engine.broadcast.replica(engine.broadcast_state, task.base_version)
     assert found is not None
     return found
+
+
+def test_a_release_that_knows_no_parts_fetches_anew(tmp_path: Path) -> None:
+    """To it a file of held parts is one of a version without a head, as still older ones wrote them."""
+    mosaic = BaseModel(1, SPEC.flatten(first_weights()), {}, head="cd")
+    parts = HeldPart(0, EVEN, "ab"), HeldPart(1, ODD, "cd")
+    keep_model(tmp_path, mosaic, "run", SPEC, parts)
+    now = kept(tmp_path, "run", SPEC)
+    assert (now.version, now.head, now.parts, now.heads) == (1, "cd", parts, "ab+cd")
+    assert now.model is not None
+    assert now.model.head == "cd"
+    record = read_record(tmp_path / HELD)
+    assert record is not None
+    facts = {name: fact for name, fact in record.facts.items() if name != PARTS}
+    write_record(tmp_path / HELD, replace(record, facts=facts), durable=False)
+    then = kept(tmp_path, "run", SPEC)
+    assert (then.version, then.parts) == (1, ())
+    assert then.known_as("cd") is NOTHING
 
 
 def test_a_part_of_a_version_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
