@@ -95,11 +95,11 @@ class Versions:
             return Offer(model, full_bytes(part.small), part_only=True)
         if not self._adds:
             holds, part = holds if isinstance(holds, int) else None, None
+        adds = None if part is None else HeldPart(version, part)  # also where it is there: see `named`
         if has(holds, version, part):
-            return Offer(model, 0)
+            return Offer(model, 0, adds=adds)
         if (holds, part) not in self._sizes:
             self._sizes[holds, part] = len(self._download(holds, part).data)
-        adds = None if part is None else HeldPart(version, part)
         return Offer(model, self._sizes[holds, part], adds is not None, adds=adds)
 
     @property

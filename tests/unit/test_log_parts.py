@@ -24,6 +24,7 @@ from anabranch.core.model.submodels import TensorSet, UnitMap, scatter, tensor_s
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.host.build import Blueprint
 from anabranch.server.models import PARTS_SPARE, ModelRequest, Models
+from anabranch.simulation.versions import Versions
 
 HIDDEN = UnitGroup("hidden", 40, (Member("first", 0), Member("first_bias", 0), Member("second", 1)))
 SPEC = ParamSpec.of(tensors(), (HIDDEN,))
@@ -172,6 +173,20 @@ def test_a_file_outlives_another_of_the_same_bytes(tmp_path: Path) -> None:
     with pytest.raises(UnknownVersion):
         asyncio.run(models.get(wanted[0]))
     assert hashlib.sha256(other.path.read_bytes()).hexdigest() == other.sha256
+
+
+@pytest.mark.parametrize("has_it", ["whole", "as a part"])
+def test_who_has_another_version_of_that_number_fetches_its_part_in_simulations(has_it: str) -> None:
+    """After a restore: what it has was lost, so it takes what a live server sends who holds nothing."""
+    run, part = served(), units(*range(6))
+    run.publish(*motion(5))
+    holds: Holdings = 5 if has_it == "whole" else (HeldPart(5, part),)
+    versions = Versions(run.engine, run.frozen, own_parts=True)
+    offer = versions.named(versions.offer(holds, part), holds, part, "head of {}".format)
+    assert (offer.payload_bytes, offer.from_heads) == (0, "head of 5")
+    assert offer.whole_bytes == len(Follower(run).wanted(part, stages()).data)
+    assert offer.adds == HeldPart(5, part)
+    assert offer.adds.head == offer.head == "head of 5"
 
 
 def test_a_frozen_tensor_comes_with_a_part_that_leads_from_nothing() -> None:
