@@ -137,7 +137,7 @@ class RayExecutor:
 
     def __init__(self, source: ProblemSource, problem: Problem, workers: int) -> None:
         table = source.config.ray
-        self._ray = import_ray()
+        self._ray = import_ray("fleet.executor = 'ray'")
         self._started = not self._ray.is_initialized()
         if self._started:
             start_ray(self._ray, table)
@@ -197,13 +197,13 @@ def on_this_machine() -> dict[str, Any]:
     return {"address": "local", "include_dashboard": False, "runtime_env": environment}
 
 
-def import_ray() -> Any:
-    """Ray, which says nothing to its makers. Raises `ConfigError` where it is not installed."""
+def import_ray(asked: str) -> Any:
+    """Ray, which says nothing to its makers. Raises `ConfigError` where what was asked for lacks it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ConfigError(f"fleet.executor = 'ray' needs Ray: {how_to_install('ray')}") from error
+        raise ConfigError(f"{asked} needs Ray: {how_to_install('ray')}") from error
     return ray
 
 

@@ -34,15 +34,16 @@ class RunPool(Protocol):
 
 
 @contextmanager
-def run_pool(count: int, on: str, table: RayTable) -> Iterator[RunPool]:
+def run_pool(count: int, on: str, table: RayTable, shared: bool) -> Iterator[RunPool]:
     """So many runs at a time, in processes or as tasks of Ray's, each with what `table` reserves for it.
 
-    Raises `ConfigError` without Ray, or where it has no room for a run.
+    `shared`: other machines may have the folder of the runs. Raises `ConfigError` without Ray, or where it
+    has no room for a run, or machines that lack the folder.
     """
     if on == RAY:
         from anabranch.api.ray_runs import ray_runs  # imports Ray's executor
 
-        with ray_runs(count, table) as runs:
+        with ray_runs(count, table, shared) as runs:
             yield runs
     else:
         with run_processes(count) as pool:

@@ -129,7 +129,7 @@ def sweep(
         parallel: Processes that simulate, a run at a time each. Apps and strategies then come from files.
         on: `processes` of this machine, or `ray`: each run is a task of Ray's, with what `[ray]` says of an
             actor, here or at `[ray] address`. A run whose machine dies goes on where it was. On a cluster
-            `out` must be a folder that all machines have.
+            of several machines give `out`, a folder that all of them have.
         progress: Show a bar with the time left, on standard error.
         objects: The other arguments of `simulate`, `settings` among them, for all runs alike.
 
@@ -256,7 +256,7 @@ def _carry_out(jobs: Sequence[SweepJob], parallel: int, on: str, bar: LiveBar) -
         return
     if on == PROCESSES:
         check_seen((job.app for job in jobs), f"sweep(parallel={parallel})")
-    with run_pool(parallel, on, jobs[0].config.ray) as pool:
+    with run_pool(parallel, on, jobs[0].config.ray, shared=jobs[0].keep_payloads) as pool:
         futures = [pool.submit(carry_out, job) for job in jobs]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()

@@ -205,7 +205,7 @@ def carry_tuning(
     asked.check()
     temporary = TemporaryFolder("anabranch-tune-") if out is None else None
     folder = temporary.path if temporary else Path(out or "")
-    return replace(TuneRun(asked, folder, tell).run(), holds=temporary)
+    return replace(TuneRun(asked, folder, tell, shared=out is not None).run(), holds=temporary)
 
 
 class TuneRequest:
@@ -294,10 +294,10 @@ class TuneRequest:
 
 
 class TuneRun:
-    """A tuning under way in its folder."""
+    """A tuning under way in its folder, which other machines may have where it is `shared`."""
 
-    def __init__(self, asked: TuneRequest, folder: Path, tell: Tell) -> None:
-        self._asked, self._folder, self._tell = asked, folder, tell
+    def __init__(self, asked: TuneRequest, folder: Path, tell: Tell, shared: bool) -> None:
+        self._asked, self._folder, self._tell, self._shared = asked, folder, tell, shared
         self._ranges = list(asked.ranges)
         self._choices = self._dealt()
         self._halving = Halving(len(self._choices), asked.seeds)
@@ -309,7 +309,7 @@ class TuneRun:
         """To its end; what is on record is not run again."""
         parallel, on = self._asked.table.parallel, self._asked.table.on
         self._tell(TuneProgress(0.0, f"{self._halving.trials} trials, {len(self._asked.seeds)} seeds each"))
-        pool = run_pool(parallel, on, self._asked.base.ray)
+        pool = run_pool(parallel, on, self._asked.base.ray, self._shared)
         with nullcontext() if parallel == 1 and on == PROCESSES else pool as self._pool:
             best = self._best()
         self._tell(TuneProgress(1.0, "done"))

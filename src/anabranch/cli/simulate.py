@@ -49,6 +49,7 @@ from anabranch.core.model.chains import AUTO
 from anabranch.reports.folders import claimed
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import count_text, duration_text
+from anabranch.simulation.executors.names import RAY
 from anabranch.simulation.run import RunProgress
 
 Seconds = Annotated[
@@ -60,7 +61,9 @@ ExecutorName = Annotated[
 Workers = Annotated[
     int, typer.Option(help="Worker processes (or actors of Ray) that train; 0: this process.", min=0)
 ]
-RayAddress = Annotated[str | None, typer.Option(help="A cluster of Ray, for its executor (ray.address).")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A cluster of Ray, for its executor or whole runs (ray.address).")
+]
 Seeds = Annotated[
     str | None,
     typer.Option(help="A run for each seed, side by side; again goes on.", metavar="0..4|1,3,7"),
@@ -121,7 +124,8 @@ def simulate(
     presets, chosen, swept, of_app = _begun(source, flower)
     chosen += option_layers(strategy=strategy, updates=updates, versions=versions, seconds=seconds)
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
-    chosen += option_layers(executor="ray" if ray_address and not on else executor, ray_address=ray_address)
+    whole = (on or (swept and swept.on)) == RAY  # it carries out whole runs, and none asks for more of it
+    chosen += option_layers(executor=RAY if ray_address and not whole else executor, ray_address=ray_address)
     settings = load_run(None, overrides or (), presets, chosen)
     settings, said = with_end(settings) if of_app else (settings, "")
     if said:
