@@ -213,13 +213,13 @@ class Models:
             raise UnknownVersion(
                 f"version {wanted.version} is not held: ask for a task, or for the newest version"
             )
-        return future.result() if future.done() else await asyncio.wrap_future(future)
+        return future.result() if future.done() else await _shared(future)
 
     async def part(self, part_id: int) -> ModelFile:
         """What travels apart, as a file for all versions. Raises `UnknownVersion` for any other part."""
         if part_id != PART or self._apart is None:
             raise unknown_part(part_id, self.spec, self._frozen_served)
-        return await asyncio.wrap_future(self._apart)
+        return await _shared(self._apart)
 
     def close(self) -> None:
         """Finish what is being written."""
@@ -274,6 +274,11 @@ class Models:
             path.unlink()
             raise UnknownVersion(f"version {wanted.version} is not held: its file was cut short by a crash")
         return ModelFile(wanted.version, path, path.stat().st_size, sha256, RAW)
+
+
+async def _shared(future: Future[ModelFile]) -> ModelFile:
+    """What comes of a future that is not this caller's alone: who goes does not cancel it for others."""
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _named(holds: Holdings) -> str:

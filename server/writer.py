@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -28,6 +28,7 @@ from anabranch.core.retention import ALL, Keep
 from anabranch.host.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call
 from anabranch.server.failpoints import reach
+from anabranch.server.glance import Glance
 from anabranch.server.history import History, head_at
 from anabranch.server.metrics import Metrics
 from anabranch.server.models import Models
@@ -241,7 +242,7 @@ class Writer:
             if call.event is not None:
                 self.metrics.queue_wait_s.add(now - call.queued_at)
         try:
-            self.glance = await loop.run_in_executor(self._thread, self._books.commit, everybody, wait)
+            self.glance = await loop.run_in_executor(self._thread, self._commit, everybody, wait)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be logged after it
             self._fail(everybody, error)
             return
@@ -261,6 +262,13 @@ class Writer:
         # One that waits already is late enough; another would be due at once, and wait as well.
         waits = any(isinstance(call.event, ev.Ticked | ev.Returned) for call in self._waiting)
         self._schedule(None if waits else deadline, RETRY_FULL_DISK_S if full else 0.0)
+
+    def _commit(self, calls: list[Call], wait: bool) -> Glance:
+        """In the writer's thread. Raises what no restart may ignore."""
+        try:
+            return self._books.commit(calls, wait)
+        except CancelledError as error:  # asyncio would take it for the end of the writer's own task, unheard
+            raise RuntimeError("what a commit needed was cancelled") from error
 
     def _has_returned(self, error: BaseException | None) -> None:
         """Say once that the log has no room for the return, and once that it had."""

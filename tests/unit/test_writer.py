@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -69,14 +70,21 @@ def enrolled(number: int) -> ev.Enrolled:
     return ev.Enrolled(1e12 + number, f"c{number}", Capability())
 
 
-def test_all_that_waits_for_a_writer_that_fails_is_told_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(StoreError("the disk is gone"), "the disk is gone"), (CancelledError(), "was cancelled")],
+    ids=["store", "cancelled"],
+)
+def test_all_that_waits_for_a_writer_that_fails_is_told_so(
+    tmp_path: Path, error: Exception, why: str
+) -> None:
     store, at_work, go = Watched(), threading.Event(), threading.Event()
     desk = Desk(store, tmp_path, settings())
 
     def fail() -> None:
         at_work.set()
         assert go.wait(WAIT_S)
-        raise StoreError("the disk is gone")
+        raise error
 
     async def run() -> list[Any]:
         writer, store.before = writer_of(desk), fail
@@ -88,7 +96,7 @@ def test_all_that_waits_for_a_writer_that_fails_is_told_so(tmp_path: Path) -> No
         go.set()
         calls = [first, *waiting, looking]
         told = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), WAIT_S)
-        with pytest.raises(Unavailable, match="the disk is gone"):
+        with pytest.raises(Unavailable, match=why):
             await writer.submit(enrolled(9))
         await writer.close()
         return told
