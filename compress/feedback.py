@@ -147,7 +147,7 @@ class Uplink:
 
 
 def make_uplink(text: str) -> Uplink:
-    """The uplink of a task: `raw`, a chain, or `ef(0.9)|` and one, or `momentum(0.9)` and one, or none.
+    """The uplink of a task: `raw`, a chain, or `ef(0.9)|` and one, or `momentum(0.5)` and one, or none.
 
     Raises `UnknownCodec`.
     """
@@ -168,7 +168,7 @@ def _share(stage: str, rest: list[str]) -> float:
     if not 0 <= share < 1 or any(text.partition("(")[0] == FEEDBACK for text in rest):
         raise UnknownCodec(
             f"codec {'|'.join((stage, *rest))}: write momentum(share)|chain with a share from 0 to less than "
-            "1, such as momentum(0.9)|int8, and no ef: a device has one memory"
+            "1, such as momentum(0.5)|int8, and no ef: a device has one memory"
         )
     return share
 

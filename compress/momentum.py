@@ -8,6 +8,9 @@
 
     m <- beta m + (1 - beta) Delta       where it has sent something before, else m <- Delta
 
+A device that sent nothing of a coordinate has a 0 there, and so has one that sent a 0: its next value goes
+whole. That is a departure: by the recurrence it would be (1 - beta) Delta.
+
 The noise of the batches averages out, so honest updates lie nearer to each other and a hostile one has less
 room to hide in. What each device sends lags behind its training in turn. The wire has the chain behind it.
 

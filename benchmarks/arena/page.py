@@ -59,10 +59,13 @@ Made by `python -m benchmarks.arena page` of what `python -m benchmarks.arena ru
 was not run.
 
 {DEVICES} devices, {HORIZON_S:g} virtual seconds, measured {EVALUATIONS} times. A task is ten local steps; the
-slowest device's takes 5 s, the fastest's a fifth of that (speed-shards-20: a twentieth). In `compute` cells
+slowest device's takes 5 s, the fastest's a fifth of that (speed-shards-20: a twentieth). `dirichlet`: devices
+have labels in unequal shares. `speed-shards`: data go with speed, devices of like speed have like classes.
+In `compute` cells
 links are fast; in `link` cells a model's way up takes about as long as its training. `leavers`:
 {LEAVERS:.0%} of the devices leave for good, each at a random moment. At most {CAP} devices train at a
-time, who has waited longest first; rounds, FedCompass and `all at once` have no such bound. `raw`: everything
+time, who has waited longest first; rounds, FedCompass and `all at once` have no such bound. Rounds wait for
+all of their cohort, without over-selection or a deadline. `raw`: everything
 travels whole. `{SPARSE}`: up `{_chain("uplink")}`,
 down `{_chain("downlink")}`, the same for all. `own`: the strategy's own compression.
 

@@ -86,10 +86,14 @@ def _rows(
 ROUNDS: dict[str, Any] = {"name": "fedavg", "over_selection": 1.0, "deadline_s": 0.0}
 COHORTS = Axis("strategy.clients_per_round", (10, 20, 40), least=1, most=100, whole=True)
 SIZES = (5, 10, 20)
+# As a published reimplementation of DiLoCo sets them; the device's rate is tuned beside them.
+NESTEROV: dict[str, Any] = {"outer": {"name": "nesterov", "lr": 0.7, "momentum": 0.9}}
 GROWTHS = _values("growth", 0.01, 0.02, 0.04, most=0.9)
 
 TUNED = [
     *_rows("fedavg", COHORTS, RAW, SPARSE, capped=False, **ROUNDS),
+    *_rows("fedavg, Nesterov", COHORTS, RAW, capped=False, **ROUNDS, **NESTEROV),
+    *_rows("fedbuff, Nesterov", _whole("buffer_size", *SIZES), RAW, name="fedbuff", **NESTEROV),
     *_rows("fedasync", _values("alpha", 0.2, 0.4, 0.8, most=1.0), RAW, SPARSE),
     *_rows("fedbuff", _whole("buffer_size", *SIZES), RAW, SPARSE),
     *_rows(
@@ -115,8 +119,12 @@ HALF, GROWTH = 0.5, 0.04  # `growth` by a look at tuning seeds; its default, 0.0
 NUMBERS = Axis("server.concurrency", (20, 40, 80), least=1, most=100, whole=True)
 NUMBERED = Grid((Axis("client.learning_rate", (0.2, 0.4)), _whole("buffer_size", 10, 20), NUMBERS))
 TUNED += [
-    Row(f"{name}, 20 to 80 at a time, half as long", RAW, NUMBERED, {"name": name} | more, HALF)
-    for name, more in (("fedbuff", {}), ("annealed", {"growth": GROWTH}))
+    Row(f"{row}, 20 to 80 at a time, half as long", RAW, NUMBERED, more, HALF)
+    for row, more in (
+        ("fedbuff", {"name": "fedbuff"}),
+        ("fedbuff, Nesterov", {"name": "fedbuff"} | NESTEROV),
+        ("annealed", {"name": "annealed", "growth": GROWTH}),
+    )
 ]
 LONG = 3.0  # times as long: what a strategy comes to that is given the time
 ROWS = [

@@ -31,7 +31,7 @@ def ef(decay: float = 0.9) -> CodecText:
     return _stage("ef", decay)
 
 
-def momentum(share: float = 0.9) -> CodecText:
+def momentum(share: float = 0.5) -> CodecText:
     """Momentum before a chain, or alone: a share `share` of what a device sends is what it sent last."""
     return _stage("momentum", share)
 
