@@ -209,7 +209,7 @@ OWN = {"codec": "log(1)", "parts": "own"}
 
 def test_what_leads_from_parts_is_made_for_who_has_a_task(tmp_path: Path, manifest: Manifest) -> None:
     """Else whoever can reach the server could fill its disk, one list of parts after the other."""
-    with Served(server_config(tmp_path / "data", **DROP, downlink=OWN), manifest) as served:
+    with Served(server_config(tmp_path / "data", **DROP, downlink=OWN), manifest, UNHELD) as served:
         device, other = served.device(codecs=stages()), served.device("other", stages())
         task = device.task()
         part = part_of(device, task)
