@@ -28,7 +28,7 @@ grid, the log and the dead zone of 0.6 are ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -167,17 +167,27 @@ class DeltaLog:
 
     def replica32(self, state: DeltaLogState, version: int) -> Vector | None:
         """The same in float32."""
-        place = self.place(state, version)
-        if place is None:
+        if self.place(state, version) is None:
             return state.kept.get(str(version))
-        later = range(place, len(state.entries))
-        known = ((n, p) for n in later if (p := self._remembered(state, n)) is not None)
-        start, p = next(known, (len(state.entries), state.replica))
-        for entry in reversed(state.entries[place:start]):
-            p = moved(p, read_message(entry.data, self.layout), self.layout, back=True)
-        if 0 < place < start:
-            self._remember(version, state.entries[place - 1], p)
-        return p
+        return next(self.replicas_back(state, [version]))
+
+    def replicas_back(self, state: DeltaLogState, versions: Iterable[int]) -> Iterator[Vector]:
+        """P in float32 of each of these versions, none above the one before it; all must be in the log.
+
+        One pass back through the log. It holds one replica at a time and does not write on it.
+        """
+        start, p = len(state.entries), state.replica
+        for version in versions:
+            place = self.place(state, version)
+            assert place is not None, "the version is in the log"
+            known = ((n, q) for n in range(place, start) if (q := self._remembered(state, n)) is not None)
+            start, p = next(known, (start, p))
+            for entry in reversed(state.entries[place:start]):
+                p = moved(p, read_message(entry.data, self.layout), self.layout, back=True)
+            if 0 < place < start:
+                self._remember(version, state.entries[place - 1], p)
+            start = place
+            yield p
 
     def squash(self, state: DeltaLogState, version: int, holds: int) -> bytes:
         """One message for all that lead from `holds` to `version`; both must be in the log.

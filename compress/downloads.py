@@ -210,11 +210,11 @@ class Downloads:
         """What a device has, float32 (size,); zero where it has nothing."""
         if isinstance(base, int):
             return _known(log.replica32(state, base))
-        found = np.zeros(self.spec.size, np.float32)
-        # From the newest on, so that each replica leads back from the one before it.
-        replicas = {held.version: log.replica32(state, held.version) for held in reversed(base or ())}
-        for held in base or ():
-            scatter(gathered(_known(replicas[held.version]), held.part), found, held.part)
+        found, lacking = np.zeros(self.spec.size, np.float32), np.ones(self.spec.size, np.bool_)
+        newest_first = (base or ())[::-1]
+        replicas = log.replicas_back(state, (held.version for held in newest_first))
+        for held in newest_first:  # no replica has a name here: one is in memory at a time
+            _fill(found, lacking, next(replicas), held.part)
         return found
 
     def _delta(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int) -> tuple[str, bytes]:
@@ -307,6 +307,14 @@ def _length(view: memoryview, at: int) -> tuple[int]:
         raise InvalidUpdate(f"payload ends after {len(view)} bytes, in the middle of a length")
     (length,) = LENGTH.unpack_from(view, at)
     return (int(length),)
+
+
+def _fill(found: Vector, lacking: Array, replica: Vector, part: UnitMap | TensorSet | None) -> None:
+    """Write a part of a replica where `found` has nothing yet: what a later part has counts."""
+    values = gathered(found, part)
+    np.copyto(values, gathered(replica, part), where=gathered(lacking, part))
+    scatter(values, found, part)
+    scatter(np.zeros_like(lacking, shape=values.size), lacking, part)
 
 
 def _known(replica: Vector | None) -> Vector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.client.trainer import BaseModel
+from anabranch.compress.delta_log import DeltaLog
 from anabranch.compress.downloads import SNAPSHOT, SUM, Download, Downloads, apply_download, base_of
+from anabranch.compress.recent import Recent
 from anabranch.compress.registry import STAGES, stages
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError, InvalidUpdate, UnknownVersion
@@ -187,6 +190,34 @@ def test_who_has_another_version_of_that_number_fetches_its_part_in_simulations(
     assert offer.whole_bytes == len(Follower(run).wanted(part, stages()).data)
     assert offer.adds == HeldPart(5, part)
     assert offer.adds.head == offer.head == "head of 5"
+
+
+def test_a_mosaic_of_eight_versions_takes_the_memory_of_few_models() -> None:
+    """Its replicas are made one after the other: all at once they took more than eleven models."""
+    group = UnitGroup("rows", 600, (Member("w", 0),))
+    spec = ParamSpec.of({"w": np.zeros((600, 600), np.float32)}, (group,))
+    log, moves = DeltaLog(spec, 2.0), motion(16, spec.size, 0.1)
+    log._recent = Recent(0)  # as with models that are too large to be remembered
+    state = log.init(8 * moves[0])
+    for version, move in enumerate(moves[1:], 1):
+        state = log.publish(state, version, state.replica + move, ())
+    parts = [units(*range(n, 600, 2 + n % 2), spec=spec) for n in range(8)]
+    base = tuple(HeldPart(2 * n, part) for n, part in enumerate(parts))
+    expected = np.zeros(spec.size, np.float32)
+    for held in base:
+        replica = log.replica(state, held.version)
+        assert replica is not None
+        assert held.part is not None
+        expected[held.part.indices] = replica[held.part.indices]
+    downloads = Downloads(spec, {}, own_parts=True)
+    tracemalloc.start()
+    try:
+        found = downloads._mosaic(log, state, base)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.tobytes() == expected.tobytes()
+    assert peak < 7 * spec.size * 4
 
 
 def test_a_frozen_tensor_comes_with_a_part_that_leads_from_nothing() -> None:
