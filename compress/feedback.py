@@ -91,10 +91,9 @@ class Uplink:
 
         None: there is nothing to remember. Raises `InvalidUpdate` where the delta is not finite.
         """
-        layout = Layout.of(spec, submodel)
-        notes = {} if memory is None else dict(memory.notes)
         if self.share is not None:
             return self._averaged(delta, spec, submodel, memory, seed, base_version)
+        layout, notes = Layout.of(spec, submodel), {} if memory is None else dict(memory.notes)
         if self.decay is None:
             data = self.codec.encode(delta, layout, seed, notes)
             return data, Memory(np.empty(0, np.float32), base_version, notes=notes) if notes else None
@@ -159,12 +158,17 @@ def _check_finite(delta: Vector) -> None:
         raise InvalidUpdate("the delta has values that are not finite: the training has diverged")
 
 
-def _share(stage: str, rest: list[str]) -> float:
+def _argument(stage: str) -> float:
+    """The one number of a stage; -1, which no stage takes, where it has none or several."""
     (parsed,) = parse_chain(stage)
     try:
-        share = float(parsed.arguments[0]) if len(parsed.arguments) == 1 else -1.0
+        return float(parsed.arguments[0]) if len(parsed.arguments) == 1 else -1.0
     except ValueError:
-        share = -1.0
+        return -1.0
+
+
+def _share(stage: str, rest: list[str]) -> float:
+    share = _argument(stage)
     if not 0 <= share < 1 or any(text.partition("(")[0] == FEEDBACK for text in rest):
         raise UnknownCodec(
             f"codec {'|'.join((stage, *rest))}: write momentum(share)|chain with a share from 0 to less than "
@@ -174,11 +178,7 @@ def _share(stage: str, rest: list[str]) -> float:
 
 
 def _decay(stage: str, rest: list[str]) -> float:
-    (parsed,) = parse_chain(stage)
-    try:
-        decay = float(parsed.arguments[0]) if len(parsed.arguments) == 1 else -1.0
-    except ValueError:
-        decay = -1.0
+    decay = _argument(stage)
     if not 0 <= decay <= 1 or not rest:
         raise UnknownCodec(
             f"codec {stage}: write ef(decay)|chain with a decay from 0 to 1, such as ef(0.9)|int4"
