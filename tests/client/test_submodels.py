@@ -120,6 +120,20 @@ def held(f: Federation) -> BaseModel | None:
     return kept_model(f.folder / "a", f.server.run_id, f.server.spec)
 
 
+def lose_a_result(f: Federation, transport: Any) -> None:
+    """A device trains, dies, and its result is gone: the version stays what it was."""
+
+    def crash(kind: str, **data: Any) -> None:
+        if kind == "trained":
+            raise Crash
+
+    with pytest.raises(Crash):
+        f.agent(transport, on_event=crash).run()
+    box = Outbox(f.folder / "a" / "outbox")
+    for update_id in box.pending():
+        box.remove(update_id)
+
+
 def map_of(entry: UpdateEntry) -> Submodel | None:
     return None if entry.submodel is None else convert.submodel_from_proto(entry.submodel, SPEC)
 
@@ -195,19 +209,10 @@ def test_whole_and_part_tasks_in_turn(tmp_path: Path) -> None:
 def test_a_device_that_has_the_version_whole_fetches_no_part_of_it(tmp_path: Path) -> None:
     f = federation(tmp_path, None, EVEN)
     transport = Listening(f.server)
-
-    def crash(kind: str, **data: Any) -> None:
-        if kind == "trained":
-            raise Crash
-
-    with pytest.raises(Crash):
-        f.agent(transport, on_event=crash).run()
+    lose_a_result(f, transport)
     kept = held(f)
     assert kept is not None
     assert kept.version == 0
-    box = Outbox(f.folder / "a" / "outbox")
-    for update_id in box.pending():
-        box.remove(update_id)  # the result is lost, so the version stays what it was
     summary = f.agent(transport, seed=8, tasks_max=1).run()
     assert [task.submodel for task in transport.tasks] == [None, EVEN]
     assert (len(transport.fetches), summary.downlink_bytes) == (1, 0)
@@ -320,16 +325,7 @@ def test_a_release_that_knows_no_parts_fetches_anew(tmp_path: Path) -> None:
 def test_a_part_of_a_version_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
     f = federation(tmp_path, EVEN, downlink=OWN)
     transport = Listening(f.server)
-
-    def crash(kind: str, **data: Any) -> None:
-        if kind == "trained":
-            raise Crash
-
-    with pytest.raises(Crash):
-        f.agent(transport, on_event=crash).run()
-    box = Outbox(f.folder / "a" / "outbox")
-    for update_id in box.pending():
-        box.remove(update_id)
+    lose_a_result(f, transport)
     summary = f.agent(transport, seed=8, tasks_max=1).run()
     assert (len(transport.fetches), summary.downlink_bytes) == (1, 0)
     base = BaseModel(0, replica_of_task(f, transport.tasks[1]), {})
