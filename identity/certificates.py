@@ -76,7 +76,7 @@ def read_key(pem: bytes, where: str) -> Key:
     """The inverse of `key_pem`. Raises `ConfigError`, naming `where` it was read."""
     try:
         key = serialization.load_pem_private_key(pem, None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{where}: the private key cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{where}: the private key is not of P-256")
@@ -95,12 +95,13 @@ def certificate_der(certificate: x509.Certificate) -> bytes:
 
 def read_certificate(data: bytes, where: str) -> x509.Certificate:
     """A certificate of PEM or DER. Raises `ConfigError`, naming `where` it was read."""
+    is_pem = data.lstrip().startswith(b"-----")
     try:
-        if data.lstrip().startswith(b"-----"):
-            return x509.load_pem_x509_certificate(data)
-        return x509.load_der_x509_certificate(data)
-    except ValueError as error:
+        certificate = (x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate)(data)
+        certificate.public_key()  # it is read when it is asked for, and may be damaged where all else is not
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ConfigError(f"{where}: the certificate cannot be read: {error}") from error
+    return certificate
 
 
 def fingerprint(certificate: x509.Certificate) -> str:

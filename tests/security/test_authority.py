@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 
 from anabranch.core.errors import ClocksDisagree, ConfigError, InvalidUpdate, NotAuthenticated, NotPermitted
 from anabranch.identity.authority import DAY_S, Authority
-from anabranch.identity.certificates import Kind, certificate_der, new_key, peer_of, signing_request
+from anabranch.identity.certificates import (
+    Kind,
+    certificate_der,
+    certificate_pem,
+    key_pem,
+    new_key,
+    peer_of,
+    read_certificate,
+    read_key,
+    signing_request,
+)
 from anabranch.identity.wallet import Wallet, joining_key, read_wallet
 
 
@@ -194,6 +204,27 @@ def test_a_damaged_authority_says_so(authority: Authority, tmp_path: Path, damag
             register.close()
     with pytest.raises(ConfigError, match=str(folder)):
         Authority.open(folder)
+
+
+# The library warns of damage that it reads all the same: that is for the signature to tell.
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+def test_a_bit_that_flips_in_a_paper_names_the_file(authority: Authority) -> None:
+    """What it leaves is read, or is refused by name: as PEM, of which some bits say nothing, and as DER."""
+    certificate, key = authority.certificate, new_key()
+    for whole, read in (
+        (certificate_der(certificate), read_certificate),
+        (certificate_pem(certificate), read_certificate),
+        (key_pem(key), read_key),
+    ):
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            said = "the paper: the "
+            try:
+                read(bytes(damaged), "the paper").public_key()
+            except ConfigError as error:
+                said = str(error)
+            assert said.startswith("the paper: the ")
 
 
 def test_the_list_of_members(authority: Authority, tmp_path: Path) -> None:
