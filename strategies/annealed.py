@@ -9,9 +9,11 @@
 | tau_i   | context.staleness | versions since device i started                                |
 | Delta_i | update.delta      | w_i - w_base of device i                                       |
 | eta     | server_lr         | server learning rate                                           |
+| -       | outer             | another server optimiser, in its place                         |
 
     K = max(K_0, floor(rho n))
-    w <- w + eta sum_i s(tau_i) Delta_i / sum_i s(tau_i)
+    D = sum_i s(tau_i) Delta_i / sum_i s(tau_i)
+    w <- w + eta D
 
 FedBuff's K decides two things: how often the model moves, and how much of one step is the luck of who has
 come. A young model gains by moving often, an old one is shaken by it. Here K grows with the run, by what it
@@ -35,7 +37,7 @@ from anabranch.core.model.params import Vector
 from anabranch.core.model.submodels import add_to_part
 from anabranch.core.model.updates import Update
 from anabranch.strategies.buffer import Aggregate, BufferState, BufferStrategy, averaged, counted
-from anabranch.strategies.optimisers import Optimiser, Sgd
+from anabranch.strategies.optimisers import Optimiser, Sgd, outer_in_place
 from anabranch.strategies.parameters import AT_LEAST_ONE, LESS_THAN_ONE, NOT_NEGATIVE, POSITIVE
 
 
@@ -63,11 +65,12 @@ class Annealed(BufferStrategy):
     server_lr: Annotated[float, POSITIVE] = 1.0
     flush_s: Annotated[float, NOT_NEGATIVE] = 0.0
     staleness: Mapping[str, Any] = field(default_factory=lambda: {"name": "polynomial", "a": 0.5})
+    outer: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def optimiser(self) -> Optimiser:
-        """Plain, by eta."""
-        return Sgd(self.server_lr)
+        """Plain, by eta, or `outer`."""
+        return outer_in_place(self, {"server_lr": "lr"}, Sgd(self.server_lr))
 
     def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
         """Add s(tau_i) Delta_i to the buffer."""

@@ -39,7 +39,7 @@ from anabranch.strategies.robust.rule import Combined, combine
 
 @dataclass(frozen=True)
 class BufferState:
-    """`buffer`: sum of weight_i Delta_i, shape (size,); `moment`, `second`, `decayed`: of the optimiser.
+    """`buffer`: sum of weight_i Delta_i, shape (size,); `moment`, `second` and more: of the optimiser.
 
     `covered`: how many updates there are of each coordinate; None as long as all are of the whole model. With
     a rule `buffer` is empty, `rows` has the updates, and `memory` what the rule remembers.
@@ -54,6 +54,7 @@ class BufferState:
     second: Vector | None = field(default=None, metadata=LATER_KEY)
     decayed: Vector | None = field(default=None, metadata=LATER_KEY)
     covered: Vector | None = field(default=None, metadata=LATER_KEY)
+    steps: Vector | None = field(default=None, metadata=LATER_KEY)
 
 
 class Aggregate(NamedTuple):

@@ -60,7 +60,8 @@ class FedAvgState:
     `total` = sum_i n_i Delta_i, shape (size,). `covered` = sum_i n_i for each coordinate; empty as long as
     all updates are of the whole model. `cohort` may take part (None: anybody, round 0), `members` have got
     their task, `answered` have been counted. With a rule `total` is empty, `rows` has the updates, and
-    `memory` what the rule remembers. `moment`, `second` and `decayed` are the optimiser's.
+    `memory` what the rule remembers. `moment`, `second`, `decayed` and `steps` are the
+    optimiser's.
     """
 
     total: Vector
@@ -76,6 +77,7 @@ class FedAvgState:
     moment: Vector | None = field(default=None, metadata=LATER_KEY)
     second: Vector | None = field(default=None, metadata=LATER_KEY)
     decayed: Vector | None = field(default=None, metadata=LATER_KEY)
+    steps: Vector | None = field(default=None, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from anabranch.core.config.tables import NO_KEY
-from anabranch.core.errors import ConfigError
 from anabranch.strategies.buffer import BufferStrategy
-from anabranch.strategies.optimisers import Momentum, Optimiser, make_outer
+from anabranch.strategies.optimisers import Momentum, Optimiser, outer_in_place
 from anabranch.strategies.parameters import AT_LEAST_ONE, LESS_THAN_ONE, NOT_NEGATIVE, POSITIVE
 from anabranch.strategies.robust.rule import Rule
 
@@ -57,12 +56,5 @@ class FedBuff(BufferStrategy):
     @property
     def optimiser(self) -> Optimiser:
         """By eta_g and beta, or by `outer`."""
-        if not self.outer:
-            return Momentum(self.server_lr, self.momentum)
-        for key, inside in (("momentum", "momentum"), ("server_lr", "lr")):
-            if getattr(self, key) != getattr(FedBuff, key):
-                raise ConfigError(
-                    f"strategy.{key} and strategy.outer are both set: "
-                    f"leave {key} out, and write {inside} into outer"
-                )
-        return make_outer(self.outer)
+        own = {"momentum": "momentum", "server_lr": "lr"}
+        return outer_in_place(self, own, Momentum(self.server_lr, self.momentum))

@@ -8,18 +8,26 @@
 | b2     | beta2      | how much of the mean square stays                            |
 | m, v   | moment,    | direction and mean square, zeros at first                    |
 |        | second     |                                                              |
+| t      | steps      | steps so far, this one with them                             |
 
     sgd       w <- w + lr D
     momentum  m <- mu m + D;  w <- w + lr m
     nesterov  m <- mu m + D;  w <- w + lr (D + mu m)
     adam      m <- mu m + (1 - mu) D;  v <- b2 v + (1 - b2) D^2
               w <- w + lr m / (1 - mu^t) / (sqrt(v / (1 - b2^t)) + eps)
+    schedule_free
+              g = m + lr D;  m <- (1 - 1/t) g;  w <- w + lr (1 - mu) D + mu g / t
+
+The last is written with z, which takes the steps, x, the mean of all z, and w = (1 - mu) z + mu x between
+them, at which devices train: here m = z - x, so that one vector is remembered. It is a momentum whose memory
+is as long as the run, whose steps become shorter by themselves.
 
 Where updates are of parts of the model, a coordinate that none of them covers stays as it is, and so do its
 m, v and t: they are of each coordinate, and no direction fades that nobody has looked at.
 
 Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, for optimisers at the server; Nesterov's
-is that of `torch.optim.SGD(nesterov=True)` on -D, as DiLoCo's published code has it.
+is that of `torch.optim.SGD(nesterov=True)` on -D, as DiLoCo's published code has it. Defazio et al., "The
+road less scheduled", NeurIPS 2024, for schedule_free, which is of gradients there; at a server it is ours.
 """
 
 from __future__ import annotations
@@ -151,7 +159,36 @@ class Adam(Sgd):
         return squares
 
 
-OPTIMISERS: dict[str, type[Sgd]] = {"sgd": Sgd, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam}
+@dataclass(frozen=True)
+class ScheduleFree(Sgd):
+    """Devices train between the points that take the steps and the mean of these, to which `moment` leads.
+
+    `steps`: t, shape (1,), or (size,) where some coordinates have had fewer.
+    """
+
+    momentum: Annotated[float, LESS_THAN_ONE] = 0.9
+
+    def init(self, vector: Vector) -> dict[str, Any]:
+        """No step yet."""
+        return {"moment": np.zeros_like(vector), "steps": np.zeros(1)}
+
+    def step(self, state: State, vector: Vector, total: Vector, count: float) -> State:
+        """The step, in place."""
+        np.add(state.steps, 1.0, out=state.steps)
+        add_scaled(state.moment, self.lr / count, total)
+        add_scaled(vector, self.lr * (1.0 - self.momentum) / count, total)
+        vector += (self.momentum / state.steps).astype(vector.dtype) * state.moment
+        np.multiply(state.moment, (1.0 - 1.0 / state.steps).astype(vector.dtype), out=state.moment)
+        return state
+
+
+OPTIMISERS: dict[str, type[Sgd]] = {
+    "sgd": Sgd,
+    "momentum": Momentum,
+    "nesterov": Nesterov,
+    "adam": Adam,
+    "schedule_free": ScheduleFree,
+}
 
 
 def make_outer(params: Mapping[str, Any]) -> Optimiser:
@@ -166,6 +203,22 @@ def make_outer(params: Mapping[str, Any]) -> Optimiser:
     optimiser = build(OPTIMISERS[name], values, OUTER)
     check_parameters(optimiser, OUTER)
     return optimiser
+
+
+def outer_in_place(strategy: Any, own: Mapping[str, str], otherwise: Optimiser) -> Optimiser:
+    """That of the strategy's parameter `outer`; without one `otherwise`, of its parameters `own`.
+
+    `own`: what each of them is called inside `outer`. Raises `ConfigError` where both are set.
+    """
+    if not strategy.outer:
+        return otherwise
+    for key, inside in own.items():
+        if getattr(strategy, key) != getattr(type(strategy), key):
+            raise ConfigError(
+                f"strategy.{key} and strategy.outer are both set: "
+                f"leave {key} out, and write {inside} into outer"
+            )
+    return make_outer(strategy.outer)
 
 
 def stepped(

@@ -88,12 +88,14 @@ COHORTS = Axis("strategy.clients_per_round", (10, 20, 40), least=1, most=100, wh
 SIZES = (5, 10, 20)
 # As a published reimplementation of DiLoCo sets them; the device's rate is tuned beside them.
 NESTEROV: dict[str, Any] = {"outer": {"name": "nesterov", "lr": 0.7, "momentum": 0.9}}
+# By a look at the tuning seeds.
+FREE: dict[str, Any] = {"outer": {"name": "schedule_free", "lr": 3.0, "momentum": 0.8}}
 GROWTHS = _values("growth", 0.01, 0.02, 0.04, most=0.9)
 
 TUNED = [
     *_rows("fedavg", COHORTS, RAW, SPARSE, capped=False, **ROUNDS),
-    *_rows("fedavg, Nesterov", COHORTS, RAW, capped=False, **ROUNDS, **NESTEROV),
-    *_rows("fedbuff, Nesterov", _whole("buffer_size", *SIZES), RAW, name="fedbuff", **NESTEROV),
+    *_rows("fedavg, Nesterov", COHORTS, RAW, SPARSE, capped=False, **ROUNDS, **NESTEROV),
+    *_rows("fedbuff, Nesterov", _whole("buffer_size", *SIZES), RAW, SPARSE, name="fedbuff", **NESTEROV),
     *_rows("fedasync", _values("alpha", 0.2, 0.4, 0.8, most=1.0), RAW, SPARSE),
     *_rows("fedbuff", _whole("buffer_size", *SIZES), RAW, SPARSE),
     *_rows(
@@ -101,6 +103,8 @@ TUNED = [
     ),
     *_rows("annealed", GROWTHS, RAW, SPARSE, buffer_size=5),
     *_rows("annealed from 10", GROWTHS, RAW, name="annealed", buffer_size=10),
+    *_rows("annealed, Nesterov", _whole("buffer_size", 10, 20, 40), RAW, name="annealed", **NESTEROV),
+    *_rows("annealed, schedule-free", _whole("buffer_size", *SIZES), RAW, SPARSE, name="annealed", **FREE),
     *_rows("teasq", _whole("cache_size", *SIZES), RAW, SPARSE, cap=CAP, kept=1.0, bits=32),
     *_rows("teasq, its schedule", _whole("cache_size", *SIZES), OWN, name="teasq", cap=CAP),
     *_rows("qafel", _whole("buffer_size", *SIZES), OWN),
@@ -124,6 +128,8 @@ TUNED += [
         ("fedbuff", {"name": "fedbuff"}),
         ("fedbuff, Nesterov", {"name": "fedbuff"} | NESTEROV),
         ("annealed", {"name": "annealed", "growth": GROWTH}),
+        ("annealed, Nesterov", {"name": "annealed"} | NESTEROV),
+        ("annealed, schedule-free", {"name": "annealed"} | FREE),
     )
 ]
 LONG = 3.0  # times as long: what a strategy comes to that is given the time

@@ -28,6 +28,8 @@ VARIANTS: list[Variant] = [
     ("aced", {"staleness_max": 2}),
     ("port", {"buffer_size": 2, "flush_s": 3.0}),
     ("annealed", {"buffer_size": 1, "growth": 0.3, "flush_s": 3.0}),
+    ("annealed", {"buffer_size": 1, "growth": 0.3, "outer": {"name": "nesterov", "lr": 0.3}}),
+    ("fedbuff", {"buffer_size": 2, "flush_s": 3.0, "outer": {"name": "schedule_free", "lr": 0.5}}),
     ("fedasmu", {"staleness_max": 2, "floor": 0.1}),
     ("fedfa", {"window_size": 2}),
     ("phased", {"phases": PHASES}),

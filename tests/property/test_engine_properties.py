@@ -40,6 +40,8 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("fedcompass", {"steps_min": 1, "steps_max": 3}),
     ("port", {"buffer_size": 2, "flush_s": 3.0}),
     ("annealed", {"buffer_size": 1, "growth": 0.3, "flush_s": 3.0}),
+    ("annealed", {"buffer_size": 1, "growth": 0.3, "outer": {"name": "nesterov", "lr": 0.3}}),
+    ("fedbuff", {"buffer_size": 2, "flush_s": 3.0, "outer": {"name": "schedule_free", "lr": 0.5}}),
     ("fedasmu", {"staleness_max": 2}),
     ("fedfa", {"window_size": 2}),
     ("phased", {"phases": PHASES}),

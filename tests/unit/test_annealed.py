@@ -44,9 +44,12 @@ def script(count: int, least: int, rho: float, parts: bool) -> list[Sent]:
     return found
 
 
-def path(sent: list[Sent], borders: list[int], eta: float) -> list[list[float]]:
-    """The versions, coordinate by coordinate."""
-    versions = [START]
+def path(sent: list[Sent], borders: list[int], eta: float, mu: float, ahead: bool) -> list[list[float]]:
+    """The versions, coordinate by coordinate; with mu by heavy ball's momentum, or Nesterov's `ahead`.
+
+    What no update of a version covers stays, and so does its direction.
+    """
+    versions, moment = [START], [0.0] * 3
     for first, last in itertools.pairwise(borders):
         if last > len(sent):
             break
@@ -56,8 +59,13 @@ def path(sent: list[Sent], borders: list[int], eta: float) -> list[list[float]]:
             for j, value in zip(at, values, strict=True):
                 sums[j] += weight * value
                 shares[j] += weight
-        moved = [s / share if share else 0.0 for s, share in zip(sums, shares, strict=True)]
-        versions.append([w + eta * m for w, m in zip(versions[-1], moved, strict=True)])
+        version = list(versions[-1])
+        for j, share in enumerate(shares):
+            if share:
+                mean = sums[j] / share
+                moment[j] = mu * moment[j] + mean
+                version[j] += eta * (mean + mu * moment[j] if ahead else moment[j])
+        versions.append(version)
     return versions
 
 
@@ -77,12 +85,22 @@ def aggregated(sent: list[Sent], params: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("parts", [False, True])
-@pytest.mark.parametrize(("least", "rho", "eta"), [(2, 0.25, 1.0), (1, 0.5, 0.5), (3, 0.0, 1.0)])
-def test_golden_path(least: int, rho: float, eta: float, parts: bool) -> None:
-    count = 40
+@pytest.mark.parametrize(
+    ("least", "rho", "rule"),
+    [
+        (2, 0.25, {"server_lr": 1.0}),
+        (1, 0.5, {"server_lr": 0.5}),
+        (3, 0.0, {"server_lr": 1.0}),
+        (2, 0.25, {"outer": {"name": "momentum", "lr": 0.4, "momentum": 0.8}}),
+        (1, 0.3, {"outer": {"name": "nesterov", "lr": 0.4, "momentum": 0.8}}),
+    ],
+)
+def test_golden_path(least: int, rho: float, rule: dict[str, Any], parts: bool) -> None:
+    count, outer = 40, rule.get("outer", {})
     borders, sent = ends(count, least, rho), script(count, least, rho, parts)
-    expected = path(sent, borders, eta)
-    params = {"buffer_size": least, "growth": rho, "server_lr": eta}
+    eta, mu = outer.get("lr", rule.get("server_lr")), outer.get("momentum", 0.0)
+    expected = path(sent, borders, eta, mu, outer.get("name") == "nesterov")
+    params = {"buffer_size": least, "growth": rho, **rule}
     for version, border in enumerate(borders[: len(expected)]):
         found = aggregated(sent[:border], params)
         assert found.version == version
@@ -124,14 +142,15 @@ def test_a_buffer_that_waited_is_divided_by_what_it_has_and_counts_as_much() -> 
     np.testing.assert_allclose(bench.engine.vector, [1, 2, 3, 4], rtol=1e-6)
 
 
-def test_a_snapshot_in_the_middle_of_a_buffer_goes_on_alike() -> None:
-    bench = Bench("annealed", buffer_size=2, growth=0.4)
+@pytest.mark.parametrize("outer", [{}, {"name": "nesterov", "lr": 0.3, "momentum": 0.7}])
+def test_a_snapshot_in_the_middle_of_a_buffer_goes_on_alike(outer: dict[str, Any]) -> None:
+    bench = Bench("annealed", buffer_size=2, growth=0.4, outer=outer)
     bench.enrol("a", "b")
     bench.ask("b", "late")
     for n in range(8):
         bench.work("a", f"t{n}", (n, -1, 0.5, 2))
     bench.push("b", "late", (9, -9, 9, 9))
-    again, engine = Bench("annealed", buffer_size=2, growth=0.4), bench.engine
+    again, engine = Bench("annealed", buffer_size=2, growth=0.4, outer=outer), bench.engine
     again.engine = restore(take_snapshot(engine), engine.spec, engine.strategy, engine.settings)
     before = engine.version
     for each in (bench, again):
@@ -147,6 +166,11 @@ def test_a_snapshot_in_the_middle_of_a_buffer_goes_on_alike() -> None:
         ({"buffer_size": 0}, RobustTable(), "buffer_size must be at least 1"),
         ({"growth": 1.0}, RobustTable(), r"growth must be in \[0, 1\)"),
         ({"server_lr": 0.0}, RobustTable(), "server_lr must be greater than 0"),
+        (
+            {"server_lr": 0.7, "outer": {"name": "sgd"}},
+            RobustTable(),
+            "leave server_lr out, and write lr into outer",
+        ),
         ({}, RobustTable(rule="median"), "'annealed' gathers no buffer that takes one"),
     ],
 )

@@ -39,6 +39,8 @@ def path(strategy: str, params: dict[str, Any], deltas: Sequence[float], each: i
         ({"name": "momentum", "lr": 0.7, "momentum": 0.9}, [10.7, 9.93, 12.037]),
         ({"name": "nesterov", "lr": 0.7, "momentum": 0.9}, [11.33, 9.237, 13.9333]),
         ({"name": "adam", "lr": 0.1, "beta2": 0.99}, [10.1, 10.063439, 10.105270]),
+        # z = 12, 8, 16; x = 12, 10, 12; w = z/5 + 4x/5.
+        ({"name": "schedule_free", "lr": 2.0, "momentum": 0.8}, [12.0, 9.6, 12.8]),
     ],
 )
 @pytest.mark.parametrize("strategy", ["fedbuff", "qafel", "fedavg", "fedprox"])
@@ -104,7 +106,26 @@ def test_a_stale_update_counts_less_at_once_and_in_the_momentum() -> None:
     assert [s.weight for s in result.steps] == [1.0, pytest.approx(0.707107)]
 
 
-@pytest.mark.parametrize("name", ["momentum", "nesterov", "adam"])
+def test_schedule_free_is_between_the_steps_and_the_mean_of_where_they_led() -> None:
+    rng, mu, lr = np.random.default_rng(3), 0.7, 1.5
+    deltas = rng.standard_normal(12).tolist()
+    z, led, expected = 10.0, list[float](), list[float]()
+    for delta in deltas:
+        z += lr * delta
+        led.append(z)
+        expected.append((1 - mu) * z + mu * sum(led) / len(led))
+    outer = {"name": "schedule_free", "lr": lr, "momentum": mu}
+    assert path("fedbuff", {"buffer_size": 1, "outer": outer}, deltas) == pytest.approx(expected)
+
+
+def test_schedule_free_without_momentum_is_sgd() -> None:
+    calm = {"buffer_size": 1, "outer": {"name": "schedule_free", "lr": 0.3, "momentum": 0.0}}
+    assert path("fedbuff", calm, G) == pytest.approx(
+        path("fedbuff", {"buffer_size": 1, "outer": {"name": "sgd", "lr": 0.3}}, G)
+    )
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "schedule_free"])
 @pytest.mark.parametrize("rule", ["none", "median"])
 def test_what_no_update_covers_keeps_its_direction(name: str, rule: str) -> None:
     """A whole round, one of the first two coordinates, one of the others; each pair as if it were alone."""
@@ -149,7 +170,7 @@ def test_a_rules_direction_takes_the_place_of_the_mean() -> None:
 def test_without_an_optimiser_a_round_is_written_as_it_always_was() -> None:
     """No field of a state that says nothing: digests of unchanged runs stay."""
     bench = Bench("fedavg", clients_per_round=1)
-    assert not {"moment", "second", "decayed"} & take_snapshot(bench.engine).meta["strategy"].keys()
+    assert not {"moment", "second", "decayed", "steps"} & take_snapshot(bench.engine).meta["strategy"].keys()
     some = Bench("fedavg", clients_per_round=1, outer={"name": "adam"})
     assert {"moment", "second", "decayed"} <= take_snapshot(some.engine).meta["strategy"].keys()
     assert take_snapshot(some.engine).arrays["strategy/decayed"].shape == (2, 1)
@@ -161,12 +182,17 @@ def test_without_an_optimiser_a_round_is_written_as_it_always_was() -> None:
         (
             "fedbuff",
             {"outer": {"name": "nesterof"}},
-            r"outer.name must be one of sgd, momentum, nesterov, adam",
+            r"outer.name must be one of sgd, momentum, nesterov, adam, schedule_free",
         ),
         ("fedbuff", {"outer": {"lr": 0.5}}, "outer.name must be one of"),
         ("fedbuff", {"outer": {"name": "sgd", "lr": 0.0}}, "outer.lr must be greater than 0, not 0"),
         ("fedavg", {"outer": {"name": "momentum", "momentum": 1.0}}, r"outer.momentum must be in \[0, 1\)"),
         ("fedprox", {"outer": {"name": "adam", "beta2": 1.0}}, r"outer.beta2 must be in \[0, 1\)"),
+        (
+            "fedavg",
+            {"outer": {"name": "schedule_free", "momentum": 1}},
+            r"outer.momentum must be in \[0, 1\)",
+        ),
         ("fedavg", {"outer": {"name": "adam", "eps": 0.0}}, "outer.eps must be greater than 0"),
         ("fedavg", {"outer": {"name": "nesterov", "lr": "fast"}}, "outer.lr must be float, not 'fast'"),
         (

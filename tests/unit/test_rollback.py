@@ -27,6 +27,7 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("asyncdrop", {}, {}),
     ("fedbuff", {"buffer_size": 3, "momentum": 0.5}, {}),
     ("fedbuff", {"buffer_size": 3}, {"rule": "median"}),
+    ("fedbuff", {"buffer_size": 3, "outer": {"name": "schedule_free", "lr": 0.5}}, {}),
     ("qafel", {"buffer_size": 2}, {}),
     ("teasq", {"cache_size": 3, "concurrency_fraction": 1.0}, {}),
     ("teasq", {"cache_size": 3, "concurrency_fraction": 1.0, "mode": "paper"}, {}),
@@ -37,6 +38,7 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("aced", {"staleness_max": 3}, {}),
     ("port", {"buffer_size": 2, "similarity_weight": 2.0}, {}),
     ("annealed", {"buffer_size": 1, "growth": 0.3}, {}),
+    ("annealed", {"buffer_size": 1, "growth": 0.3, "outer": {"name": "nesterov", "lr": 0.3}}, {}),
     ("fedasmu", {"floor": 0.1}, {}),
     ("fedfa", {"window_size": 3}, {}),
 ]
