@@ -132,6 +132,7 @@ TUNED += [
         ("annealed, schedule-free", {"name": "annealed"} | FREE),
     )
 ]
+TUNED.append(Row("annealed, schedule-free, 20 to 80 at a time", RAW, NUMBERED, {"name": "annealed"} | FREE))
 LONG = 3.0  # times as long: what a strategy comes to that is given the time
 ROWS = [
     *TUNED,
