@@ -2,10 +2,11 @@
 
     TO/backup.json   what it is a copy of; the rest is a data directory, as a server would find it
 
-The mark is read first, then the database as of one moment, then the files that the copied database names. So
-the copy has all that was acknowledged before it began, and every file that it needs. Nothing of the server is
-locked: readers do not hold up a writer in SQLite, and files are named by what they hold. One that went in the
-meantime, with old events or an old snapshot, is of no use to a newer database: that is copied again then.
+The mark is read first, then the database as of one moment, then the log from there on, and the files that
+both name. So the copy has all that was acknowledged before it began, and every file that it needs. Nothing of
+the server is locked: readers do not hold up a writer in SQLite, and files are named by what they hold.
+One that went in the meantime, with old events or an old snapshot, is of no use to a newer database: that is
+copied again then.
 
 What a copy does without: uploads under way, which devices send again, and models that were encoded for
 downloads, which are made again. The authority's folder is none of the data.
@@ -56,12 +57,13 @@ from anabranch.server.store.files import (
 )
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.packs import PackPlace, Packs
+from anabranch.server.store.segments import Segments
 from anabranch.server.verify import stored_config, verify
 
 FILE = "backup.json"
 RESTORING = "restoring"  # in a data directory: a backup that is being put back
 PARTIAL = ".partial"  # after the name of a backup that is not finished
-NAMED = ("blobs", "packs", "snapshots")  # only what the database names is copied of these
+NAMED = ("blobs", "log", "packs", "snapshots")  # only what the database and the end of the log need
 SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, FILE, *NAMED}
 SPARED |= {"spool", "models", NOISE_KEY}
 PAGES = 1024  # of the database, between two signs of progress
@@ -278,17 +280,35 @@ class _Copying:
             blobs = [sha for (sha,) in copy.execute(query)]
             tables = [name for (name,) in copy.execute(TABLES)]
             packed = [row for table in tables for row in copy.execute(PACKED.format(table))]
-        root = BlobStore(self._source)
+        root, files = BlobStore(self._source), Packs(self._source)
         named = [
             *((Path("snapshots") / f"{sha}.safetensors", sha) for sha in snapshots),  # they go first
             *((root.path(sha).relative_to(self._source), sha) for sha in blobs),
-            *((Path("packs") / f"{number:06d}.pack", "") for number in sorted({row[0] for row in packed})),
+            *((files.path(number), "") for number in sorted({row[0] for row in packed})),
         ]
         self._check_room([name for name, _ in named])
         self._copy(named)
+        self._copy_log()
         held = Packs(self._target)
         for number, offset, size_bytes, sha256 in packed:
             held.read(PackPlace(number, offset), size_bytes, sha256)
+
+    def _copy_log(self) -> None:
+        """What the log has beyond the copied database, with the payloads that are files. Raises `_Gone`."""
+        with closing(sqlite3.connect(self._target / SQLITE_FILE)) as copy:
+            ((run_id,),) = copy.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
+            ((end,),) = copy.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
+        if run_id is None:
+            return
+        here, there = Segments(self._source), Segments(self._target)
+        needed = [segment.path.relative_to(self._source) for segment in here.needed(run_id, end)]
+        for name in needed:  # it may have grown since it was copied for its payloads
+            (self._target / name).unlink(missing_ok=True)
+        self._copy([(name, "") for name in needed])
+        copied, blobs = there.needed(run_id, end), BlobStore(self._source)
+        records = (json.loads(event.line) for event in there.events(copied, end) if event.place is None)
+        files = [r["payload"]["sha256"] for r in records if r["kind"] == "update" and not r["flaw"]]
+        self._copy([(blobs.path(sha).relative_to(self._source), sha) for sha in files])
 
     def _check_room(self, names: list[Path]) -> None:
         needed = sum(_size(self._source / name) for name in names if not (self._target / name).exists())
@@ -336,6 +356,11 @@ def _looked_over(folder: Path, proved: bool, tell: Tell, source: Path) -> Backup
         ((run_id,),) = copy.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
         ((events,),) = copy.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
         ((version,),) = copy.execute("SELECT COALESCE(MAX(version), 0) FROM model_versions").fetchall()
+    if run_id is not None:
+        log = Segments(folder)
+        events = max((event.seq for event in log.events(log.needed(run_id, events), events)), default=events)
+        if (mark := MarkFile(folder).read()) is not None and (lost := mark.lost(events)):
+            raise StoreCorrupt(f"the copy lacks the last {lost} events that were acknowledged")
     if run_id is None:
         raise DataError(f"{folder} holds no run: name the data_dir of a server")
     if proved:

@@ -19,13 +19,16 @@ POINTS = (
     "payload_durable",  # and its folder is on the disk
     "update_checked",  # the values are good; not in the writer's queue yet
     "batch_taken",  # the writer has it in hand
-    "projections_written",  # what earlier events have come to is in the transaction
-    "rows_written",  # so are the event and the update; nothing is committed
-    "committed",  # the log has it, the engine has not
+    "log_written",  # its batch is in the log's file, and not on the disk
+    "log_flushed",  # it is on the disk; the engine has not had it
     "handled",  # the engine has folded it
-    "marked",  # how far the log has come is on the disk a second time
+    "marked",  # how far the log has come is written a second time
     "answers_ready",  # the whole batch is handled; nobody has heard of it
     "answered",  # the acknowledgements are on their way
+    "rows_begun",  # later: the rows of many events are to be written; PostgreSQL's at once, in place of a log
+    "rows_written",  # those of events and updates are in the transaction
+    "projections_written",  # so is what they have come to; nothing is committed
+    "committed",  # the rows have all of it
     "snapshot_written",  # the file of a snapshot is on the disk
     "snapshot_named",  # the database knows it
     "snapshots_cleared",  # and older ones are gone

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FOLDED_AT_ONCE = 100  # events of the log, when it is folded for a rollback
+FOLLOWED_S = 1.0  # after so long at most the rows of an event are written, for who looks from outside
 
 
 class Listener(Protocol):
@@ -80,6 +81,7 @@ class Writer:
         self._waiting: list[Call] = []  # for a long part
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
         self._tick: asyncio.TimerHandle | None = None
+        self._follow: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         # Whether the log is still to hear that the server is back: until then no lease may end.
@@ -197,8 +199,9 @@ class Writer:
     async def close(self) -> None:
         """Finish the queue, write a last snapshot, and let the thread go. The store stays open."""
         self._closing = True
-        if self._tick is not None:
-            self._tick.cancel()
+        for timer in (self._tick, self._follow):
+            if timer is not None:
+                timer.cancel()
         if self._task is not None:
             self._queue.put_nowait(None)
             await self._task
@@ -258,6 +261,8 @@ class Writer:
         for call in answered:
             if isinstance(call.event, ev.Returned):
                 self._has_returned(call.error)
+        if self._follow is None and not self._closing and any(call.seq for call in batch):
+            self._follow = loop.call_later(FOLLOWED_S, self._enqueue_rows)
         deadline = self.now() if self._returning else self.glance.deadline
         # One that waits already is late enough; another would be due at once, and wait as well.
         waits = any(isinstance(call.event, ev.Ticked | ev.Returned) for call in self._waiting)
@@ -339,3 +344,8 @@ class Writer:
         self._tick = None
         now = self.now()
         self._queue.put_nowait(Call(ev.Returned(now) if self._returning else ev.Ticked(now)))
+
+    def _enqueue_rows(self) -> None:
+        """Have the rows written that lack something of the log."""
+        self._follow = None
+        self._queue.put_nowait(Call(None, look=lambda _: self._books.project()))

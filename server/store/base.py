@@ -30,6 +30,7 @@ thread at a time, the writer's; its `blobs` and `write_snapshot` by any.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -82,6 +83,19 @@ class Entry:
     def line(self) -> str:
         """The record's canonical line."""
         return line(self.record)
+
+    @classmethod
+    def of_line(cls, text: str) -> Entry:
+        """An entry that is in the log already, without its payload. Raises `ValueError`."""
+        made = cls(json.loads(text))
+        made.__dict__["line"] = text
+        return made
+
+    def logged(self) -> Entry:
+        """The same without its payload, which has its place in the log."""
+        made = Entry(self.record)
+        made.__dict__["line"] = self.line
+        return made
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Database:
             raw = sqlite3.connect(
                 address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False
             )
-            for pragma in PRAGMAS if writes else ("query_only=ON", "mmap_size=0"):
+            for pragma in PRAGMAS if writes else ("query_only=ON", "mmap_size=0", "temp_store=MEMORY"):
                 raw.execute(f"PRAGMA {pragma}")
             return raw
 

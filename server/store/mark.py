@@ -5,8 +5,10 @@ cannot tell a commit that nobody heard of from one that was acknowledged and the
 is written after each commit, before anybody hears of it, and a log that does not reach it has lost something.
 
 It is written in place, into two slots in turns, each a block of the disk with a digest of its own: a write
-that is cut off spoils one slot, and the other one has what was acknowledged before. Nothing was acknowledged
-of the one that is spoiled.
+that is cut off spoils one slot, and the other one has what was acknowledged before.
+
+A flush is for a power cut: what a process has written outlives it. So a mark may wait for its flush, up to
+`FLUSHED_S`, and the slot that was flushed last is left alone until then.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from anabranch.core.clock import Seconds
 from anabranch.core.errors import StoreCorrupt, StoreFull
 from anabranch.identity.files import tighten
 from anabranch.server.store.base import DiskFailed, Mark
@@ -26,6 +30,7 @@ from anabranch.server.store.files import disk_errors, open_file, sync_folder
 FILE = "acknowledged"
 SLOT_BYTES = 4096
 SLOTS = 2
+FLUSHED_S = 1.0  # after so long the next mark is flushed
 
 
 class MarkFile:
@@ -34,8 +39,9 @@ class MarkFile:
     For one thread at a time, the writer's.
     """
 
-    def __init__(self, data_dir: Path) -> None:
-        self.path = data_dir / FILE
+    def __init__(self, data_dir: Path, monotonic: Seconds = time.monotonic) -> None:
+        self.path, self._monotonic = data_dir / FILE, monotonic
+        self._flush_at, self._waits = 0.0, False
         self._descriptor: int | None = None
         self._slot = 0
 
@@ -54,18 +60,34 @@ class MarkFile:
         self._slot = (newest + 1) % SLOTS
         return marks[newest]
 
-    def write(self, mark: Mark) -> None:
-        """Make a mark durable, with one flush. Raises `DiskFailed`: the log is ahead of it already."""
+    def write(self, mark: Mark, flushed: bool = True) -> None:
+        """Write a mark, and make it durable, now or with a later one. Raises `DiskFailed`.
+
+        Whatever is raised, the log is ahead of it already.
+        """
         try:
             with disk_errors(f"writing {self.path}"):
                 if self._descriptor is None:
                     self._open(mark)
                 assert self._descriptor is not None
                 os.pwrite(self._descriptor, _slot(mark), self._slot * SLOT_BYTES)
-                os.fdatasync(self._descriptor)
+                self._waits = True
+                if flushed or self._monotonic() >= self._flush_at:
+                    self._flush()
         except StoreFull as full:
             raise DiskFailed(f"{full}; restart to recover") from full
-        self._slot = (self._slot + 1) % SLOTS
+
+    def settle(self) -> None:
+        """Flush what waits. Raises `DiskFailed`, `StoreFull`."""
+        if self._waits:
+            with disk_errors(f"writing {self.path}"):
+                self._flush()
+
+    def _flush(self) -> None:
+        assert self._descriptor is not None, "it was written"
+        os.fdatasync(self._descriptor)
+        self._slot, self._waits = (self._slot + 1) % SLOTS, False
+        self._flush_at = self._monotonic() + FLUSHED_S
 
     def remove(self) -> None:
         """Forget how far the log had come: it is the operator's word that it goes on from where it ends."""
@@ -75,8 +97,11 @@ class MarkFile:
             sync_folder(self.path.parent)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file; what waits for its flush gets it, if the disk can."""
         if self._descriptor is not None:
+            if self._waits:
+                with suppress(OSError):
+                    self._flush()
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -85,6 +110,7 @@ class MarkFile:
         with suppress(FileNotFoundError):
             self._descriptor = open_file(self.path, os.O_RDWR)
             tighten(self.path)
+            os.fsync(self._descriptor)  # whoever was here before may have left a slot that waits
             return
         unfinished = self.path.with_name(f"{FILE}.tmp")
         unfinished.unlink(missing_ok=True)

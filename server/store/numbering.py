@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
 
 from sqlalchemy import Connection, bindparam, select
@@ -13,10 +14,15 @@ from anabranch.server.store.schema import updates
 from anabranch.server.store.statements import Statement
 
 
-def numbered(connection: Connection, entries: Sequence[Entry], last_seq: int) -> list[int | None]:
-    """The next sequence number for each entry; None for an update that is in the log."""
+def numbered(
+    connection: Connection, entries: Sequence[Entry], last_seq: int, behind: AbstractSet[str]
+) -> list[int | None]:
+    """The next sequence number for each entry; None for an update that is in the log.
+
+    `behind`: updates that are in the log, and in no row yet.
+    """
     ids = [i for e in entries if (i := update_id_of(e)) is not None]
-    known: set[str] = set()
+    known: set[str] = {i for i in ids if i in behind}
     if ids:
         row = {f"id_{n}": update_id for n, update_id in enumerate(ids)}
         known.update(_logged(len(ids)).one(connection, row).scalars())

@@ -1,69 +1,51 @@
-"""Payloads of middle size, one after the other in files that only grow: `packs/<number>.pack`.
+"""Payloads that lie one behind the other in files: segments of the log, and packs of before there was one.
 
-Too large for a row, too many for files of their own: a file takes two flushes of the disk, a pack one
-for all the payloads of a commit. A row says where its payload lies; bytes that no row names, left by a
-commit that failed, are never looked at. Every start, and every failure, begins a new pack.
+A row says where its payload lies. Segments and packs are numbered together, so a number names one file.
+Nothing is written into packs any more: `packs/<number>.pack` are of older releases.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import StoreCorrupt
-from anabranch.core.limits import MIB
-from anabranch.server.store.files import disk_errors, make_own_folder, open_file, sync_folder
+from anabranch.server.store.files import disk_errors, open_file, sync_folder
 
-PACK_BYTES = 256 * MIB  # a pack is closed when it is this large
+FOLDERS = {"log": ".log", "packs": ".pack"}
 
 
 @dataclass(frozen=True)
 class PackPlace:
-    """Where a payload lies."""
+    """Where a payload lies: in which segment or pack, and from which byte on."""
 
     pack: int
     offset: int
 
 
 class Packs:
-    """Files that only grow, with payloads of middle size one behind the other.
+    """The files of a data directory that have payloads of middle size. From any thread."""
 
-    For the writer's thread; `read` for any.
-    """
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
 
-    def __init__(self, data_dir: Path, pack_bytes: int = PACK_BYTES) -> None:
-        self.folder, self._pack_bytes = data_dir / "packs", pack_bytes
-        self._descriptor: int | None = None
-        self._number, self._size = 0, 0
+    def path(self, number: int) -> Path:
+        """The file of a number, relative to the data directory; a pack's where there is none."""
+        log, pack = (Path(folder) / f"{number:06d}{end}" for folder, end in FOLDERS.items())
+        return log if (self._data_dir / log).exists() else pack
 
-    def prepare(self) -> None:
-        """Make the folder. Raises `StoreFull`, `DiskFailed`."""
-        with disk_errors("making the data directory"):
-            make_own_folder(self.folder)
-            self._number = max((int(path.stem) for path in self.folder.glob("*.pack")), default=0)
-
-    def write(self, payloads: Sequence[bytes]) -> list[PackPlace]:
-        """Make payloads durable, with one flush. Raises `StoreFull`, `DiskFailed`."""
-        if not payloads:
-            return []
-        with disk_errors("storing payloads"):
-            try:
-                places = [self._put(payload) for payload in payloads]
-                assert self._descriptor is not None
-                os.fdatasync(self._descriptor)
-            except OSError:
-                self.close()
-                raise
-        return places
+    def newest(self) -> int:
+        """The highest number of a file, 0 where there is none."""
+        return max((number for number, _ in self._files()), default=0)
 
     def read(self, place: PackPlace, size_bytes: int, sha256: str) -> bytes:
         """The bytes of a payload, its digest checked. Raises `StoreCorrupt`."""
         try:
-            descriptor = open_file(self._path(place.pack), os.O_RDONLY)
+            descriptor = open_file(self._data_dir / self.path(place.pack), os.O_RDONLY)
             try:
                 data = os.pread(descriptor, size_bytes, place.offset)
             finally:
@@ -74,44 +56,19 @@ class Packs:
             raise StoreCorrupt(f"payload {sha256} has the SHA-256 {found}: restore it from a backup")
         return data
 
-    def remove_before(self, first: int | None) -> None:
-        """Remove the packs before the first that a row names; none of them is written any more."""
+    def remove_before(self, first: int) -> None:
+        """Remove the files before this one: no row names any of them, and none is written any more."""
         with disk_errors("removing old payloads"):
-            end = self._number if first is None else min(first, self._number)
-            gone = [path for path in self.folder.glob("*.pack") if int(path.stem) < end]
+            gone = [path for number, path in self._files() if number < first]
             for path in gone:
                 path.unlink()
-            if gone:
-                sync_folder(self.folder)
+            for folder in {path.parent for path in gone}:
+                sync_folder(folder)
 
-    def close(self) -> None:
-        """Write no more into the pack at hand."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _put(self, payload: bytes) -> PackPlace:
-        if self._descriptor is None or self._size >= self._pack_bytes:
-            self._begin()
-        assert self._descriptor is not None
-        place, view = PackPlace(self._number, self._size), memoryview(payload)
-        while view:
-            written = os.pwrite(self._descriptor, view, self._size)
-            view, self._size = view[written:], self._size + written
-        return place
-
-    def _begin(self) -> None:
-        """A new pack; what was put into the one before is flushed with it."""
-        if self._descriptor is not None:
-            os.fdatasync(self._descriptor)
-            self.close()
-        self._number, self._size = self._number + 1, 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        self._descriptor = open_file(self._path(self._number), flags)
-        sync_folder(self.folder)
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{number:06d}.pack"
+    def _files(self) -> Iterator[tuple[int, Path]]:
+        for folder, end in FOLDERS.items():
+            for path in (self._data_dir / folder).glob(f"*{end}"):
+                yield int(path.stem), path
 
 
 def read_payload(row: Any, packs: Packs) -> bytes:

@@ -22,6 +22,8 @@ from anabranch.server.store.statements import Statement
 # The lease of such an update is another client's, or was used up by another update.
 _NOT_THIS_LEASE = (Reason.UNKNOWN_TASK, Reason.DUPLICATE_TASK)
 
+PROJECTED = (Granted, LeaseEnded, Decided, Published)  # the effects of which something is written
+
 _END_LEASE = Statement(
     update(leases)
     .where(leases.c.task_id == bindparam("task"), leases.c.client_id == bindparam("client"))

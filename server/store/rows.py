@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from anabranch.core.errors import ManifestMismatch
+from anabranch.core.errors import ManifestMismatch, StoreError
 from anabranch.core.journal import Record
 from anabranch.core.model.updates import Decision, Reason, Receipt, Verdict
 from anabranch.server.store.base import Entry, RunInfo
@@ -15,6 +15,7 @@ from anabranch.server.store.packs import PackPlace
 
 Row = dict[str, Any]
 BIGINT_MAX = (1 << 63) - 1
+_OPTIONAL = ({"client_id"}, {"payload", "pack", "pack_offset"})  # of a new event, of what came with it
 
 
 def storable(text: str) -> str:
@@ -96,6 +97,40 @@ def mask_sum_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
         "pack": place.pack if place else None,
         "pack_offset": place.offset if place else None,
     }
+
+
+def check_entry(entry: Entry) -> None:
+    """Raises `StoreError` where a table would not take the rows of an entry: before the log has it.
+
+    The log is written first. What it has, and the tables refuse, could never be taken up.
+    """
+    try:
+        flaw = _flaw(entry)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        flaw = repr(error)
+    if flaw:
+        raise StoreError(f"an event of kind {entry.record.get('kind')!r} cannot be stored: {flaw}")
+
+
+def _flaw(entry: Entry) -> str:
+    found, size_bytes = [event_row(0, entry)], 0
+    if update_id_of(entry) is not None:
+        found.append(update_row(0, entry, None))
+    elif is_mask_sum(entry):
+        found.append(mask_sum_row(0, entry, None))
+    elif entry.record["kind"] == "enrolled":
+        client_row(entry.record)["client_id"].encode()
+    if len(found) > 1:
+        size_bytes = found[1]["size_bytes"]
+    for row, optional in zip(found, _OPTIONAL, strict=False):
+        for name, value in row.items():
+            if isinstance(value, str):
+                value.encode()  # lone surrogates are no text
+            elif name not in optional and (value is None or value != value):
+                return f"{name} is {value!r}"
+    if entry.inline is not None and len(entry.inline) != size_bytes:
+        return f"{len(entry.inline)} bytes came with it, {size_bytes} are named"
+    return ""
 
 
 def receipt_of(row: Mapping[str, Any]) -> Receipt:

@@ -10,15 +10,15 @@ import errno
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, bindparam, delete, func, insert, or_, select
 
-from anabranch.core.errors import LogLost, StoreCorrupt, StoreError
+from anabranch.core.errors import LogLost, StoreCorrupt, StoreError, StoreFull
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
-from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.secagg.ring import RING
@@ -30,7 +30,14 @@ from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunIn
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots
 from anabranch.server.store.database import Database
-from anabranch.server.store.ending import check_files, check_mark, check_snapshots, files_ahead, log_end
+from anabranch.server.store.ending import (
+    ATTEST,
+    check_files,
+    check_mark,
+    check_snapshots,
+    files_ahead,
+    log_end,
+)
 from anabranch.server.store.files import (
     MISPLACED,
     FolderLock,
@@ -39,24 +46,24 @@ from anabranch.server.store.files import (
     make_folder,
     stored_values,
 )
+from anabranch.server.store.following import Following, in_pieces, write_events
 from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.numbering import numbered
-from anabranch.server.store.packs import PackPlace, Packs, read_payload
+from anabranch.server.store.overlay import Overlay
+from anabranch.server.store.packs import Packs, read_payload
 from anabranch.server.store.problems import find_problems
-from anabranch.server.store.projections import upsert, write_projections
+from anabranch.server.store.projections import upsert
 from anabranch.server.store.quota import Quota
-from anabranch.server.store.schema import clients, events, mask_sums, runs, snapshots, updates
+from anabranch.server.store.schema import events, mask_sums, runs, snapshots, updates
+from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
-from anabranch.server.store.statements import Statement
 from anabranch.server.store.tags import read_tags, write_tags
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
 
-ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack beside SQLite: a database writes them twice
 BEGINS_LATE = "does not begin with its first event (server.keep): restore a backup"
 PAGE = 500  # events read at a time
 # Written once: to write a statement costs more than to carry it out.
-_INSERT_EVENTS, _INSERT_UPDATES = Statement(insert(events)), Statement(insert(updates))
 _PAGE = (
     select(events.c.seq, events.c.record)
     .where(events.c.seq > bindparam("after"))
@@ -97,6 +104,9 @@ class SqlStore:
         shared = not base.is_sqlite
         self._blobs = ChunkedBlobs(base, data_dir, limits) if shared else BlobStore(data_dir, limits)
         self._packs, self._marks = Packs(data_dir), MarkFile(data_dir)
+        self._segments, self._following = Segments(data_dir), Following()
+        self._overlay = Overlay(self._segments)
+        self._writes = False
         files: type[SnapshotFiles] = SnapshotFiles
         self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
         self._lock: FolderLock | None = None
@@ -139,6 +149,7 @@ class SqlStore:
             if self._database.is_sqlite:  # a writer drops what it cannot read of SQLite's own log
                 self._check_whole()
             self._database.open(writes=True)
+            self._following, self._writes = Following(), True
             with self._database.writing() as connection:
                 revision.bring_up(connection)
                 self._database.lead(connection)
@@ -146,7 +157,9 @@ class SqlStore:
                 self._last_seq = log_end(connection)
             if not self._database.is_sqlite:  # only now nobody else writes
                 self._check_whole()
-            self._packs.prepare()
+            else:
+                self._segments.prepare(stored.run_id, self._packs.newest())
+                self._take_up(stored.run_id)
             self._snapshots.prepare()
             if self.archive_folder is not None:
                 self._archive = Archive(self.archive_folder, stored.run_id).prepared()
@@ -166,12 +179,22 @@ class SqlStore:
 
     def close(self) -> None:
         """Flush and let go of files and locks."""
-        self._database.close()
-        self._packs.close()
-        self._marks.close()
+        try:
+            self._let_go()
+        finally:
+            self._writes = False
+            self._overlay.forget()
+            self._database.close()
+            self._segments.close()
+            self._marks.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def _let_go(self) -> None:
+        """Write what the rows lack, as a courtesy to who reads them: the log has it."""
+        with suppress(StoreError):
+            self._complete()
 
     def _enter(self, connection: Connection, info: RunInfo) -> RunInfo:
         row = connection.execute(select(runs)).mappings().first()
@@ -187,12 +210,17 @@ class SqlStore:
         name, mark = self._database.name, self.mark()
         if self.info() is None:
             check_mark(mark, 0, name)
+            if self._segments.state():
+                raise LogLost(f"{name} knows of no run, but {self._segments.folder} has a log: {ATTEST}")
             return
         with self._reading() as connection:
             end = log_end(connection)
             check_mark(mark, end, name)
             check_snapshots(connection, end, name)
-            if self._database.is_sqlite:
+            if self._overlay.flaw is not None:
+                raise self._overlay.flaw
+            # Of what is in the log alone nothing is published in the rows.
+            if self._database.is_sqlite and not self._overlay.size:
                 check_files(connection, self._snapshots, name)
 
     def _collect_garbage(self) -> None:
@@ -208,46 +236,78 @@ class SqlStore:
     # --- the log -----------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
-        """Make events durable, and write the projections of earlier ones, in one transaction."""
+        """Make events durable, and see to the projections of earlier ones.
+
+        In SQLite's case rows follow the log later, all of them at the latest with a call without entries.
+        """
         check_space(self._data_dir, self._limits.free_disk_bytes_min)
         self._quota.check()
-        with self._database.writing() as connection:
-            write_projections(connection, projections)
-            reach("projections_written")
-            seqs = numbered(connection, entries, self._last_seq)
-            self._insert(connection, [(s, e) for s, e in zip(seqs, entries, strict=True) if s is not None])
-            reach("rows_written")
-        reach("committed")
-        self._last_seq += sum(seq is not None for seq in seqs)
+        if self._database.is_sqlite:
+            return self._append_to_log(entries, projections)
+        with self._committing() as connection:
+            seqs = self._numbered(connection, entries)
+            new = [(seq, e, None) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
+            self._check_blobs([entry for _, entry, _ in new])
+            write_events(connection, new, projections)
+        self._last_seq += len(new)
         return seqs
 
-    def _insert(self, connection: Connection, numbered: Sequence[tuple[int, Entry]]) -> None:
-        if not numbered:
-            return
-        _INSERT_EVENTS.many(connection, [rows.event_row(seq, e) for seq, e in numbered])
-        if arrived := [(seq, e) for seq, e in numbered if rows.update_id_of(e) is not None]:
-            self._check_blobs([entry for _, entry in arrived])
-            places = self._pack(arrived)
-            found = [rows.update_row(seq, e, places.get(seq)) for seq, e in arrived]
-            _INSERT_UPDATES.many(connection, found)
-        if answers := [(seq, e) for seq, e in numbered if rows.is_mask_sum(e)]:
-            places = self._pack(answers)
-            connection.execute(
-                insert(mask_sums), [rows.mask_sum_row(seq, e, places.get(seq)) for seq, e in answers]
-            )
-        enrolled = [rows.client_row(e.record) for _, e in numbered if e.record["kind"] == "enrolled"]
-        upsert(connection, clients, enrolled, replaced=("capability", "seen_at"))
+    def _append_to_log(self, entries: Sequence[Entry], projections: Sequence[Projection]) -> list[int | None]:
+        if not entries:
+            self._complete(projections)
+            return []
+        with self._database.writing() as connection:
+            seqs = self._numbered(connection, entries)
+        new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
+        places = []
+        if new:
+            for _, entry in new:
+                rows.check_entry(entry)
+            self._check_blobs([entry for _, entry in new])
+            logged = [(entry.line, entry.inline) for _, entry in new]
+            places = self._segments.append(self._last_seq + 1, logged)
+        self._last_seq += len(new)
+        placed = [(seq, entry, place) for (seq, entry), place in zip(new, places, strict=True)]
+        self._following.add(placed, projections)
+        if self._following.is_due:
+            try:
+                self._complete()
+            except StoreFull as full:  # the log has them: they are written when there is room
+                log.warning("the rows of events that are in the log wait: %s", full)
+        return seqs
 
-    def _pack(self, arrived: Sequence[tuple[int, Entry]]) -> dict[int, PackPlace]:
-        """Put the payloads that are too large for a row into a pack."""
-        if not self._database.is_sqlite:
-            return {}
-        large = [(seq, e.inline) for seq, e in arrived if e.inline and len(e.inline) > ROW_BYTES_MAX]
-        places = self._packs.write([data for _, data in large])
-        return {seq: place for (seq, _), place in zip(large, places, strict=True)}
+    def _numbered(self, connection: Connection, entries: Sequence[Entry]) -> list[int | None]:
+        return numbered(connection, entries, self._last_seq, self._following.update_ids)
+
+    def _complete(self, projections: Sequence[Projection] = ()) -> None:
+        """Write the rows of all that is in the log, and projections. Raises `StoreFull`: no event is lost."""
+        if self._following or projections:
+            with self._committing() as connection:
+                self._following.write(connection, projections)
+            self._following.clear()
+            self._marks.settle()
+
+    @contextmanager
+    def _committing(self) -> Iterator[Connection]:
+        """A transaction for rows of events."""
+        with self._database.writing() as connection:
+            yield connection
+        reach("committed")
+
+    def _take_up(self, run_id: str) -> None:
+        """Write the rows of what a server before this one had in its log. Raises `LogLost`, `StoreFull`."""
+        with self._database.writing() as connection:
+            end = log_end(connection)
+        segments = self._segments.needed(run_id, end)
+        self._segments.make_durable(segments)  # rows are, and may not name what is not
+        for piece in in_pieces(self._segments.events(segments, end)):
+            with self._committing() as connection:
+                write_events(connection, piece, ())
+            self._last_seq = piece[-1][0]
 
     def _check_blobs(self, entries: Sequence[Entry]) -> None:
-        for record in [e.record for e in entries if e.inline is None and not e.record["flaw"]]:
+        arrived = [e.record for e in entries if rows.update_id_of(e) is not None and e.inline is None]
+        for record in [record for record in arrived if not record["flaw"]]:
             if not self._blobs.exists(record["payload"]["sha256"]):
                 raise StoreError(f"the payload of update {record['update_id']!r} is no blob: adopt it first")
 
@@ -261,13 +321,17 @@ class SqlStore:
 
     def acknowledge(self, mark: Mark) -> None:
         """Remember, durably, that the log had come so far."""
-        self._marks.write(mark)
+        self._marks.write(mark, flushed=not self._database.is_sqlite)
         reach("marked")
 
     def disown(self) -> None:
         """Forget what `acknowledge` was told. Snapshots of lost versions are set aside, none is removed."""
+        info = self.info()
         with self._reading() as connection:
             self._snapshots.set_aside(files_ahead(connection, self._snapshots))
+            end = log_end(connection)
+        if info is not None and self._database.is_sqlite and self._overlay.flaw is not None:
+            self._segments.go_on_from(info.run_id, end)
         self._marks.remove()
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
@@ -297,8 +361,28 @@ class SqlStore:
     def _reading(self) -> Iterator[Connection]:
         if not self._database.exists():
             raise StoreError(f"{self._database.name} does not exist: check data_dir")
-        with stored_values(self._database.name), self._database.transaction() as connection:
+        with stored_values(self._database.name):
+            self._see_all()
+            with self._database.transaction() as connection:
+                yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction on rows that have all of the log."""
+        self._see_all()
+        with self._database.writing() as connection:
             yield connection
+
+    def _see_all(self) -> None:
+        """The writer writes what the rows lack of the log, whoever else reads lays it over them."""
+        if not self._database.is_sqlite:
+            return
+        if self._writes:
+            self._complete()
+            return
+        with self._database.transaction() as connection:
+            if revision.has_tables(connection) and (run_id := connection.scalar(select(runs.c.run_id))):
+                self._overlay.lay(connection, run_id)
 
     def payload(self, reference: Payload) -> bytes | memoryview:
         """The bytes of an update, or of a keeper's answer. Raises `StoreCorrupt`."""
@@ -333,7 +417,7 @@ class SqlStore:
 
     def add_metrics(self, version: int, metrics: Mapping[str, float], at: float) -> None:
         """Metrics of a version; a later value replaces the earlier. Values not finite are left out."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             upsert(connection, schema.metrics, rows.metric_rows(version, metrics, at))
 
     def tags(self) -> dict[str, tuple[str, ...]]:
@@ -343,7 +427,7 @@ class SqlStore:
 
     def tag(self, client_ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> None:
         """Give clients notes, and take others away."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             write_tags(connection, client_ids, add, remove)
 
     def problems(self, after: int = 0) -> list[str]:
@@ -371,7 +455,7 @@ class SqlStore:
         sha256, version = written or self.write_snapshot(snapshot), snapshot.meta["version"]
         row = {"applied_through_seq": applied_through_seq, "version": version, "sha256": sha256}
         s = snapshots.c
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             before = connection.scalar(select(func.min(s.applied_through_seq))) or 0
             upsert(connection, snapshots, [{**row, "created_at": at}])
             write_rows(connection, snapshot, applied_through_seq)
@@ -395,7 +479,7 @@ class SqlStore:
             going = trimming.archived(connection, last) if self._archive is not None else []
         if going and self._archive is not None:
             self._archive.write(going, self.payload)
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             piece = trimming.trim(connection, last)
             self._dropped |= piece.payloads
             gone = trimming.unnamed(connection, self._dropped)
@@ -403,7 +487,8 @@ class SqlStore:
             first_pack = min((pack for pack in packs if pack is not None), default=None)
         self._begin = self._begin if piece.events else 0
         self._dropped = self._blobs.remove(gone)
-        self._packs.remove_before(first_pack)
+        newest = self._packs.newest()  # it may be written into
+        self._packs.remove_before(newest if first_pack is None else min(first_pack, newest))
         return piece.events
 
     def load(self) -> Recovery:

@@ -17,7 +17,7 @@ from anabranch.server.failpoints import MASKED_POINTS, POINTS
 ROOT = Path(__file__).parents[2]
 # Every payload is larger than this, so that it goes through a spool file and a blob.
 NOTHING_INLINE = 512
-OF_FILES = ("payload_synced", "payload_renamed")  # PostgreSQL has the payloads itself
+OF_FILES = ("payload_synced", "payload_renamed", "log_written", "log_flushed")  # PostgreSQL has these itself
 MANY = 100_000  # the writers stop when the last failpoint was reached
 
 

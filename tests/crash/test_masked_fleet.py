@@ -45,8 +45,8 @@ class Wide(anabranch.App):
     def evaluate(self, model, examples):
         return {"loss": 0.0}
 """
-OF_EVENTS = ("batch_taken", "rows_written", "committed", "handled", "marked", "answers_ready", "answered")
-KILLED = ("batch_taken", "rows_written", "committed", "handled", "answers_ready", "sum_came")
+OF_EVENTS = ("batch_taken", "log_written", "log_flushed", "handled", "marked", "answers_ready", "answered")
+KILLED = ("batch_taken", "log_written", "log_flushed", "handled", "answers_ready", "sum_came")
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def unmasked(fleet: MaskedFleet, number: int) -> tuple[int, int, int]:
 
 
 def test_a_private_run_is_proved_and_backed_up_with_all_its_answers(tmp_path: Path, stack: ExitStack) -> None:
-    """Its noise is the keepers', so no key is needed; its answers, too large for rows, lie in packs."""
+    """Its noise is the keepers', so no key is needed; its answers lie in the log."""
     (tmp_path / "wide.py").write_text(WIDE)
     fleet = MaskedFleet(tmp_path, stack, versions=2, app="wide.py:Wide")
     run = tmp_path / "run.toml"
@@ -224,20 +224,23 @@ def test_a_private_run_is_proved_and_backed_up_with_all_its_answers(tmp_path: Pa
     finished(fleet, server, [fleet.device(i) for i in range(4)])
     check_log(fleet, 2)
     assert not (tmp_path / "data" / "privacy.key").exists()
-    packs = sorted(path.name for path in (tmp_path / "data" / "packs").iterdir())
-    assert packs
+    logs = sorted(path.name for path in (tmp_path / "data" / "log").iterdir())
+    assert logs
     answer(anabranch(tmp_path, "admin", "backup", "copy", "--data-dir", "data", "--json"))
-    assert sorted(path.name for path in (tmp_path / "copy" / "packs").iterdir()) == packs
+    assert sorted(path.name for path in (tmp_path / "copy" / "log").iterdir()) == logs
     verified = answer(anabranch(tmp_path, "verify", "copy", "--whole", "--json"))
     assert (verified["problems"], verified["version"]) == ([], 2)
     with closing(sqlite3.connect(tmp_path / "copy" / "anabranch.db")) as rows:
-        packed = rows.execute("SELECT count(*) FROM mask_sums WHERE pack IS NOT NULL").fetchone()[0]
-    assert packed == 2 * len(fleet.names)
+        packed = rows.execute("SELECT pack, pack_offset FROM mask_sums WHERE pack IS NOT NULL").fetchall()
+    assert len(packed) == 2 * len(fleet.names)
     restored = anabranch(tmp_path, "admin", "restore", "copy", "--data-dir", "again")
     assert restored.returncode == 2
     assert "a run with masked sums cannot go on from a backup" in restored.stderr
-    damaged = tmp_path / "data" / "packs" / packs[-1]
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    number, offset = packed[-1]
+    path = tmp_path / "data" / "log" / f"{number:06d}.log"
+    damaged = bytearray(path.read_bytes())
+    damaged[offset] ^= 1
+    path.write_bytes(damaged)
     refused = anabranch(tmp_path, "admin", "backup", "another", "--data-dir", "data")
     assert refused.returncode == 31, refused
     assert not (tmp_path / "another").exists()

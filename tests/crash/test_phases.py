@@ -33,7 +33,7 @@ def start_armed(server: ServerProcess, point: str) -> None:
             return
 
 
-@pytest.mark.parametrize("point", ["update_checked", "rows_written", "handled"])
+@pytest.mark.parametrize("point", ["update_checked", "log_written", "log_flushed", "handled"])
 def test_a_kill_at_the_switch(point: str, tmp_path: Path) -> None:
     """A round of three tasks; the second answer ends it, whether the server lives to say so or not."""
     plan = Plan(phases=True)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.prove
 NOTHING_INLINE = 512  # every payload is larger, so that it goes through a spool file and a blob
 
 
-@pytest.mark.parametrize("inline_bytes_max", [256 * 1024, NOTHING_INLINE], ids=["rows", "blobs"])
+@pytest.mark.parametrize("inline_bytes_max", [256 * 1024, NOTHING_INLINE], ids=["log", "blobs"])
 def test_twenty_power_cuts(inline_bytes_max: int, tmp_path: Path, figure: Callable[[str], None]) -> None:
     plan = Plan(seed=51, kills=20, updates=2_000, inline_bytes_max=inline_bytes_max)
     outcome = run(tmp_path, plan)
@@ -28,7 +28,7 @@ def test_twenty_power_cuts(inline_bytes_max: int, tmp_path: Path, figure: Callab
     assert outcome.acknowledged == plan.updates
 
 
-@pytest.mark.parametrize("flaw", ["normal", "unsynced"])
+@pytest.mark.parametrize("flaw", ["unlogged", "unsynced"])
 def test_without_a_flush_the_same_cuts_lose_updates(
     flaw: str, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

@@ -14,8 +14,10 @@ from torn import DATABASE, WAL, Killed, killed_server, served, try_damage
 
 from anabranch.core.errors import LogLost, StoreCorrupt, outcome_of
 from anabranch.server.restored import attest
+from anabranch.server.store.base import RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.mark import FILE
+from anabranch.server.store.segments import Segments
 from anabranch.server.verify import verify
 
 
@@ -66,27 +68,72 @@ def test_no_damage_is_silent_in_the_long_form(
 def test_a_log_that_lost_what_was_acknowledged_is_refused_and_left_alone(
     how: str, killed: Killed, here: Path
 ) -> None:
-    wal = here / WAL
+    log = here / killed.log
     match how:
         case "flip":
-            left: bytes | None = flip(wal, wal.stat().st_size // 2)
+            left: bytes | None = flip(log, log.stat().st_size - 10)
         case "cut":
-            left = wal.read_bytes()[: wal.stat().st_size * 3 // 4]
-            wal.write_bytes(left)
+            left = log.read_bytes()[:-10]
+            log.write_bytes(left)
         case "gone":
             left = None
-            wal.unlink()
+            log.unlink()
     for _ in range(2):
         with pytest.raises(LogLost, match=r"events? are lost.*attest-restore") as lost, served(killed, here):
             pass
         assert outcome_of(lost.value).exit_code == 38
         # An expert may yet save what follows the damage.
-        assert (wal.read_bytes() if wal.exists() and left is not None else None) == left
+        assert (log.read_bytes() if log.exists() else None) == left
     assert any("are lost" in problem for problem in verify(here / "data").problems)
 
 
+def test_damage_before_the_end_of_the_log_is_found_without_the_mark(killed: Killed, here: Path) -> None:
+    (here / "data" / FILE).unlink()  # as after a power cut, before it was flushed
+    with sqlite3.connect(here / DATABASE) as database:
+        (end,) = database.execute("SELECT max(seq) FROM events").fetchone()
+    database.close()
+    log = Segments(here / "data")
+    info = stored_info(here)
+    behind = list(log.events(log.needed(info.run_id, end), end))
+    assert len(behind) > 1
+    data = (here / killed.log).read_bytes()
+    flip(here / killed.log, data.index(behind[0].line.encode()) + 5)
+    for _ in range(2):
+        with pytest.raises(LogLost, match=r"are lost.*attest-restore"), served(killed, here):
+            pass
+    attest(here / "data", "", None)
+    with served(killed, here, authority=False) as server:
+        assert server.info is not None
+        assert server.info.version <= killed.version
+    assert verify(here / "data").problems == ()
+
+
+@pytest.mark.parametrize("how", ["flip", "cut"])
+def test_what_the_database_has_lost_is_in_the_log(how: str, killed: Killed, here: Path) -> None:
+    wal = here / WAL
+    if how == "flip":
+        flip(wal, wal.stat().st_size // 2)
+    else:
+        wal.write_bytes(wal.read_bytes()[: wal.stat().st_size * 3 // 4])
+    with served(killed, here) as server:
+        assert server.info is not None
+        assert server.info.version == killed.version
+    found = verify(here / "data")
+    assert (found.problems, found.model_sha256) == ((), killed.model_sha256)
+
+
+def stored_info(here: Path) -> RunInfo:
+    store = open_store("", here / "data")
+    try:
+        info = store.info()
+        assert info is not None
+        return info
+    finally:
+        store.close()
+
+
 def test_the_operator_may_go_on_without_what_is_lost(killed: Killed, here: Path) -> None:
-    flip(here / WAL, (here / WAL).stat().st_size // 2)
+    flip(here / killed.log, (here / killed.log).stat().st_size - 10)
     refused = anabranch(here, "verify", "data", "--json")
     assert refused.returncode == 31
     assert "Traceback" not in refused.stderr
@@ -95,7 +142,7 @@ def test_the_operator_may_go_on_without_what_is_lost(killed: Killed, here: Path)
     )
     with served(killed, here) as server:
         assert server.info is not None
-        assert said["version"] <= server.info.version < killed.version
+        assert said["version"] <= server.info.version <= killed.version
     assert verify(here / "data").problems == ()
 
 
@@ -116,6 +163,7 @@ def test_a_snapshot_ahead_of_the_log_is_no_start(killed: Killed, here: Path) -> 
         database.execute("DELETE FROM updates WHERE seq >= ?", (last,))
         database.execute("DELETE FROM events WHERE seq >= ?", (last,))
     database.close()
+    Segments(here / "data").go_on_from(stored_info(here).run_id, last - 1)  # nor does the log have them
     with pytest.raises(LogLost, match="but a snapshot is of event"), served(killed, here):
         pass
     assert any("but a snapshot is of event" in p for p in verify(here / "data").problems)
@@ -138,6 +186,7 @@ def test_a_snapshot_that_the_log_has_forgotten_is_no_garbage(killed: Killed, her
         ):
             database.execute(f"DELETE FROM {table} WHERE {column} > ?", (seq,))
     database.close()
+    Segments(here / "data").go_on_from(stored_info(here).run_id, seq)
     with pytest.raises(LogLost, match=newest), served(killed, here):
         pass
     assert list((here / "data" / "snapshots").glob(f"{newest}.*"))

@@ -42,17 +42,17 @@ def manifest(tmp_path: Path) -> Manifest:
     return write_manifest(tmp_path / "model", "test", {"w": np.zeros(VALUES, np.float32)})
 
 
-@pytest.fixture(params=["packs", "blobs"])
+@pytest.fixture(params=["log", "blobs"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, manifest: Manifest) -> Iterator[Served]:
-    """A server that has taken some updates; its payloads lie in packs, or in files of their own."""
-    inline = DEFAULT_LIMITS.inline_bytes_max if request.param == "packs" else 1000
+    """A server that has taken some updates; its payloads lie in the log, or in files of their own."""
+    inline = DEFAULT_LIMITS.inline_bytes_max if request.param == "log" else 1000
     table = {"snapshot_every_versions": 1}
     config = server_config(tmp_path / "data", server=table)
     with Served(config, manifest, replace(DEFAULT_LIMITS, inline_bytes_max=inline)) as server:
         device = server.device()
         for _ in range(UPDATES):
             device.work()
-        assert list((tmp_path / "data" / request.param).rglob("*.pack" if inline > 1000 else "??/*"))
+        assert list((tmp_path / "data" / request.param).rglob("*.log" if inline > 1000 else "??/*"))
         yield server
 
 
@@ -77,7 +77,7 @@ def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, m
     served.close()
     with Authority.create(tmp_path / "elsewhere/identity") as authority:
         _, word = put_back(tmp_path / "backup", tmp_path / "elsewhere", authority)
-    assert word.version in (UPDATES - 1, UPDATES)  # the row of a version is written with the next event
+    assert 0 < word.version <= UPDATES  # the rows of versions follow the log
     assert json.loads((tmp_path / "elsewhere" / ATTESTED).read_text())["version"] == word.version
     again = Served(server_config(tmp_path / "elsewhere"), manifest)
     with again:
@@ -88,14 +88,27 @@ def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, m
 
 
 def test_a_copy_of_what_is_damaged_is_none(served: Served, tmp_path: Path) -> None:
-    paths = [*(tmp_path / "data/packs").glob("*.pack"), *(tmp_path / "data/blobs").glob("??/*")]
-    data = bytearray(paths[0].read_bytes())
-    data[100] ^= 1
-    paths[0].write_bytes(data)
+    path, place = next((tmp_path / "data/log").glob("*.log")), 100
+    with closing(sqlite3.connect(tmp_path / "data" / SQLITE_FILE)) as database:
+        query = "SELECT pack_offset, sha256 FROM updates ORDER BY seq LIMIT 1"
+        ((offset, sha256),) = database.execute(query).fetchall()
+    if offset is None:
+        path = tmp_path / "data/blobs" / sha256[:2] / sha256
+    data = bytearray(path.read_bytes())
+    data[place + (offset or 0)] ^= 1
+    path.write_bytes(data)
     with pytest.raises(StoreCorrupt, match="SHA-256"):
         back_up(tmp_path / "data", tmp_path / "backup", proved=False)
     assert not (tmp_path / "backup").exists()
     assert not (tmp_path / f"backup{PARTIAL}").exists()
+
+
+def test_a_copy_that_lacks_what_was_acknowledged_is_none(served: Served, tmp_path: Path) -> None:
+    path = max((tmp_path / "data/log").iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StoreCorrupt, match="acknowledged"):
+        back_up(tmp_path / "data", tmp_path / "backup", proved=False)
+    assert not (tmp_path / "backup").exists()
 
 
 def test_a_snapshot_that_goes_meanwhile_is_not_missed(served: Served, tmp_path: Path) -> None:
@@ -157,7 +170,7 @@ def test_a_damaged_backup_is_not_put_back(served: Served, tmp_path: Path, manife
     whole = shutil.copytree(tmp_path / "backup", tmp_path / "whole")
     with closing(sqlite3.connect(tmp_path / "backup" / SQLITE_FILE)) as database:
         database.execute("UPDATE updates SET weight = 0.25, size_bytes = size_bytes WHERE seq = 3")
-        database.execute("DELETE FROM events WHERE seq = (SELECT MAX(seq) FROM events)")
+        database.execute("DELETE FROM events WHERE seq = 3")
         database.commit()
     new = tmp_path / "new"
     with pytest.raises(StoreError):

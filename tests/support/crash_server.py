@@ -1,7 +1,7 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [private] [standby] [normal] [unsynced] [NAME:N[:stop]] [LIMITS]
+        [broken] [compressed] [units] [private] [standby] [unlogged] [unsynced] [NAME:N[:stop]] [LIMITS]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
@@ -9,7 +9,7 @@ With `units` tasks are of sub-models, chosen by the devices' speed and by what h
 every version has noise of deviation 1. With `standby` it waits while another server leads; the lease is short
 then. With `NAME:N` the process kills itself when it reaches the failpoint for the N-th time; snapshots are
 frequent then. The machine's clock is ahead by as many seconds as the file `clock` beside the data says, if it
-is there. Two flaws that only a power cut shows: `normal` is SQLite's weaker setting, `unsynced` leaves out
+is there. Two flaws that only a power cut shows: `unlogged` does not flush the log, `unsynced` leaves out
 the flushes of files. LIMITS are those of `core/limits.py` that are other than usual, as a JSON object.
 """
 
@@ -37,7 +37,6 @@ from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server import failpoints
 from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import read_manifest
-from anabranch.server.store import database as database_module
 from anabranch.server.store.base import Entry, Projection, RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
@@ -118,9 +117,8 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
         server["snapshot_every_versions"] = 5
         name, nth, *stop = armed[0]
         die_at(name, int(nth), signal.SIGSTOP if stop else signal.SIGKILL)
-    if "normal" in words:
-        weaker = tuple(p.replace("=FULL", "=NORMAL") for p in database_module.PRAGMAS)
-        vars(database_module)["PRAGMAS"] = weaker
+    if "unlogged" in words:
+        vars(os).update(fdatasync=lambda descriptor: None)
     if "unsynced" in words:
         vars(os).update(fsync=lambda descriptor: None, fdatasync=lambda descriptor: None)
     if "standby" in words:

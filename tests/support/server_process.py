@@ -41,7 +41,7 @@ class Plan:
     standby: bool = False
     private: bool = False
     stream: bool = False  # devices speak over streams
-    flaw: str = ""  # "normal" or "unsynced": see crash_server.py
+    flaw: str = ""  # "unlogged" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
     nth: int = 3

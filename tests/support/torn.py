@@ -22,11 +22,11 @@ from anabranch.server.store.factory import SQLITE_FILE, open_store
 from anabranch.server.store.mark import FILE
 from anabranch.server.verify import verify
 
-VALUES = 20_000  # an update is too large for a row of the database: it goes into a pack, or is a file
+VALUES = 20_000  # an update goes into the log, or is a file
 SNAPSHOT_VERSIONS = 3
 UPDATES = 5  # in each of the two lives of the server
 DATABASE, WAL, MARK = (Path("data") / name for name in (SQLITE_FILE, f"{SQLITE_FILE}-wal", FILE))
-LOG = (DATABASE, WAL, MARK)
+SEGMENTS = Path("data") / "log"
 BUGS = (1, None)  # exit codes that say nothing
 
 
@@ -40,6 +40,11 @@ class Killed:
     model_sha256: str
     version: int
     update_ids: tuple[str, ...]
+
+    @property
+    def log(self) -> Path:
+        """The newest segment of the log, relative to the folder."""
+        return max((self.folder / SEGMENTS).iterdir()).relative_to(self.folder)
 
     @property
     def files(self) -> list[Path]:
@@ -59,7 +64,7 @@ class Trial:
 
 
 def killed_server(folder: Path) -> Killed:
-    """A server that has lived twice, and was killed with its newest commits in SQLite's own log alone."""
+    """A server that has lived twice, and was killed with its newest events in the log alone."""
     tensors = {"w": np.zeros(VALUES, np.float32)}
     server = {"snapshot_every_versions": SNAPSHOT_VERSIONS, "lease_min_s": 3600.0}
     left = folder / "killed"
@@ -94,7 +99,8 @@ def try_damage(killed: Killed, seed: int, folder: Path) -> Trial:
     """Damage one file, each in its turn, and look what `verify` and the server's start make of it."""
     chance = random.Random(seed)
     turn, log = divmod(seed, 2)  # every second time it is what has the log
-    name = LOG[turn % len(LOG)] if log else killed.files[turn % len(killed.files)]
+    logs = (killed.log, DATABASE, WAL, MARK)
+    name = logs[turn % len(logs)] if log else killed.files[turn % len(killed.files)]
     data = bytearray((killed.folder / name).read_bytes())
     place = chance.randrange(len(data))
     if chance.random() < 0.5:
