@@ -68,7 +68,8 @@ class Packs:
     def _files(self) -> Iterator[tuple[int, Path]]:
         for folder, end in FOLDERS.items():
             for path in (self._data_dir / folder).glob(f"*{end}"):
-                yield int(path.stem), path
+                if path.stem.isdecimal():
+                    yield int(path.stem), path
 
 
 def read_payload(row: Any, packs: Packs) -> bytes:

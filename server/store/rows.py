@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from anabranch.core.errors import ManifestMismatch, StoreError
@@ -15,7 +15,6 @@ from anabranch.server.store.packs import PackPlace
 
 Row = dict[str, Any]
 BIGINT_MAX = (1 << 63) - 1
-_OPTIONAL = ({"client_id"}, {"payload", "pack", "pack_offset"})  # of a new event, of what came with it
 
 
 def storable(text: str) -> str:
@@ -113,24 +112,33 @@ def check_entry(entry: Entry) -> None:
 
 
 def _flaw(entry: Entry) -> str:
-    found, size_bytes = [event_row(0, entry)], 0
-    if update_id_of(entry) is not None:
-        found.append(update_row(0, entry, None))
-    elif is_mask_sum(entry):
-        found.append(mask_sum_row(0, entry, None))
-    elif entry.record["kind"] == "enrolled":
-        client_row(entry.record)["client_id"].encode()
-    if len(found) > 1:
-        size_bytes = found[1]["size_bytes"]
-    for row, optional in zip(found, _OPTIONAL, strict=False):
-        for name, value in row.items():
-            if isinstance(value, str):
-                value.encode()  # lone surrogates are no text
-            elif name not in optional and (value is None or value != value):
-                return f"{name} is {value!r}"
-    if entry.inline is not None and len(entry.inline) != size_bytes:
-        return f"{len(entry.inline)} bytes came with it, {size_bytes} are named"
+    flaw = _row_flaw(event_row(0, entry), {"client_id"})
+    brought = {"update": update_row, "mask_sum": mask_sum_row}.get(entry.record["kind"])
+    if brought is not None:
+        row = brought(0, entry, None)
+        return flaw or _row_flaw(row, {"payload", "pack", "pack_offset"}) or _payload_flaw(entry, row)
+    if entry.record["kind"] == "enrolled":
+        flaw = flaw or _row_flaw(client_row(entry.record), set())
+    return flaw if entry.inline is None else flaw or "bytes came with it, and none are named"
+
+
+def _row_flaw(row: Row, optional: Set[str]) -> str:
+    for name, value in row.items():
+        if isinstance(value, str):
+            value.encode()  # lone surrogates are no text
+        elif name not in optional and (value is None or value != value):
+            return f"{name} is {value!r}"
     return ""
+
+
+def _payload_flaw(entry: Entry, row: Row) -> str:
+    size_bytes = row["size_bytes"]
+    if not 0 <= size_bytes <= BIGINT_MAX:
+        return f"size_bytes is {size_bytes}"
+    if entry.inline is None:
+        return "its payload is not with it" if is_mask_sum(entry) else ""
+    came = len(entry.inline)
+    return "" if came == size_bytes else f"{came} bytes came with it, {size_bytes} are named"
 
 
 def receipt_of(row: Mapping[str, Any]) -> Receipt:

@@ -161,7 +161,10 @@ class Segments:
         """What was begun does not count. If it cannot be cut off: the next segment's header says the same."""
         if self._descriptor is not None:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)
+                if self._size:
+                    os.ftruncate(self._descriptor, self._size)
+                else:  # its header did not get there
+                    self._path(self._number).unlink()
             self.close()
 
     def go_on_from(self, run_id: str, end: int) -> None:
@@ -228,7 +231,7 @@ class Segments:
         path = self._path(number)
         try:
             with _opened(path) as descriptor:
-                data, size = os.pread(descriptor, HEADER_BYTES, 0), os.fstat(descriptor).st_size
+                size, data = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
         except OSError as error:
             raise StoreCorrupt(f"{path} cannot be read ({error}): restore a backup") from error
         if _is_checked(data, HEADER_BYTES):
@@ -242,7 +245,7 @@ class Segments:
         raise LogLost(f"{path} is damaged in its beginning, and what follows cannot be told: {ATTEST}")
 
     def _numbers(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.folder.glob("*.log"))
+        return sorted(int(path.stem) for path in self.folder.glob("*.log") if path.stem.isdecimal())
 
     def _path(self, number: int) -> Path:
         return segment_path(self.folder.parent, number)
@@ -271,6 +274,8 @@ def _events_of(segment: Segment, after: int, limit: int | None) -> Generator[Log
                 if batch is None:
                     break
                 if batch.first > after + 1:
+                    if _is_whole(descriptor, at, segment.salt, end + 1):
+                        continue  # it was being written, and so was what is behind it by now
                     raise _lost(segment, end)
                 at, end = batch.at, batch.first - 1  # only what the rows have is damaged
                 continue
@@ -316,6 +321,11 @@ def _body(descriptor: int, batch: _Batch) -> bytes | None:
         return None
     body = os.pread(descriptor, batch.size, batch.at + BATCH_BYTES)
     return body if len(body) == batch.size and loops.crc32(body) == batch.crc else None
+
+
+def _is_whole(descriptor: int, at: int, salt: bytes, first: int) -> bool:
+    batch = _batch(descriptor, at, salt)
+    return batch is not None and batch.first == first and _body(descriptor, batch) is not None
 
 
 def _found(descriptor: int, at: int, salt: bytes) -> _Batch | None:

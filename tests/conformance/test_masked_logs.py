@@ -118,11 +118,14 @@ def test_an_answer_that_is_damaged_is_found(tmp_path: Path) -> None:
     answers(store)
     store.close()
     with closing(sqlite3.connect(tmp_path / "data" / "anabranch.db")) as database:
-        database.execute("UPDATE mask_sums SET payload = x'0000000000000000' WHERE seq = 1")
+        places = database.execute("SELECT pack, pack_offset FROM mask_sums WHERE seq < 3").fetchall()
         database.execute("DELETE FROM mask_sums WHERE seq = 3")
         database.commit()
-    pack = next((tmp_path / "data" / "packs").iterdir())
-    pack.write_bytes(b"x" + pack.read_bytes()[1:])
+    for number, offset in places:
+        path = tmp_path / "data" / "log" / f"{number:06d}.log"
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 1
+        path.write_bytes(data)
     found = Backend("sqlite", "", tmp_path / "data").open().problems()
     assert [line for line in found if "answer" in line and "row" in line] == [
         "event 3 is a keeper's answer without a row in mask_sums"

@@ -143,6 +143,20 @@ def test_a_failed_batch_leaves_nothing(on_disk: Backend, a_history: History) -> 
     store.close()
 
 
+def test_what_no_table_takes_is_not_in_the_log_either(on_disk: Backend) -> None:
+    store = on_disk.start()
+    store.append([update(1)])
+    record = dict(update(2).record)
+    record["payload"] = {**record["payload"], "size_bytes": 1 << 63}
+    record["flaw"] = "too large"  # its payload need not be there
+    with pytest.raises((StoreError, OverflowError)):
+        store.append([Entry(record)])
+    store.close()
+    store = on_disk.start()
+    assert store.append([update(2)]) == [2]
+    store.close()
+
+
 def test_a_database_that_is_full_says_so(on_disk: Backend) -> None:
     store = on_disk.start()
     assert isinstance(store, SqlStore)

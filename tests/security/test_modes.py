@@ -66,7 +66,7 @@ def test_a_servers_data(tmp_path: Path) -> None:
             assert (data / "anabranch.db-wal").exists()
         assert loose(data) == []
         kinds = {path.suffix for path in data.rglob("*") if path.is_file()}
-        assert {".db", ".pack", ".safetensors", ".bin"} <= kinds
+        assert {".db", ".log", ".safetensors", ".bin"} <= kinds
         open_to_all(data)
     assert {".part"} <= kinds
     assert any((data / "blobs").rglob("*"))

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreFull
+from anabranch.server.store import segments
 from anabranch.server.store.packs import PackPlace, Packs
 from anabranch.server.store.segments import HEADER_BYTES, LoggedEvent, Segments
 
@@ -209,6 +210,30 @@ def test_an_operator_lets_it_go_on_without_what_is_lost(tmp_path: Path) -> None:
     again.append(2, [("other", None)])
     again.close()
     assert read(tmp_path) == ([(1, "a"), (2, "other")], False)
+
+
+def test_a_batch_that_becomes_whole_while_it_is_read_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process reads: the second batch is half there at its first look, and so is none behind it."""
+    log = written(tmp_path, [[("a", None)], [("b", b"payload")], [("c", None)]])
+    path, end = log.ends[1]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: end - 3])
+    found = segments._found
+
+    def later(descriptor: int, at: int, salt: bytes) -> object:
+        path.write_bytes(whole)  # in place: the descriptor is of the same file
+        return found(descriptor, at, salt)
+
+    monkeypatch.setattr(segments, "_found", later)
+    assert read(tmp_path) == (log.lines(1, 3), False)
+
+
+def test_what_lies_beside_the_segments_is_none(tmp_path: Path) -> None:
+    log = written(tmp_path, [[("a", None)]])
+    (tmp_path / "log" / "old.log").write_bytes(b"of somebody else")
+    assert read(tmp_path) == (log.lines(1, 1), False)
 
 
 def test_the_log_of_another_run_is_refused(tmp_path: Path) -> None:
