@@ -231,6 +231,7 @@ class Books:
         except StoreFull as full:
             for call in calls:
                 call.error = full
+            self._trim_if_due()  # it makes room
             return
         before = self.seq
         for call, seq, entry in zip(calls, seqs, entries, strict=True):
@@ -242,11 +243,12 @@ class Books:
         self.models.retain_parts(self.engine.ledger.tasks)
         if calls[-1].event is not None:
             self._save_if_due(calls[-1].event.now)
-        if self._trims and time.monotonic() >= self._trims_at:
-            self._trim()
+        self._trim_if_due()
 
-    def _trim(self) -> None:
+    def _trim_if_due(self) -> None:
         """Drop a piece of what need not be kept of the log."""
+        if not self._trims or time.monotonic() < self._trims_at:
+            return
         try:
             self._trims = self.store.trim(TRIMMED_AT_ONCE) > 0
         except (StoreFull, StoreCorrupt) as error:  # no room to make room, or no archive of what is damaged

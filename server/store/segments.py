@@ -34,6 +34,8 @@ from anabranch.server.store.packs import PackPlace
 
 FOLDER = "log"
 SEGMENT_BYTES = 256 * MIB  # a segment is closed when it is this large
+TRIMMED_BYTES = 16 * MIB  # or this, where what is kept of the log begins in it
+SHARE = 8  # or such a part of what the data directory may hold
 MAGIC, BATCH_MAGIC = b"ANBRLOG1", b"\xa5BTC"
 NONE = 0xFFFFFFFF
 ATTEST = "restore a backup or, to go on without what is lost, say so with `anabranch admin attest-restore`"
@@ -89,8 +91,9 @@ class Segments:
     Another process may read while one writes: of the batch that is being written it sees nothing.
     """
 
-    def __init__(self, data_dir: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self.folder, self._segment_bytes = data_dir / FOLDER, segment_bytes
+    def __init__(self, data_dir: Path, segment_bytes: int = SEGMENT_BYTES, held_bytes_max: int = 0) -> None:
+        self.folder = data_dir / FOLDER
+        self._segment_bytes = min(segment_bytes, held_bytes_max // SHARE or segment_bytes)
         self._descriptor: int | None = None
         self._number, self._size = 0, 0
         self._run, self._salt = bytes(16), bytes(8)
@@ -175,6 +178,14 @@ class Segments:
         with disk_errors("writing the log"):
             self._begin(end + 1)
         self.close()
+
+    def end_soon(self) -> None:
+        """What is kept of the log begins in the segment at hand: if it is large, the next goes on from here.
+
+        A segment is removed whole, so what was dropped of it would take room until it were full.
+        """
+        if self._size >= min(TRIMMED_BYTES, self._segment_bytes // 2):
+            self.close()
 
     def close(self) -> None:
         """Write no more into the segment at hand."""

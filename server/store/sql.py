@@ -104,7 +104,8 @@ class SqlStore:
         shared = not base.is_sqlite
         self._blobs = ChunkedBlobs(base, data_dir, limits) if shared else BlobStore(data_dir, limits)
         self._packs, self._marks = Packs(data_dir), MarkFile(data_dir)
-        self._segments, self._following = Segments(data_dir), Following()
+        self._segments = Segments(data_dir, held_bytes_max=disk_bytes_max)
+        self._following = Following()
         self._overlay = Overlay(self._segments)
         self._writes = False
         files: type[SnapshotFiles] = SnapshotFiles
@@ -241,7 +242,8 @@ class SqlStore:
         In SQLite's case rows follow the log later, all of them at the latest with a call without entries.
         """
         check_space(self._data_dir, self._limits.free_disk_bytes_min)
-        self._quota.check()
+        if entries:  # what is in the log is written up, and dropped, whatever is held
+            self._quota.check()
         if self._database.is_sqlite:
             return self._append_to_log(entries, projections)
         with self._committing() as connection:
@@ -488,6 +490,8 @@ class SqlStore:
         self._begin = self._begin if piece.events else 0
         self._dropped = self._blobs.remove(gone)
         newest = self._packs.newest()  # it may be written into
+        if first_pack is None or first_pack >= newest:
+            self._segments.end_soon()
         self._packs.remove_before(newest if first_pack is None else min(first_pack, newest))
         return piece.events
 

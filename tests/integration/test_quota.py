@@ -9,12 +9,17 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from stores import INFO, LIMITS, published, reference, snapshot, update
 from wire import Device, Served, server_config
 
 from anabranch.core.errors import StoreFull
 from anabranch.core.limits import MIB
+from anabranch.core.retention import Keep
 from anabranch.server.manifest import write_manifest
+from anabranch.server.store.base import ChainLink, Projection
+from anabranch.server.store.factory import open_store
 from anabranch.server.store.quota import EVERY_S, Quota, held_bytes
+from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
 
 
@@ -43,6 +48,32 @@ def filled(device: Device) -> tuple[int, Any]:
         except grpc.RpcError as error:
             return taken, error
     raise AssertionError
+
+
+def test_what_is_dropped_makes_room(tmp_path: Path) -> None:
+    """Four times as much as may be held comes in, and little of it is to be kept."""
+    bound, rounds, size = 16 * MIB, 64, 16_000
+    store = open_store("", tmp_path, LIMITS, disk_bytes_max=bound)
+    assert isinstance(store, SqlStore)
+    store._quota = Quota(tmp_path, bound, count(0.0, 1000.0).__next__)  # it looks each time
+    store.start(INFO)
+    for version in range(1, rounds + 1):
+        first = 64 * (version - 1)
+        (seq, *_) = store.append([update(first + n, f"{first + n}".encode().ljust(size)) for n in range(64)])
+        assert seq is not None
+        link = ChainLink(f"{version:064x}", f"{version:064x}")
+        store.append([], [Projection(seq, 3.0, (published(version),), {}, {version: link})])
+        store.save_snapshot(snapshot(version), seq, float(version), Keep.of("versions:1"))
+        while store.trim(1000):
+            pass
+    assert held_bytes(tmp_path) < bound < rounds * 64 * size // 3
+    store._quota = Quota(tmp_path, 1)
+    with pytest.raises(StoreFull):
+        store.append([update(0)])
+    store.append([], [Projection(seq, 4.0, ())])  # what is in the log is written up all the same
+    data = f"{64 * rounds - 1}".encode().ljust(size)
+    assert bytes(store.payload(reference(update(64 * rounds - 1, data)))) == data
+    store.close()
 
 
 def test_it_looks_now_and_then(tmp_path: Path) -> None:

@@ -145,6 +145,11 @@ def test_the_log_is_dropped_piece_by_piece_and_a_full_disk_is_given_time(
     desk.books._trims_at -= TRIMMED_AGAIN_S
     desk.enrol("h")
     assert len(store.trimmed) == 6
+    desk.books.save(desk.tick())
+    store.fails["append"] = StoreFull("over its bound")
+    desk.books.commit([Call(ev.Enrolled(desk.tick(), "i", Capability()))])
+    assert len(store.trimmed) == 7, "what is refused waits for just that"
+    store.fails.clear()
     desk.drop()
 
 

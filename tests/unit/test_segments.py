@@ -230,6 +230,17 @@ def test_a_batch_that_becomes_whole_while_it_is_read_is_no_loss(
     assert read(tmp_path) == (log.lines(1, 3), False)
 
 
+def test_where_the_log_is_trimmed_a_segment_ends_early(tmp_path: Path) -> None:
+    log = Segments(tmp_path, held_bytes_max=8 * 400)
+    log.prepare(RUN, 0)
+    for seq in range(1, 7):
+        log.append(seq, [("a", bytes(70))])
+        log.end_soon()
+    log.close()
+    assert [_size(tmp_path, number) < 400 for number in (1, 2, 3)] == [True] * 3
+    assert len(read(tmp_path)[0]) == 6
+
+
 def test_what_lies_beside_the_segments_is_none(tmp_path: Path) -> None:
     log = written(tmp_path, [[("a", None)]])
     (tmp_path / "log" / "old.log").write_bytes(b"of somebody else")
