@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from anabranch.core.errors import LogLost, StoreCorrupt
 from anabranch.core.kernels.chosen import loops
-from anabranch.core.limits import MIB
+from anabranch.core.limits import KIB, MIB
 from anabranch.server.failpoints import reach
 from anabranch.server.store.files import disk_errors, make_own_folder, open_file, sync_folder
 from anabranch.server.store.packs import PackPlace
@@ -45,7 +45,10 @@ _BATCH = struct.Struct("<4s8sQIQI")
 _EVENT = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 HEADER_BYTES, BATCH_BYTES = _HEADER.size + _CRC.size, _BATCH.size + _CRC.size
-_SEARCHED = MIB
+_SEARCHED = 64 * KIB
+
+
+State = tuple[tuple[int, int], ...]  # the numbers and bytes of the files, in order
 
 
 class LoggedEvent(NamedTuple):
@@ -195,7 +198,7 @@ class Segments:
 
     # --- reading -----------------------------------------------------------------------------
 
-    def state(self) -> tuple[tuple[int, int], ...]:
+    def state(self) -> State:
         """The numbers and bytes of the files: another answer, another log."""
         found = []
         for number in self._numbers():
@@ -235,7 +238,12 @@ class Segments:
         """
         for n, segment in enumerate(segments):
             limit = segments[n + 1].first - 1 if n + 1 < len(segments) else None
-            after = yield from _events_of(segment, after, limit)
+            try:
+                after = yield from _events_of(segment, after, limit)
+            except FileNotFoundError as error:
+                raise LogLost(f"{segment.path} is gone: {ATTEST}") from error
+            except OSError as error:
+                raise StoreCorrupt(f"{segment.path} cannot be read ({error}): restore a backup") from error
 
     def _segment(self, number: int, run_id: str) -> Segment | None:
         """None for one in which there is nothing yet. Raises `LogLost`, `StoreCorrupt`."""
@@ -243,6 +251,8 @@ class Segments:
         try:
             with _opened(path) as descriptor:
                 size, data = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
+        except FileNotFoundError:  # it was removed just now: of its events there are rows
+            return None
         except OSError as error:
             raise StoreCorrupt(f"{path} cannot be read ({error}): restore a backup") from error
         if _is_checked(data, HEADER_BYTES):
@@ -274,8 +284,8 @@ def run_of(run_id: str) -> bytes:
 
 def _events_of(segment: Segment, after: int, limit: int | None) -> Generator[LoggedEvent, None, int]:
     """Events after one, up to `limit`, where the next segment goes on; returns the last that is whole."""
-    at, end = HEADER_BYTES, segment.first - 1
     with _opened(segment.path) as descriptor:
+        at, end = _place(descriptor, segment, after)
         while limit is None or end < limit:
             batch = _batch(descriptor, at, segment.salt)
             whole = batch is not None and batch.first == end + 1
@@ -296,6 +306,23 @@ def _events_of(segment: Segment, after: int, limit: int | None) -> Generator[Log
     if limit is not None and end < limit and limit > after:
         raise _lost(segment, end)
     return max(end, after)
+
+
+def _place(descriptor: int, segment: Segment, after: int) -> tuple[int, int]:
+    """Where a batch begins that is not far before what follows an event, and the last event before that batch.
+
+    By halves: a batch is found from any byte on, so a look does not take longer where the segment is large.
+    """
+    at, end = HEADER_BYTES, segment.first - 1
+    low, high = at, os.fstat(descriptor).st_size
+    while high - low > _SEARCHED:
+        middle = (low + high) // 2
+        batch = _found(descriptor, middle, segment.salt)
+        if batch is None or batch.first > after + 1:
+            high = middle
+        else:
+            low, at, end = batch.at, batch.at, batch.first - 1
+    return at, end
 
 
 def _lost(segment: Segment, end: int) -> LogLost:

@@ -382,9 +382,16 @@ class SqlStore:
         if self._writes:
             self._complete()
             return
-        with self._database.transaction() as connection:
-            if revision.has_tables(connection) and (run_id := connection.scalar(select(runs.c.run_id))):
-                self._overlay.lay(connection, run_id)
+        flawed_at = None
+        while True:
+            with self._database.transaction() as connection:
+                if revision.has_tables(connection) and (run_id := connection.scalar(select(runs.c.run_id))):
+                    self._overlay.lay(connection, run_id)
+            if self._overlay.flaw is None or self._overlay.rows_end == flawed_at:
+                return
+            # Perhaps the server has written the rows, and removed the segment: then there are more rows now.
+            flawed_at = self._overlay.rows_end
+            self._overlay.look_again()
 
     def payload(self, reference: Payload) -> bytes | memoryview:
         """The bytes of an update, or of a keeper's answer. Raises `StoreCorrupt`."""

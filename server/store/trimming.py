@@ -50,7 +50,7 @@ def begins_late(connection: Connection) -> bool:
 
 def first_event(connection: Connection) -> int:
     """The first event that is here."""
-    return connection.scalar(select(func.min(events.c.seq))) or 1
+    return connection.scalar(select(events.c.seq).order_by(events.c.seq).limit(1)) or 1
 
 
 def retained(connection: Connection, keep: Keep) -> tuple[KeptSnapshots, int]:

@@ -241,6 +241,22 @@ def test_where_the_log_is_trimmed_a_segment_ends_early(tmp_path: Path) -> None:
     assert len(read(tmp_path)[0]) == 6
 
 
+def test_a_look_at_the_end_of_a_long_segment_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fdatasync", lambda _: None)
+    log = written(tmp_path, [[("a", bytes(1000))]] * 2000)
+    look, looks = segments._batch, []
+
+    def counted(descriptor: int, at: int, salt: bytes) -> object:
+        looks.append(at)
+        return look(descriptor, at, salt)
+
+    monkeypatch.setattr(segments, "_batch", counted)
+    for after in (0, 1, 777, 1990, 1999, 2000):
+        looks.clear()
+        assert read(tmp_path, after) == (log.lines(after + 1, 2000), False)
+        assert len(looks) < 2000 - after + 200
+
+
 def test_what_lies_beside_the_segments_is_none(tmp_path: Path) -> None:
     log = written(tmp_path, [[("a", None)]])
     (tmp_path / "log" / "old.log").write_bytes(b"of somebody else")

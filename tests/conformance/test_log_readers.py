@@ -1,0 +1,175 @@
+"""Another process looks while a server writes: it sees all that is acknowledged, though no row has it yet."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from stores import INFO, LIMITS, asked, logged, numbered, reference, update
+
+from anabranch.core.errors import StoreFull
+from anabranch.core.retention import Keep
+from anabranch.server.store.base import ChainLink, Entry, Projection, Store
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.overlay import Overlay
+from anabranch.server.store.sql import SqlStore
+from anabranch.testing.store import published, snapshot
+
+
+def opened(folder: Path) -> SqlStore:
+    store = open_store("", folder, LIMITS)
+    assert isinstance(store, SqlStore)
+    return store
+
+
+def started(folder: Path) -> SqlStore:
+    store = opened(folder)
+    store.start(INFO)
+    return store
+
+
+class Work:
+    """A server that does one thing or another, and what it has acknowledged."""
+
+    def __init__(self, folder: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.random, self.patch = folder, random.Random(seed), patch
+        self.store, self.known = started(folder), list[Entry]()
+
+    def step(self) -> None:
+        """The next thing."""
+        steps = (self.append, self.append, self.append, self.rows, self.ends, self.refused, self.killed)
+        self.random.choice(steps)()
+
+    def some(self) -> list[Entry]:
+        """A few events."""
+        first, count = len(self.known) + 1, self.random.randint(1, 4)
+        return [update(n) if self.random.random() < 0.7 else asked(f"t{n}") for n in range(first, first + count)]
+
+    def append(self) -> None:
+        some = self.some()
+        self.store.append(some)
+        self.known += some
+
+    def rows(self) -> None:
+        self.store.append([], [Projection(1, 1.0, ())])
+
+    def ends(self) -> None:
+        self.store._segments.close()
+
+    def refused(self) -> None:
+        """Another process may have seen it while it was written."""
+
+        def no_space(_: int) -> None:
+            self.seen()
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        with self.patch.context() as patch, pytest.raises(StoreFull):
+            patch.setattr(os, "fdatasync", no_space)
+            self.store.append([update(len(self.known) + 1, b"refused"), asked("refused")])
+
+    def seen(self) -> None:
+        """By whoever looks."""
+
+    def killed(self) -> None:
+        self.store._following.clear()
+        self.store._database.close()
+        assert self.store._lock is not None
+        self.store._lock.release()
+        self.store = started(self.folder)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reader_sees_what_is_acknowledged(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(tmp_path, seed, monkeypatch)
+    work.append()
+    reader = opened(tmp_path)
+    work.seen = lambda: list(reader.records()) and None  # type: ignore[method-assign]
+    for _ in range(40):
+        work.step()
+        if work.random.random() < 0.7:
+            check(reader, work.known)
+    check(reader, work.known)
+    assert [line for line in reader.problems() if "decided" not in line] == []
+    reader.close()
+    work.store.close()
+
+
+def check(reader: Store, known: list[Entry]) -> None:
+    assert logged(reader) == numbered(known)
+    for entry in known:
+        if entry.record["kind"] == "update":
+            assert bytes(reader.payload(reference(entry))) == entry.inline
+
+
+def test_a_look_that_fails_leaves_the_next_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reader = started(tmp_path), opened(tmp_path)
+    known = [update(1), asked("t2"), update(3)]
+    put = Overlay._put
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for entry in known:
+        store.append([entry])
+        monkeypatch.setattr(Overlay, "_put", cut)
+        with pytest.raises(KeyboardInterrupt):
+            logged(reader)
+        monkeypatch.setattr(Overlay, "_put", put)
+    check(reader, known)
+    reader.close()
+    store.close()
+
+
+def test_a_segment_that_goes_while_another_process_looks_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, reader, known = started(tmp_path), opened(tmp_path), [update(n) for n in range(1, 5)]
+    store.append(known[:1])
+    needed = reader._segments.needed
+
+    def slow(run_id: str, after: int) -> object:
+        """Between the look at the rows and the look at the log the server goes on, and trims."""
+        monkeypatch.setattr(reader._segments, "needed", needed)
+        for version, entry in enumerate(known[1:], 2):
+            store._segments.close()
+            store.append([entry])
+            link = ChainLink(f"{version:064x}", f"{version:064x}")
+            store.append([], [Projection(version, 3.0, (published(version - 1),), {}, {version - 1: link})])
+        for seq in (2, 3, 4):
+            store.save_snapshot(snapshot(seq - 1), seq, float(seq), Keep.of("versions:1"))
+        while store.trim(10):
+            pass
+        return needed(run_id, after)
+
+    monkeypatch.setattr(reader._segments, "needed", slow)
+    assert not any("attest" in line for line in reader.problems())
+    assert len(list((tmp_path / "log").iterdir())) < len(known)
+    reader.close()
+    store.close()
+
+
+def test_what_is_lost_is_told_each_time(tmp_path: Path) -> None:
+    store, reader = started(tmp_path), opened(tmp_path)
+    for n in range(1, 4):
+        store.append([update(n)])
+    path = tmp_path / "log/000001.log"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"payload 2")] ^= 1
+    path.write_bytes(data)
+    for _ in range(2):
+        assert [seq for seq, _ in reader.records()] == [1]
+        assert any("events are lost" in line for line in reader.problems())
+    store.append([])
+    with closing(sqlite3.connect(tmp_path / "anabranch.db")) as rows:
+        assert rows.execute("SELECT count(*) FROM events").fetchone() == (3,)
+    assert [seq for seq, _ in reader.records()] == [1, 2, 3]
+    assert not any("events are lost" in line for line in reader.problems())
+    reader.close()
+    store.close()
