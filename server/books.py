@@ -257,6 +257,7 @@ class Books:
 
     def _append(self, entries: list[Entry]) -> list[int | None]:
         if not entries and not self._projections:
+            self.store.append([])  # what it was given before may wait for its rows
             return []
         with _timed(self.metrics.append_s):
             seqs = self.store.append(entries, self._projections)

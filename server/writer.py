@@ -261,7 +261,9 @@ class Writer:
         for call in answered:
             if isinstance(call.event, ev.Returned):
                 self._has_returned(call.error)
-        if self._follow is None and not self._closing and any(call.seq for call in batch):
+        # After resends as well, and where there was no room for rows: what came of earlier events may wait.
+        behind = any((call.event is None) != (call.error is None) for call in answered)
+        if self._follow is None and not self._closing and behind:
             self._follow = loop.call_later(FOLLOWED_S, self._enqueue_rows)
         deadline = self.now() if self._returning else self.glance.deadline
         # One that waits already is late enough; another would be due at once, and wait as well.

@@ -18,7 +18,8 @@ Laws:
    never try again) and recover.
 
 6. What `acknowledge` was told is kept apart from the log, so that the log cannot lose it as well. A log that
-   ends before it, or before a snapshot, raises `LogLost` at `start` and `load`, and is left as it is.
+   ends before it, or before a snapshot, raises `LogLost` at `start` and `load`, and is left as it is. Where
+   only a replay tells (a snapshot that no row names), the first `acknowledge` after it does.
 7. A log need not begin with its first event (`trim`); then it begins with a snapshot (`first`). What goes by
    that is behind the newest two snapshots, and never counts as missing.
 7. Where servers share a store, one leads. What any other tries to write raises `LeadershipLost`, and nothing
@@ -219,7 +220,10 @@ class Store(Log, Protocol):
         ...
 
     def acknowledge(self, mark: Mark) -> None:
-        """Remember, durably, that the log has come so far: before anybody hears it. Raises `DiskFailed`."""
+        """Remember, durably, that the log has come so far: before anybody hears it. Raises `DiskFailed`.
+
+        All that `load` gave, and what came of it, has been appended before the first.
+        """
         ...
 
     def disown(self) -> None:

@@ -112,6 +112,7 @@ class SqlStore:
         self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
         self._lock: FolderLock | None = None
         self._last_seq = 0
+        self._is_ahead = False  # a snapshot is of a version that no row has published
         self._begin = 0  # the event that the log may begin with
         self._dropped: set[str] = set()  # payloads of events that are gone, which are files still
 
@@ -220,7 +221,7 @@ class SqlStore:
             check_snapshots(connection, end, name)
             if self._overlay.flaw is not None:
                 raise self._overlay.flaw
-            # Of what is in the log alone nothing is published in the rows.
+            # Of what is in the log alone nothing is published in the rows: that is for `acknowledge` to tell.
             if self._database.is_sqlite and not self._overlay.size:
                 check_files(connection, self._snapshots, name)
 
@@ -230,9 +231,17 @@ class SqlStore:
             files = select(u.sha256).where(u.payload.is_(None), u.pack.is_(None), ~u.flawed)
             referenced = set(connection.scalars(files))
             kept = set(connection.scalars(select(snapshots.c.sha256)))
+            ahead = files_ahead(connection, self._snapshots) if self._database.is_sqlite else []
+        self._is_ahead = bool(ahead)
         if gone := self._blobs.collect_garbage(referenced):
             log.info("removed %d files that nothing references", len(gone))
-        self._snapshots.remove_all_but(kept)
+        self._snapshots.remove_all_but(kept.union(ahead))
+
+    def _check_ahead(self) -> None:
+        """All that was in the log alone is replayed: raises `LogLost` where a snapshot is of a later version."""
+        with self._reading() as connection:
+            check_files(connection, self._snapshots, self._database.name)
+        self._collect_garbage()
 
     # --- the log -----------------------------------------------------------------------------
 
@@ -241,6 +250,8 @@ class SqlStore:
 
         In SQLite's case rows follow the log later, all of them at the latest with a call without entries.
         """
+        if not (entries or projections or self._following):
+            return []
         check_space(self._data_dir, self._limits.free_disk_bytes_min)
         if entries:  # what is in the log is written up, and dropped, whatever is held
             self._quota.check()
@@ -322,7 +333,9 @@ class SqlStore:
         return found if info is not None and info.run_id == found.run_id else None
 
     def acknowledge(self, mark: Mark) -> None:
-        """Remember, durably, that the log had come so far."""
+        """Remember, durably, that the log had come so far. The first one may raise `LogLost`."""
+        if self._is_ahead:
+            self._check_ahead()
         self._marks.write(mark, flushed=not self._database.is_sqlite)
         reach("marked")
 

@@ -10,9 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from desks import Desk, settings
 from stores import INFO, LIMITS, asked, logged, numbered, reference, update
 
-from anabranch.core.errors import StoreFull
+from anabranch.core.errors import LogLost, StoreFull
 from anabranch.core.retention import Keep
 from anabranch.server.store.base import ChainLink, Entry, Projection, Store
 from anabranch.server.store.factory import open_store
@@ -154,6 +155,51 @@ def test_a_segment_that_goes_while_another_process_looks_is_no_loss(
     assert len(list((tmp_path / "log").iterdir())) < len(known)
     reader.close()
     store.close()
+
+
+def test_what_came_of_earlier_events_is_written_though_only_resends_follow(tmp_path: Path) -> None:
+    """What a snapshot has folded is in the rows before its file is written."""
+    desk = Desk(opened(tmp_path), tmp_path, settings())
+    desk.enrol("a")
+    for number in range(2):
+        desk.push(desk.ask("a", f"t{number}"), 1.0)
+    store, (*_, (_, record)) = desk.store, desk.store.records()  # all events have rows now
+    assert store.append([Entry(record)], desk.books._projections) == [None]  # a resend
+    desk.books._projections = []
+    desk.books.project()
+    with closing(sqlite3.connect(tmp_path / "anabranch.db")) as rows:
+        assert rows.execute("SELECT count(*) FROM model_versions").fetchone() == (1,)
+    desk.drop()
+
+
+def killed_with_a_snapshot(folder: Path, version: int) -> Path:
+    """What a server had that made one version, which its rows do not have, and the file of a snapshot."""
+    desk = Desk(opened(folder), folder, settings())
+    desk.work(2)
+    store = desk.store
+    assert isinstance(store, SqlStore)
+    path = store._snapshots.path(store.write_snapshot(snapshot(version)))
+    store._following.clear()
+    desk.drop()
+    with closing(sqlite3.connect(folder / "anabranch.db")) as rows:
+        assert rows.execute("SELECT count(*) FROM model_versions").fetchone() == (0,)
+    return path
+
+
+def test_a_snapshot_of_a_version_that_no_replay_comes_to_is_a_loss_and_is_kept(tmp_path: Path) -> None:
+    path = killed_with_a_snapshot(tmp_path, 2)
+    for _ in range(2):
+        with pytest.raises(LogLost, match=path.name):
+            Desk(store := opened(tmp_path), tmp_path, settings())
+        store.close()
+        assert path.exists()
+
+
+def test_a_snapshot_of_a_version_that_a_replay_comes_to_is_none(tmp_path: Path) -> None:
+    path = killed_with_a_snapshot(tmp_path, 1)
+    desk = Desk(opened(tmp_path), tmp_path, settings())
+    assert not path.exists(), "no row names it: it is made again"
+    desk.drop()
 
 
 def test_what_is_lost_is_told_each_time(tmp_path: Path) -> None:

@@ -133,6 +133,30 @@ def test_a_full_disk_is_given_time(tmp_path: Path) -> None:
     assert min(pauses) > 0.9 * RETRY_FULL_DISK_S
 
 
+def test_rows_that_find_no_room_are_tried_again_though_nothing_comes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.server.writer.FOLLOWED_S", 0.01)
+    store, tried = Watched(), threading.Event()
+    desk = Desk(store, tmp_path, settings())
+
+    def full() -> None:
+        if store.sizes[-1] == 0:
+            if store.sizes[-3:] == [0, 0, 0]:
+                tried.set()
+            raise StoreFull("no room")
+
+    async def run() -> None:
+        store.before = full
+        writer = writer_of(desk)
+        await writer.submit(enrolled(0))
+        assert await asyncio.to_thread(tried.wait, WAIT_S)
+        store.before = lambda: None
+        await writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
 def test_a_return_that_meets_a_full_disk_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
