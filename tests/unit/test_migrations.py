@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, make_url, text
 
 from anabranch.core.errors import StoreNewer
-from anabranch.server.store.base import RunInfo
+from anabranch.server.store.base import Entry, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.migrations import current_revision, downgrade, newest_revision, upgrade
@@ -106,6 +106,23 @@ def test_a_newer_database_is_refused(database: Database) -> None:
         connection.execute(text("UPDATE alembic_version SET version_num = 'f00d'"))
     with pytest.raises(StoreNewer, match="'f00d'"), database.writing() as connection:
         upgrade(connection)
+
+
+def test_data_of_before_the_log_go_on_and_are_no_older_programs_any_more(tmp_path: Path) -> None:
+    """That one would begin where the rows end, and number other events as the log has numbered its own."""
+    raw = Database(make_url(f"sqlite:///{tmp_path}/anabranch.db"))
+    raw.open(writes=True)
+    with raw.writing() as connection:
+        upgrade(connection, "0007")
+    raw.close()
+    store = open_store("", tmp_path)
+    store.start(INFO)
+    assert store.append([Entry({"kind": "ticked", "now": 1.0})]) == [1]
+    store.close()
+    raw.open(writes=True)
+    with raw.writing() as connection:
+        assert str(current_revision(connection)) > "0007"
+    raw.close()
 
 
 def test_a_store_of_a_newer_database_does_not_start(tmp_path: Path) -> None:
