@@ -32,6 +32,7 @@ from anabranch.core.errors import (
     ConfigError,
     DataError,
     FolderMissing,
+    LogLost,
     StoreCorrupt,
     StoreError,
     StoreFull,
@@ -143,6 +144,7 @@ def put_back(
             if (found.run_id, found.events) != (backup.run_id, backup.events):
                 raise StoreCorrupt(f"{source}: {FILE} is of another copy than the data beside it")
             word = attest(staged, "", authority)
+            (staged / LOCK).unlink()  # there is one already, which is ours
             _move_up(staged, data_dir)
         finally:
             lock.release()
@@ -280,35 +282,42 @@ class _Copying:
             blobs = [sha for (sha,) in copy.execute(query)]
             tables = [name for (name,) in copy.execute(TABLES)]
             packed = [row for table in tables for row in copy.execute(PACKED.format(table))]
-        root, files = BlobStore(self._source), Packs(self._source)
+        root, files, log = BlobStore(self._source), Packs(self._source), self._log()
         named = [
             *((Path("snapshots") / f"{sha}.safetensors", sha) for sha in snapshots),  # they go first
             *((root.path(sha).relative_to(self._source), sha) for sha in blobs),
-            *((files.path(number), "") for number in sorted({row[0] for row in packed})),
+            *((path, "") for path in sorted({files.path(row[0]) for row in packed} - set(log))),
         ]
-        self._check_room([name for name, _ in named])
+        self._check_room([*log, *(name for name, _ in named)])
         self._copy(named)
-        self._copy_log()
+        self._copy_log({name for name, _ in named})
         held = Packs(self._target)
         for number, offset, size_bytes, sha256 in packed:
             held.read(PackPlace(number, offset), size_bytes, sha256)
 
-    def _copy_log(self) -> None:
+    def _log(self) -> list[Path]:
+        """The segments that have what the copied database lacks. Raises `_Gone`, `LogLost`."""
+        run_id, end = _end_of(self._target)
+        try:
+            needed = [] if run_id is None else Segments(self._source).needed(run_id, end)
+        except LogLost as lost:
+            if _end_of(self._source)[1] > end:  # it has rows of them by now, and they went
+                raise _Gone from lost
+            raise
+        return [segment.path.relative_to(self._source) for segment in needed]
+
+    def _copy_log(self, done: set[Path]) -> None:
         """What the log has beyond the copied database, with the payloads that are files. Raises `_Gone`."""
-        with closing(sqlite3.connect(self._target / SQLITE_FILE)) as copy:
-            ((run_id,),) = copy.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
-            ((end,),) = copy.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
+        run_id, end = _end_of(self._target)
         if run_id is None:
             return
-        here, there = Segments(self._source), Segments(self._target)
-        needed = [segment.path.relative_to(self._source) for segment in here.needed(run_id, end)]
-        for name in needed:  # it may have grown since it was copied for its payloads
-            (self._target / name).unlink(missing_ok=True)
-        self._copy([(name, "") for name in needed])
-        copied, blobs = there.needed(run_id, end), BlobStore(self._source)
+        self._copy([(name, "") for name in self._log()])
+        there, blobs = Segments(self._target), BlobStore(self._source)
+        copied = there.needed(run_id, end)
         records = (json.loads(event.line) for event in there.events(copied, end) if event.place is None)
-        files = [r["payload"]["sha256"] for r in records if r["kind"] == "update" and not r["flaw"]]
-        self._copy([(blobs.path(sha).relative_to(self._source), sha) for sha in files])
+        files = {r["payload"]["sha256"] for r in records if r["kind"] == "update" and not r["flaw"]}
+        named = [(blobs.path(sha).relative_to(self._source), sha) for sha in sorted(files)]
+        self._copy([(name, sha) for name, sha in named if name not in done])
 
     def _check_room(self, names: list[Path]) -> None:
         needed = sum(_size(self._source / name) for name in names if not (self._target / name).exists())
@@ -350,11 +359,19 @@ class _Copying:
             self._copied += (target / path.name).stat().st_size
 
 
+def _end_of(folder: Path) -> tuple[str | None, int]:
+    """The run of the database in a folder, None if there is none, and the last event that has a row."""
+    address = f"file:{quote(str((folder / SQLITE_FILE).absolute()))}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)) as database:
+        ((run_id,),) = database.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
+        ((end,),) = database.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
+    return run_id, end
+
+
 def _looked_over(folder: Path, proved: bool, tell: Tell, source: Path) -> BackupRecord:
     """How far a copy of a server's data goes. Raises `StoreCorrupt` unless it is sound."""
+    run_id, events = _end_of(folder)
     with closing(sqlite3.connect(folder / SQLITE_FILE)) as copy:
-        ((run_id,),) = copy.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
-        ((events,),) = copy.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
         ((version,),) = copy.execute("SELECT COALESCE(MAX(version), 0) FROM model_versions").fetchall()
     if run_id is not None:
         log = Segments(folder)

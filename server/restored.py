@@ -23,6 +23,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.history import head_at, history_at
 from anabranch.server.store.base import RunInfo, Store
 from anabranch.server.store.factory import open_store
+from anabranch.server.store.files import FolderLock
 from anabranch.server.verify import stored_run
 
 FILE = "restored.json"
@@ -51,10 +52,14 @@ class Restored:
 
 
 def attest(data_dir: Path, database: str, authority: Authority | None) -> Restored:
-    """Write down that the run in a data directory goes on from where it stands. Raises `DataError`."""
-    store = open_store(database, data_dir)
+    """Write down that the run in a data directory goes on from where it stands.
+
+    Raises `DataError`, and `StoreLocked` where a server is at work there.
+    """
+    store, lock = open_store(database, data_dir), None
     try:
         info, _ = stored_run(store, data_dir)
+        lock = FolderLock(data_dir)
         refuse_private(Config.from_json(info.config))
         version, seq = _newest(store)
         head = history_at(store, info, version, seq).head
@@ -65,6 +70,8 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
         store.disown()  # last: a log that ends too early is refused until the devices will be told
     finally:
         store.close()
+        if lock is not None:
+            lock.release()
     return made
 
 

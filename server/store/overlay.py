@@ -36,7 +36,10 @@ class Overlay:
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        self.forget()
+        self._state: State = ()
+        self._is_begun = self._is_broken = False
+        self._last = self.rows_end = 0
+        self.flaw: LogLost | None = None
 
     def lay(self, connection: Connection, run_id: str) -> None:
         """See to it that all of the log is there, in a transaction of its own. Raises `StoreCorrupt`."""
@@ -71,10 +74,8 @@ class Overlay:
 
     def forget(self) -> None:
         """The connection is another one from now on."""
-        self._state: State = ()
-        self._is_begun = self._is_broken = False
-        self._last = self.rows_end = 0
-        self.flaw: LogLost | None = None
+        self._state, self._is_begun, self._is_broken = (), False, False
+        self._last, self.rows_end, self.flaw = 0, 0, None
 
     def _clear(self, connection: Connection, is_grown: bool) -> None:
         """Keep what is laid and in no row yet, if the log has only grown since."""

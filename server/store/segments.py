@@ -46,6 +46,7 @@ _EVENT = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 HEADER_BYTES, BATCH_BYTES = _HEADER.size + _CRC.size, _BATCH.size + _CRC.size
 _SEARCHED = 64 * KIB
+_LAST = 1 << 64  # no event comes after it
 
 
 State = tuple[tuple[int, int], ...]  # the numbers and bytes of the files, in order
@@ -223,10 +224,16 @@ class Segments:
         return []
 
     def make_durable(self, segments: Sequence[Segment]) -> None:
-        """Flush what a process that was killed may have written and not flushed. Raises `DiskFailed`."""
+        """Flush what a process that was killed may have written and not flushed. Raises `DiskFailed`.
+
+        Where its last flush had failed, the system takes what could not be written for written, and reads it
+        from memory: so the last batch is written anew, as it is.
+        """
         with disk_errors("flushing the log"):
             for segment in segments:
-                with _opened(segment.path) as descriptor:
+                with _opened(segment.path, os.O_RDWR) as descriptor:
+                    if segment is segments[-1]:
+                        _write_last(descriptor, segment)
                     os.fdatasync(descriptor)
             if segments:
                 sync_folder(self.folder)
@@ -309,7 +316,7 @@ def _events_of(segment: Segment, after: int, limit: int | None) -> Generator[Log
 
 
 def _place(descriptor: int, segment: Segment, after: int) -> tuple[int, int]:
-    """Where a batch begins that is not far before what follows an event, and the last event before that batch.
+    """Where a batch begins, not far before what follows an event, and the last event before that batch.
 
     By halves: a batch is found from any byte on, so a look does not take longer where the segment is large.
     """
@@ -400,9 +407,22 @@ def _write(descriptor: int, pieces: Sequence[bytes | memoryview], at: int) -> in
     return at
 
 
+def _write_last(descriptor: int, segment: Segment) -> None:
+    """Write the last whole batch once more, where it lies."""
+    at, _ = _place(descriptor, segment, _LAST)
+    last: tuple[int, int] | None = None
+    while (batch := _batch(descriptor, at, segment.salt)) is not None:
+        if _body(descriptor, batch) is None:
+            break
+        last, at = (batch.at, batch.end), batch.end
+    if last is not None:
+        begin, end = last
+        _write(descriptor, [os.pread(descriptor, end - begin, begin)], begin)
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = open_file(path, os.O_RDONLY)
+def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    descriptor = open_file(path, flags)
     try:
         yield descriptor
     finally:

@@ -160,7 +160,7 @@ class SqlStore:
             if not self._database.is_sqlite:  # only now nobody else writes
                 self._check_whole()
             else:
-                self._segments.prepare(stored.run_id, self._packs.newest())
+                self._segments.prepare(stored.run_id, self._newest_number())
                 self._take_up(stored.run_id)
             self._snapshots.prepare()
             if self.archive_folder is not None:
@@ -238,7 +238,7 @@ class SqlStore:
         self._snapshots.remove_all_but(kept.union(ahead))
 
     def _check_ahead(self) -> None:
-        """All that was in the log alone is replayed: raises `LogLost` where a snapshot is of a later version."""
+        """After a replay: raises `LogLost` where a snapshot is of a version that no row has published."""
         with self._reading() as connection:
             check_files(connection, self._snapshots, self._database.name)
         self._collect_garbage()
@@ -306,6 +306,14 @@ class SqlStore:
         with self._database.writing() as connection:
             yield connection
         reach("committed")
+
+    def _newest_number(self) -> int:
+        """The highest number of a segment or pack; of one as well that rows name and somebody has removed."""
+        if self._segments.state():
+            return self._packs.newest()
+        with self._database.writing() as connection:
+            named = [connection.scalar(select(func.max(of.c.pack))) or 0 for of in (updates, mask_sums)]
+        return max(self._packs.newest(), *named)
 
     def _take_up(self, run_id: str) -> None:
         """Write the rows of what a server before this one had in its log. Raises `LogLost`, `StoreFull`."""

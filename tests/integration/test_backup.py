@@ -30,6 +30,7 @@ from anabranch.identity.authority import Authority
 from anabranch.server.backup import FILE, PARTIAL, RESTORING, back_up, put_back, read_backup
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import FILE as ATTESTED
+from anabranch.server.restored import attest
 from anabranch.server.store.factory import SQLITE_FILE
 from anabranch.server.verify import verify
 
@@ -72,8 +73,14 @@ def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, m
     )
     modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "backup").rglob("*")}
     assert modes == {0}, "for its owner alone"
+    copied = [path for path in (tmp_path / "backup").rglob("*") if path.is_file()]
+    apart = {"backup.json", "acknowledged", "proved"}  # what is made there
+    sizes = {str(p.relative_to(tmp_path / "backup")): p.stat().st_size for p in copied}
+    assert made.size_bytes == sum(size for name, size in sizes.items() if name.split("/")[0] not in apart)
     served.device().work()
     before = served.model()
+    with pytest.raises(StoreLocked):
+        attest(tmp_path / "data", "", None)
     served.close()
     with Authority.create(tmp_path / "elsewhere/identity") as authority:
         _, word = put_back(tmp_path / "backup", tmp_path / "elsewhere", authority)

@@ -70,7 +70,7 @@ def test_what_is_dropped_makes_room(tmp_path: Path) -> None:
     store._quota = Quota(tmp_path, 1)
     with pytest.raises(StoreFull):
         store.append([update(0)])
-    store.append([], [Projection(seq, 4.0, ())])  # what is in the log is written up all the same
+    store.append([], [Projection(1, 4.0, ())])  # what is in the log is written up all the same
     data = f"{64 * rounds - 1}".encode().ljust(size)
     assert bytes(store.payload(reference(update(64 * rounds - 1, data)))) == data
     store.close()

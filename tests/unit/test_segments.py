@@ -241,7 +241,9 @@ def test_where_the_log_is_trimmed_a_segment_ends_early(tmp_path: Path) -> None:
     assert len(read(tmp_path)[0]) == 6
 
 
-def test_a_look_at_the_end_of_a_long_segment_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_the_end_of_a_long_segment_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.fdatasync", lambda _: None)
     log = written(tmp_path, [[("a", bytes(1000))]] * 2000)
     look, looks = segments._batch, []
@@ -255,6 +257,34 @@ def test_a_look_at_the_end_of_a_long_segment_is_short(tmp_path: Path, monkeypatc
         looks.clear()
         assert read(tmp_path, after) == (log.lines(after + 1, 2000), False)
         assert len(looks) < 2000 - after + 200
+
+
+def test_the_last_batch_is_written_anew_before_it_is_taken_for_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush that failed once never comes to what is then taken for written."""
+    log = written(tmp_path, [[("a", None)], [("b", b"two"), ("c", None)]])
+    path, end = log.ends[-1]
+    with path.open("ab") as file:
+        file.write(b"torn")
+    before, (_, first) = path.read_bytes(), log.ends[0]
+    done: list[tuple[str, int, int]] = []
+    write, flush = os.pwritev, os.fdatasync
+
+    def noted(descriptor: int, pieces: list[bytes], at: int) -> int:
+        done.append(("written", at, sum(map(len, pieces))))
+        return write(descriptor, pieces, at)
+
+    def flushed(descriptor: int) -> None:
+        done.append(("flushed", 0, 0))
+        flush(descriptor)
+
+    monkeypatch.setattr("os.pwritev", noted)
+    monkeypatch.setattr("os.fdatasync", flushed)
+    again = opened(tmp_path)
+    again.make_durable(again.needed(RUN, 1))
+    assert done == [("written", first, end - first), ("flushed", 0, 0)]
+    assert path.read_bytes() == before
 
 
 def test_what_lies_beside_the_segments_is_none(tmp_path: Path) -> None:
