@@ -11,7 +11,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -135,12 +135,27 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction of the writer. Raises `LeadershipLost` if another server leads by now."""
-        if not self._writes:
-            raise StoreError(f"the store {self.name} is open for reading only: call start() before writing")
+        self.check_writes()
         with self.transaction() as connection:
             if self._epoch is not None:
                 leader.check(connection, self._epoch)
             yield connection
+
+    def check_writes(self) -> None:
+        """Raises `StoreError` where it is open for reading only."""
+        if not self._writes:
+            raise StoreError(f"the store {self.name} is open for reading only: call start() before writing")
+
+    def look(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        """What the writer finds in SQLite, by a statement alone: nothing is begun, nobody is waited for."""
+        self.check_writes()
+        assert self._connection is not None, "a writer's is opened at once"
+        raw: Any = self._connection.connection.dbapi_connection
+        try:
+            found: list[Any] = raw.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._meaning(DBAPIError(sql, None, error), "using") from error
+        return found
 
     @contextmanager
     def aside(self) -> Iterator[Connection]:

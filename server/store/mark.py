@@ -18,7 +18,6 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from anabranch.core.clock import Seconds
@@ -135,7 +134,7 @@ _FIX = (
 
 
 def _slot(mark: Mark) -> bytes:
-    text = json.dumps(asdict(mark), sort_keys=True)
+    text = json.dumps({"head": mark.head, "run_id": mark.run_id, "seq": mark.seq})  # in their order
     lines = f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n".encode()
     return lines.ljust(SLOT_BYTES)
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 
 from sqlalchemy import Connection, bindparam, select
 
 from anabranch.server.store.base import Entry
+from anabranch.server.store.database import Database
 from anabranch.server.store.rows import update_id_of
 from anabranch.server.store.schema import updates
 from anabranch.server.store.statements import Statement
 
 
 def numbered(
-    connection: Connection, entries: Sequence[Entry], last_seq: int, behind: AbstractSet[str]
+    stored: Callable[[list[str]], set[str]], entries: Sequence[Entry], last_seq: int, behind: AbstractSet[str]
 ) -> list[int | None]:
     """The next sequence number for each entry; None for an update that is in the log.
 
-    `behind`: updates that are in the log, and in no row yet.
+    `stored`: which of these updates have a row. `behind`: those that are in the log, and in no row yet.
     """
     ids = [i for e in entries if (i := update_id_of(e)) is not None]
     known: set[str] = {i for i in ids if i in behind}
     if ids:
-        row = {f"id_{n}": update_id for n, update_id in enumerate(ids)}
-        known.update(_logged(len(ids)).one(connection, row).scalars())
+        known |= stored(ids)
     seqs: list[int | None] = []
     seq = last_seq
     for entry in entries:
@@ -38,6 +38,19 @@ def numbered(
         seq += 1
         seqs.append(seq)
     return seqs
+
+
+def stored_ids(connection: Connection, ids: list[str]) -> set[str]:
+    """Which of these updates have a row, in a transaction."""
+    row = {f"id_{n}": update_id for n, update_id in enumerate(ids)}
+    return set(_logged(len(ids)).one(connection, row).scalars())
+
+
+def ids_in_sqlite(database: Database, ids: list[str]) -> set[str]:
+    """The same in SQLite, without a transaction: every batch asks, and few have anything there."""
+    places = ", ".join("?" * len(ids))
+    query = f"SELECT update_id FROM updates WHERE update_id IN ({places})"  # noqa: S608 - question marks alone
+    return {update_id for (update_id,) in database.look(query, ids)}
 
 
 @cache  # a batch has a bounded number of events

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, bindparam, delete, func, insert, or_, select
@@ -49,7 +50,7 @@ from anabranch.server.store.files import (
 from anabranch.server.store.following import Following, in_pieces, write_events
 from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
 from anabranch.server.store.mark import MarkFile
-from anabranch.server.store.numbering import numbered
+from anabranch.server.store.numbering import ids_in_sqlite, numbered, stored_ids
 from anabranch.server.store.overlay import Overlay
 from anabranch.server.store.packs import Packs, read_payload
 from anabranch.server.store.problems import find_problems
@@ -250,15 +251,13 @@ class SqlStore:
 
         In SQLite's case rows follow the log later, all of them at the latest with a call without entries.
         """
-        if not (entries or projections or self._following):
-            return []
         check_space(self._data_dir, self._limits.free_disk_bytes_min)
         if entries:  # what is in the log is written up, and dropped, whatever is held
             self._quota.check()
         if self._database.is_sqlite:
             return self._append_to_log(entries, projections)
         with self._committing() as connection:
-            seqs = self._numbered(connection, entries)
+            seqs = self._numbered(partial(stored_ids, connection), entries)
             new = [(seq, e, None) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
             self._check_blobs([entry for _, entry, _ in new])
             write_events(connection, new, projections)
@@ -266,11 +265,11 @@ class SqlStore:
         return seqs
 
     def _append_to_log(self, entries: Sequence[Entry], projections: Sequence[Projection]) -> list[int | None]:
+        self._database.check_writes()
         if not entries:
             self._complete(projections)
             return []
-        with self._database.writing() as connection:
-            seqs = self._numbered(connection, entries)
+        seqs = self._numbered(partial(ids_in_sqlite, self._database), entries)
         new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
         places = []
         if new:
@@ -289,8 +288,10 @@ class SqlStore:
                 log.warning("the rows of events that are in the log wait: %s", full)
         return seqs
 
-    def _numbered(self, connection: Connection, entries: Sequence[Entry]) -> list[int | None]:
-        return numbered(connection, entries, self._last_seq, self._following.update_ids)
+    def _numbered(
+        self, stored: Callable[[list[str]], set[str]], entries: Sequence[Entry]
+    ) -> list[int | None]:
+        return numbered(stored, entries, self._last_seq, self._following.update_ids)
 
     def _complete(self, projections: Sequence[Projection] = ()) -> None:
         """Write the rows of all that is in the log, and projections. Raises `StoreFull`: no event is lost."""

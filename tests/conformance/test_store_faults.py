@@ -90,17 +90,19 @@ def test_another_process_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.
     database.log.addHandler(letting)
     try:
         assert store.append([update(1)]) == [1]
+        store.append([])  # the rows wait for it, the log does not
     finally:
         database.log.removeHandler(letting)
     (said,) = letting.said
     assert "another process has locked sqlite:///" in said
     holder.execute("BEGIN IMMEDIATE")
     monkeypatch.setattr(database, "LOCKED_S_MAX", 0.2)
+    assert store.append([update(2)]) == [2]
     with pytest.raises(StoreLocked, match="another process writes there: stop it") as raised:
-        store.append([update(2)])
+        store.append([])
     assert outcome_of(raised.value).exit_code == 33
     holder.close()
-    assert store.append([update(2)]) == [2]
+    assert store.append([update(2), update(3)]) == [None, 3]
     store.close()
 
 
