@@ -251,7 +251,8 @@ class SqlStore:
 
         In SQLite's case rows follow the log later, all of them at the latest with a call without entries.
         """
-        check_space(self._data_dir, self._limits.free_disk_bytes_min)
+        if entries or projections or self._following:  # else there is nothing to write, and a look goes on
+            check_space(self._data_dir, self._limits.free_disk_bytes_min)
         if entries:  # what is in the log is written up, and dropped, whatever is held
             self._quota.check()
         if self._database.is_sqlite:

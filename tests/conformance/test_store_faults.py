@@ -30,6 +30,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(backend: Backend) -> None:
     full = backend.open(replace(LIMITS, free_disk_bytes_min=0))
     full.start(INFO)
     _fill(backend, full, True)
+    assert full.append([]) == [], "there is nothing to write"
     for _ in range(2):
         with pytest.raises(StoreFull):
             full.append([update(2), update(3)])
