@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 from sqlalchemy import Connection, insert
 
-from anabranch.core.effects import Published
+from anabranch.core.effects import Decided, Granted, LeaseEnded, Published
 from anabranch.server.failpoints import reach
 from anabranch.server.store import rows
 from anabranch.server.store.base import Entry, Projection
@@ -25,6 +25,7 @@ from anabranch.server.store.statements import Statement
 
 AT_ONCE = 512  # events
 
+_LEAN = (Granted, LeaseEnded, Decided)  # effects of which all is written, and that hold no vector
 _NO_VECTOR = np.zeros(0, np.float32)
 
 Placed = tuple[int, Entry, PackPlace | None]  # an event's number, and where its payload lies
@@ -69,6 +70,8 @@ def in_pieces(logged: Iterable[LoggedEvent]) -> Iterator[list[Placed]]:
 
 def lean(projection: Projection) -> Projection:
     """One that waits: without the vectors of the versions, of which nothing is written."""
+    if all(isinstance(effect, _LEAN) for effect in projection.effects):
+        return projection
     effects = [
         replace(effect, vector=_NO_VECTOR) if isinstance(effect, Published) else effect
         for effect in projection.effects
