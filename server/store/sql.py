@@ -257,6 +257,8 @@ class SqlStore:
             self._quota.check()
         if self._database.is_sqlite:
             return self._append_to_log(entries, projections)
+        if not (entries or projections):
+            return []
         with self._committing() as connection:
             seqs = self._numbered(partial(stored_ids, connection), entries)
             new = [(seq, e, None) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
