@@ -290,7 +290,7 @@ class _Copying:
         ]
         self._check_room([*log, *(name for name, _ in named)])
         self._copy(named)
-        self._copy_log({name for name, _ in named})
+        self._copy_log(log, {name for name, _ in named})
         held = Packs(self._target)
         for number, offset, size_bytes, sha256 in packed:
             held.read(PackPlace(number, offset), size_bytes, sha256)
@@ -306,12 +306,15 @@ class _Copying:
             raise
         return [segment.path.relative_to(self._source) for segment in needed]
 
-    def _copy_log(self, done: set[Path]) -> None:
-        """What the log has beyond the copied database, with the payloads that are files. Raises `_Gone`."""
+    def _copy_log(self, log: list[Path], done: set[Path]) -> None:
+        """What the log has beyond the copied database, with the payloads that are files. Raises `_Gone`.
+
+        `log`: what it had when the files were named. Packed payloads lie there, though later ones suffice.
+        """
         run_id, end = _end_of(self._target)
         if run_id is None:
             return
-        self._copy([(name, "") for name in self._log()])
+        self._copy([(name, "") for name in dict.fromkeys([*log, *self._log()])])
         there, blobs = Segments(self._target), BlobStore(self._source)
         copied = there.needed(run_id, end)
         records = (json.loads(event.line) for event in there.events(copied, end) if event.place is None)

@@ -110,7 +110,9 @@ class Books:
         self.refold: Refolder | None = None
         self._projections: list[Projection] = []
         self.saving = Saving(engine, store, every, saved, keep)
-        self._forgets, self._trims, self._trims_at = not keep.is_all, False, 0.0
+        self._forgets = not keep.is_all
+        # A server before this one may have been killed while it dropped.
+        self._trims, self._trims_at = self._forgets, 0.0
         self.long_parts = LongParts(engine)
         # Of the newest batch: who has an answer, in the order of the log, and who waits.
         self.answered: list[Call] = []

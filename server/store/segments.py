@@ -168,9 +168,9 @@ class Segments:
         """What was begun does not count. If it cannot be cut off: the next segment's header says the same."""
         if self._descriptor is not None:
             with suppress(OSError):
-                if self._size:
+                if self._size > HEADER_BYTES:
                     os.ftruncate(self._descriptor, self._size)
-                else:  # its header did not get there
+                else:  # nothing that counts is in it, and the next one says the same
                     self._path(self._number).unlink()
             self.close()
 

@@ -158,6 +158,7 @@ class SqlStore:
                 self._database.lead(connection)
                 stored = self._enter(connection, info)
                 self._last_seq = log_end(connection)
+                self._begin = trimming.due(connection)
             if not self._database.is_sqlite:  # only now nobody else writes
                 self._check_whole()
             else:
@@ -251,14 +252,14 @@ class SqlStore:
 
         In SQLite's case rows follow the log later, all of them at the latest with a call without entries.
         """
-        if entries or projections or self._following:  # else there is nothing to write, and a look goes on
-            check_space(self._data_dir, self._limits.free_disk_bytes_min)
+        self._database.check_writes()
+        if not (entries or projections or self._following):  # nothing to write, and a look goes on
+            return []
+        check_space(self._data_dir, self._limits.free_disk_bytes_min)
         if entries:  # what is in the log is written up, and dropped, whatever is held
             self._quota.check()
         if self._database.is_sqlite:
             return self._append_to_log(entries, projections)
-        if not (entries or projections):
-            return []
         with self._committing() as connection:
             seqs = self._numbered(partial(stored_ids, connection), entries)
             new = [(seq, e, None) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
@@ -268,7 +269,6 @@ class SqlStore:
         return seqs
 
     def _append_to_log(self, entries: Sequence[Entry], projections: Sequence[Projection]) -> list[int | None]:
-        self._database.check_writes()
         if not entries:
             self._complete(projections)
             return []

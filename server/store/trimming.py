@@ -73,6 +73,15 @@ def retained(connection: Connection, keep: Keep) -> tuple[KeptSnapshots, int]:
     return wanted, row.applied_through_seq
 
 
+def due(connection: Connection) -> int:
+    """The event that the log may begin with by its oldest snapshot, 0 where it begins with its first one."""
+    if not begins_late(connection):
+        return 0
+    s, v = snapshots.c, model_versions.c
+    base = select(s.version).order_by(s.applied_through_seq).limit(1).scalar_subquery()
+    return connection.scalar(select(v.applied_through_seq).where(v.version == base)) or 0
+
+
 def oldest(connection: Connection, before: int, events_max: int, bytes_max: int = 0) -> int:
     """The last of so many of the events before one, and of so much of payloads (0: any), 0 for none."""
     e, u = events.c, updates.c

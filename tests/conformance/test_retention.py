@@ -83,6 +83,24 @@ def test_what_is_behind_goes_and_a_restart_is_the_same(place: Place) -> None:
     again.drop()
 
 
+def test_a_server_that_was_killed_as_it_dropped_drops_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without another snapshot: one that holds too much takes nothing, and would come to none."""
+    monkeypatch.setattr("anabranch.server.books.TRIMMED_AT_ONCE", 1)
+    desk = place.open("versions:1")
+    busy(desk, 1)
+    while seqs(desk.store)[0] == 1:
+        busy(desk, 1, first=desk.books.seq)
+    left = seqs(desk.store)[0]
+    desk.drop()
+    again = place.open("versions:1")
+    for device in range(3):
+        again.enrol(f"d{device}")  # no version of the model
+    assert seqs(again.store)[0] >= left + 2
+    again.drop()
+
+
 def test_the_same_run_with_the_whole_log_has_the_same_model_and_heads(place: Place, tmp_path: Path) -> None:
     """Only what is kept differs: versions, digests and verdicts are those of the whole log."""
     kept, whole = place.open(), Desk(MemoryStore(FEW), tmp_path / "whole", keeping("all"), FEW)

@@ -6,7 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +138,24 @@ def test_a_snapshot_that_goes_meanwhile_is_not_missed(served: Served, tmp_path: 
     back_up(data, tmp_path / "backup", tell=replaced)
     assert rounds == 2
     assert verify(tmp_path / "backup", whole=True).problems == ()
+
+
+def test_a_server_that_starts_meanwhile_is_not_missed(
+    served: Served, tmp_path: Path, manifest: Manifest
+) -> None:
+    """The rows were whole when the database was copied: the log goes on in a segment of after it."""
+    served.close()
+    data = tmp_path / "data"
+    with ExitStack() as stack:
+
+        def started(doing: str, done: int, total: int) -> None:
+            if doing != "the database" and not list((data / "log").glob("000002.log")):
+                stack.enter_context(_serving(data, manifest)).device().work()
+
+        back_up(data, tmp_path / "backup", tell=started)
+        assert list((data / "log").glob("000002.log"))
+    found = verify(tmp_path / "backup", whole=True)
+    assert (found.problems, found.version) == ((), UPDATES + 1)
 
 
 def test_where_no_copy_is_made(served: Served, tmp_path: Path) -> None:

@@ -185,6 +185,29 @@ def test_what_was_refused_counts_for_nothing(
     assert read(tmp_path) == ([(1, "a"), (2, "b"), (3, "c")], False)
 
 
+def test_what_is_refused_again_and_again_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for the header of a segment, and for no batch."""
+    log, write = opened(tmp_path), os.pwritev
+    log.append(1, [("a", None)])
+
+    def no_space(descriptor: int, pieces: list[bytes], at: int) -> int:
+        if at:
+            raise OSError(errno.EDQUOT, "over its quota")
+        return write(descriptor, pieces, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwritev", no_space)
+        for _ in range(3):
+            with pytest.raises(StoreFull):
+                log.append(2, [("refused", b"two")])
+    assert [path.name for path in (tmp_path / "log").iterdir()] == ["000001.log"]
+    log.append(2, [("b", None)])
+    log.close()
+    assert read(tmp_path) == ([(1, "a"), (2, "b")], False)
+
+
 def _size(folder: Path, number: int) -> int:
     return (folder / "log" / f"{number:06d}.log").stat().st_size
 
