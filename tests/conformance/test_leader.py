@@ -13,7 +13,7 @@ import pytest
 from stores import INFO, LIMITS, logged, snapshot, update, upload
 
 from anabranch.core.errors import LeadershipLost, StoreError
-from anabranch.server.store.base import DiskFailed, LedByAnother
+from anabranch.server.store.base import DiskFailed, LedByAnother, Projection
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
@@ -63,7 +63,7 @@ def test_a_silent_leader_is_turned_out_and_can_write_nothing(postgresql_url: str
 
 WRITES: dict[str, Callable[[SqlStore], object]] = {
     "an event": lambda store: store.append([update(1)]),
-    "what came of events": lambda store: store.append([], []),
+    "what came of events": lambda store: store.append([], [Projection(1, 3.0, ())]),
     "a snapshot": lambda store: store.save_snapshot(snapshot(1), 1, 5.0),
     "metrics": lambda store: store.add_metrics(1, {"loss": 1.0}, 5.0),
     "tags": lambda store: store.tag(["c1"], ["eu"], []),
