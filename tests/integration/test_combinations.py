@@ -15,6 +15,7 @@ from anabranch.server.verify import verify
 
 NESTEROV = {"name": "nesterov", "lr": 0.5, "momentum": 0.5}
 ADAM = {"name": "adam", "lr": 0.05}
+FREE = {"name": "schedule_free", "lr": 0.5, "momentum": 0.8}
 EF = {"uplink": {"codec": "ef(0.9)|topk(0.5)|int8(256)|gaps|zstd"}}
 LOG = {"downlink": {"codec": "log(1)"}}
 CENTRED = {"robust": {"rule": "centred_clipping", "clip": 3.0}}
@@ -89,8 +90,9 @@ WORKS: dict[str, Tables] = {
     "a window, error feedback, the delta log": {
         **strategy("fedfa", window_size=3), **EF, **LOG, "robust": {"clip": 3.0},
     },
-    "buffers that grow, parts, error feedback, the delta log": {
-        **strategy("annealed", buffer_size=2, growth=0.1), **EF, **LOG, "submodel": {"name": "fedrolex"},
+    "buffers that grow, a mean of steps, parts, error feedback, the delta log": {
+        **strategy("annealed", buffer_size=2, growth=0.1, outer=FREE), **EF, **LOG,
+        "submodel": {"name": "fedrolex"},
     },
     "a memory of all, error feedback, the delta log": {**strategy("ca2fl", buffer_size=3), **EF, **LOG},
     "a mean of all, few bits, a cut": {
