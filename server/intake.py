@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from anabranch.core import events as ev
@@ -45,6 +45,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.server.books import Answer
 from anabranch.server.calls import Calls
+from anabranch.server.deadline import Deadline
 from anabranch.server.failpoints import reach
 from anabranch.server.gate import Caller
 from anabranch.server.spool import UploadKey
@@ -214,20 +215,21 @@ class Intake:
         return verdict
 
     async def _push(self, contents: Contents, caller: Caller) -> PushVerdict:
-        with _in_time():
-            async with asyncio.timeout(self._limits.upload_idle_s):
+        with closing(Deadline()) as deadline:
+            with _in_time(), deadline.until(self._idle_until()):
                 header = await self._header(contents, caller)
-        who = header.update.client_id
-        await self.calls.hold("PushUpdate", who)
-        with self.calls.heeding("PushUpdate", who), span("receive", header.update.task_id, caller.trace):
-            return await self._pushed(header, contents, caller)
+            who = header.update.client_id
+            await self.calls.hold("PushUpdate", who)
+            with self.calls.heeding("PushUpdate", who), span("receive", header.update.task_id, caller.trace):
+                return await self._pushed(header, contents, caller, deadline)
 
-    async def _pushed(self, header: Header, contents: Contents, caller: Caller) -> PushVerdict:
-        with _in_time():
-            async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
-                if (known := await self._known(header)) is not None:
-                    return replace(known, ask=header.ask)
-                upload = await self._receive(header, contents, deadline)
+    async def _pushed(
+        self, header: Header, contents: Contents, caller: Caller, deadline: Deadline
+    ) -> PushVerdict:
+        with _in_time(), deadline.until(self._idle_until()):
+            if (known := await self._known(header)) is not None:
+                return replace(known, ask=header.ask)
+            upload = await self._receive(header, contents, deadline)
         try:
             await caller.check_still()  # an upload may take long
             async with self._decoding:
@@ -290,24 +292,23 @@ class Intake:
         check_task(task, update.client_id, update.task_id, header.payload.codec)
         return None
 
-    async def _receive(self, header: Header, contents: Contents, deadline: asyncio.Timeout) -> Upload:
+    def _idle_until(self) -> float:
+        """When something must have come of an upload."""
+        return self.uploads.now() + self._limits.upload_idle_s
+
+    async def _receive(self, header: Header, contents: Contents, deadline: Deadline) -> Upload:
         payload, clock = header.payload, self.uploads.now
         update = header.update
         key = UploadKey(update.client_id, update.task_id, update.update_id)
         upload = await self.uploads.open(key, payload.size_bytes, payload.sha256)
         reach("upload_begun")
         latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
-
-        def cut() -> None:
-            if not deadline.expired():
-                deadline.reschedule(clock())
-
-        upload.on_cut = cut
+        upload.on_cut = lambda: deadline.move(clock())
         try:
             async for content in contents:
                 await upload.add(*_chunk(content))
                 del content  # the next one may be long in coming
-                deadline.reschedule(min(latest, clock() + self._limits.upload_idle_s))
+                deadline.move(min(latest, self._idle_until()))
         except BaseException:
             await self.uploads.done(upload)
             raise

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from anabranch.server.deadline import Deadline
+
 T = TypeVar("T")
 
 IDLE_S = 15.0  # devices that train longer open another
@@ -19,7 +21,7 @@ class OpenStream:
     def __init__(self) -> None:
         self._opened_at = asyncio.get_running_loop().time()
         self._ended = False
-        self._deadline: asyncio.Timeout | None = None
+        self._deadline = Deadline()
 
     async def wait(self, read: Callable[[], Awaitable[T]]) -> T | None:
         """What `read` brings; None once the exchange is over."""
@@ -27,18 +29,19 @@ class OpenStream:
         if self._ended:
             return None
         try:
-            async with asyncio.timeout_at(min(now + IDLE_S, self._opened_at + AGE_S)) as self._deadline:
+            with self._deadline.until(min(now + IDLE_S, self._opened_at + AGE_S)):
                 return await read()
         except TimeoutError:
             return None
-        finally:
-            self._deadline = None
 
     def end(self) -> None:
         """Wait no longer. A request that is being answered comes to its end."""
         self._ended = True
-        if self._deadline is not None and not self._deadline.expired():
-            self._deadline.reschedule(asyncio.get_running_loop().time())
+        self._deadline.move(asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        """It is over."""
+        self._deadline.close()
 
 
 class Streams:
@@ -61,6 +64,7 @@ class Streams:
             yield waiting
         finally:
             self._open.discard(waiting)
+            waiting.close()
 
     def close(self) -> None:
         """End all of them, each as soon as its request is answered, and open no more."""
