@@ -24,7 +24,7 @@ MAGIC, FORMAT = b"aB", 1
 HEAD, CRC = struct.Struct("<2sBB8s"), struct.Struct("<I")
 GROUP, STAGE, STREAM = struct.Struct("<BBBII"), struct.Struct("<BB"), struct.Struct("<BBII")
 STREAMS_MAX = 8
-_ROLES = frozenset(int(role) for role in Role)
+_ROLES = {int(role): role for role in Role}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...
     for (k, streams), wanted in zip(heads, stages, strict=True):
         coded = Coded(k)
         for role, coder, raw_len, length in streams:
-            coded.streams[Role(role)] = Stream(cursor.bytes(length), raw_len, coder)
+            coded.streams[_ROLES[role]] = Stream(cursor.bytes(length), raw_len, coder)
         parts.append(WireGroup(wanted, coded))
     if cursor.at != len(cursor.view):
         raise InvalidUpdate(f"payload goes on for {len(cursor.view) - cursor.at} bytes after its end")
@@ -142,10 +142,15 @@ class _Cursor:
         self.view, self.at = view, 0
 
     def take(self, form: struct.Struct) -> tuple[Any, ...]:
-        return form.unpack(self.bytes(form.size))
+        return form.unpack_from(self.view, self._pass(form.size))
 
     def bytes(self, length: int) -> memoryview:
-        if self.at + length > len(self.view):
+        start = self._pass(length)
+        return self.view[start : self.at]
+
+    def _pass(self, length: int) -> int:
+        """Go on behind so many bytes; returns where they begin."""
+        start, self.at = self.at, self.at + length
+        if self.at > len(self.view):
             raise InvalidUpdate(f"payload ends after {len(self.view)} bytes, in the middle of something")
-        self.at += length
-        return self.view[self.at - length : self.at]
+        return start

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -134,11 +135,19 @@ def check_seals(seals: Mapping[str, str], keepers: Sequence[str]) -> None:
 
 def check_size(size_bytes: int, codec: str, spec: ParamSpec, submodel: Submodel | None) -> None:
     """Raises `TooLarge` for more than the codec can need, and `UnknownCodec`."""
-    layout, made = Layout.of(spec, submodel), make_codec(codec)
-    if size_bytes > (most := made.bytes_max(layout)):
-        raise TooLarge(
-            f"payload of {size_bytes} bytes: {made.text} needs at most {most} for {layout.size} values"
-        )
+    most = _whole_bytes_max(codec, spec) if submodel is None else _bytes_max(codec, spec, submodel)
+    if size_bytes > most:
+        text, values = make_codec(codec).text, Layout.of(spec, submodel).size
+        raise TooLarge(f"payload of {size_bytes} bytes: {text} needs at most {most} for {values} values")
+
+
+def _bytes_max(codec: str, spec: ParamSpec, submodel: Submodel | None) -> int:
+    return make_codec(codec).bytes_max(Layout.of(spec, submodel))
+
+
+@lru_cache(maxsize=64)
+def _whole_bytes_max(codec: str, spec: ParamSpec) -> int:
+    return _bytes_max(codec, spec, None)
 
 
 def decode(payload: ev.Payload, data: Data, spec: ParamSpec, submodel: Submodel | None) -> Delta:

@@ -31,6 +31,10 @@ class Tracker(Protocol):
 
     name: ClassVar[str]
 
+    def __bool__(self) -> bool:
+        """Whether there is anybody to tell."""
+        return bool(self._trackers)
+
     def start(self, run: TrackedRun) -> None:
         """The run begins."""
         ...

@@ -44,7 +44,7 @@ class Feed:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept: deque[Happening] = deque(maxlen=kept)
         self._total = 0
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None  # of those who wait, if somebody does
         self._closed = False
 
     def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:
@@ -73,6 +73,7 @@ class Feed:
         while not self._closed:
             place = max(place, self._total - len(self._kept))
             if place == self._total:
+                self._news = self._news or asyncio.Event()
                 await self._news.wait()
                 continue
             happening = self._kept[place - self._total]
@@ -81,8 +82,9 @@ class Feed:
                 yield happening
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
 
 def _happening(seq: int, now: float, effect: Effect) -> Happening | None:

@@ -261,7 +261,8 @@ class Intake:
             caller.check_name(header.update.client_id)
             self.calls.take("PushUpdate", header.update.client_id, caller)
             check_seals(header.submission.seals, self.keepers)
-            return replace(header, proof=self._proof(header, first.signature, caller))
+            proof = self._proof(header, first.signature, caller)
+            return header if proof is None else replace(header, proof=proof)
         raise InvalidUpdate("the first message of a push must be its header")
 
     def _proof(self, header: Header, signature: bytes, caller: Caller) -> ev.Proof | None:

@@ -14,6 +14,8 @@ from anabranch.server.run import LiveRun
 
 async def track(run: LiveRun, trackers: Trackers) -> None:
     """Tell them until the feed ends. In threads: what is others' may take its time."""
+    if not trackers:
+        return
     folder = Path(run.given.server.data_dir)
     await asyncio.to_thread(trackers.start, TrackedRun.of(run.given, "live", folder))
     async for happening in run.feed.follow(-1):  # from its beginning: starting them took a while
