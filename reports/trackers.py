@@ -31,10 +31,6 @@ class Tracker(Protocol):
 
     name: ClassVar[str]
 
-    def __bool__(self) -> bool:
-        """Whether there is anybody to tell."""
-        return bool(self._trackers)
-
     def start(self, run: TrackedRun) -> None:
         """The run begins."""
         ...
@@ -99,6 +95,10 @@ class Trackers:
     def of(cls, names: Sequence[str], more: Sequence[Tracker] = ()) -> Trackers:
         """Those of `[run] trackers`, and `more`. Raises `ConfigError`."""
         return cls([*(TRACKERS.find(name)() for name in names), *more])
+
+    def __bool__(self) -> bool:
+        """Whether there is anybody to tell."""
+        return bool(self._trackers)
 
     def start(self, run: TrackedRun) -> None:
         """The run begins."""

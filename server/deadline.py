@@ -40,7 +40,8 @@ class Deadline:
 
     def __enter__(self) -> Deadline:
         task = asyncio.current_task()
-        assert task is not None and self._when is not None, "a task enters, and says until when"
+        assert task is not None, "a task enters"
+        assert self._when is not None, "and says until when"
         self._task, self._cancelling, self.expired = task, task.cancelling(), False
         self._set(self._when)
         return self
@@ -50,9 +51,10 @@ class Deadline:
     ) -> None:
         """Raises `TimeoutError` in the place of its own cancellation."""
         task, self._task, self._when = self._task, None, None
-        if self.expired and task is not None:
-            if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-                raise TimeoutError from error
+        if task is None or not self.expired:
+            return
+        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
 
     def _set(self, when: float) -> None:
         """A timer that is due by then, though it may come early."""

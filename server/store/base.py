@@ -92,12 +92,6 @@ class Entry:
         made.__dict__["line"] = text
         return made
 
-    def logged(self) -> Entry:
-        """The same without its payload, which has its place in the log."""
-        made = Entry(self.record)
-        made.__dict__["line"] = self.line
-        return made
-
 
 @dataclass(frozen=True)
 class Projection:

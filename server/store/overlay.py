@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, column, delete, insert, table
 
 from anabranch.core.errors import LogLost
-from anabranch.server.store import rows
-from anabranch.server.store.following import Placed, in_pieces
+from anabranch.server.store.following import brought_by, in_pieces
+from anabranch.server.store.rows import LoggedRows
 from anabranch.server.store.schema import events, mask_sums, updates
 from anabranch.server.store.segments import LoggedEvent, Segments, State
 
@@ -56,7 +56,7 @@ class Overlay:
                 if not self._is_begun:
                     self._begin(connection)
                 self._put(connection, piece)
-                self._last = piece[-1][0]
+                self._last = piece[-1].seq
         except BaseException:
             self._is_broken = True
             raise
@@ -103,13 +103,12 @@ class Overlay:
             connection.exec_driver_sql(_INDEX.format(name))
         self._is_begun, self._is_broken = True, False
 
-    def _put(self, connection: Connection, piece: list[Placed]) -> None:
-        arrived = [each for each in piece if rows.update_id_of(each[1]) is not None]
-        sums = [each for each in piece if rows.is_mask_sum(each[1])]
+    def _put(self, connection: Connection, piece: list[LoggedRows]) -> None:
+        brought = brought_by(piece)
         for of, found in (
-            (events, [rows.event_row(seq, entry) for seq, entry, _ in piece]),
-            (updates, [rows.update_row(*each) for each in arrived]),
-            (mask_sums, [rows.mask_sum_row(*each) for each in sums]),
+            (events, [each.event for each in piece]),
+            (updates, brought["update"]),
+            (mask_sums, brought["mask_sum"]),
         ):
             if found:
                 connection.execute(insert(_BEHIND[of.name]), found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.core.errors import ManifestMismatch, StoreError
 from anabranch.core.journal import Record
@@ -35,6 +35,42 @@ def update_id_of(entry: Entry) -> str | None:
 def is_mask_sum(entry: Entry) -> bool:
     """Whether an entry is a keeper's answer."""
     return bool(entry.record["kind"] == "mask_sum")
+
+
+class LoggedRows(NamedTuple):
+    """The rows of an event: its own, and that of what it brings (of an update, say), if it does."""
+
+    event: Row
+    brought: Row | None
+
+    @property
+    def seq(self) -> int:
+        """The event's number."""
+        return int(self.event["seq"])
+
+    @property
+    def update_id(self) -> str | None:
+        """The id of the update, None if it is another event."""
+        return None if self.brought is None else self.brought.get("update_id")
+
+    def lie_at(self, place: PackPlace | None) -> None:
+        """Where the payload lies is known now: its bytes are let go."""
+        if place is not None and self.brought is not None:
+            self.brought.update(payload=None, pack=place.pack, pack_offset=place.offset)
+
+
+def rows_of(seq: int, entry: Entry, place: PackPlace | None = None) -> LoggedRows:
+    """The rows of an event with this number. `place`: where its payload lies, if in a pack."""
+    match entry.record["kind"]:
+        case "update":
+            brought: Row | None = update_row(seq, entry, place)
+        case "mask_sum":
+            brought = mask_sum_row(seq, entry, place)
+        case "enrolled":
+            brought = client_row(entry.record)
+        case _:
+            brought = None
+    return LoggedRows(event_row(seq, entry), brought)
 
 
 def event_row(seq: int, entry: Entry) -> Row:
@@ -98,35 +134,36 @@ def mask_sum_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
     }
 
 
-def check_entry(entry: Entry) -> None:
-    """Raises `StoreError` where a table would not take the rows of an entry: before the log has it.
+def checked_rows(seq: int, entry: Entry) -> LoggedRows:
+    """The rows of an entry. Raises `StoreError` where a table would not take them: before the log has it.
 
     The log is written first. What it has, and the tables refuse, could never be taken up.
     """
     try:
-        flaw = _flaw(entry)
+        found = rows_of(seq, entry)
+        flaw = _flaw(entry, found)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         flaw = repr(error)
     if flaw:
         raise StoreError(f"an event of kind {entry.record.get('kind')!r} cannot be stored: {flaw}")
+    return found
 
 
-def _flaw(entry: Entry) -> str:
-    flaw = _row_flaw(event_row(0, entry), {"client_id"})
-    brought = {"update": update_row, "mask_sum": mask_sum_row}.get(entry.record["kind"])
-    if brought is not None:
-        row = brought(0, entry, None)
-        return flaw or _row_flaw(row, {"payload", "pack", "pack_offset"}) or _payload_flaw(entry, row)
-    if entry.record["kind"] == "enrolled":
-        flaw = flaw or _row_flaw(client_row(entry.record), set())
+def _flaw(entry: Entry, found: LoggedRows) -> str:
+    if "\\ud" in entry.line:  # so JSON writes lone surrogates, which are no text
+        for value in (*found.event.values(), *(found.brought or {}).values()):
+            str(value).encode()
+    flaw = _row_flaw(found.event, {"client_id"})
+    if found.brought is not None:
+        flaw = flaw or _row_flaw(found.brought, {"payload", "pack", "pack_offset"})
+        if "size_bytes" in found.brought:
+            return flaw or _payload_flaw(entry, found.brought)
     return flaw if entry.inline is None else flaw or "bytes came with it, and none are named"
 
 
 def _row_flaw(row: Row, optional: Set[str]) -> str:
     for name, value in row.items():
-        if isinstance(value, str):
-            value.encode()  # lone surrogates are no text
-        elif name not in optional and (value is None or value != value):
+        if (value is None or value != value) and name not in optional:
             return f"{name} is {value!r}"
     return ""
 

@@ -262,9 +262,9 @@ class SqlStore:
             return self._append_to_log(entries, projections)
         with self._committing() as connection:
             seqs = self._numbered(partial(stored_ids, connection), entries)
-            new = [(seq, e, None) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
-            self._check_blobs([entry for _, entry, _ in new])
-            write_events(connection, new, projections)
+            new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
+            self._check_blobs([entry for _, entry in new])
+            write_events(connection, [rows.rows_of(*each) for each in new], projections)
         self._last_seq += len(new)
         return seqs
 
@@ -274,16 +274,14 @@ class SqlStore:
             return []
         seqs = self._numbered(partial(ids_in_sqlite, self._database), entries)
         new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
-        places = []
+        logged = [rows.checked_rows(*each) for each in new]
         if new:
-            for _, entry in new:
-                rows.check_entry(entry)
             self._check_blobs([entry for _, entry in new])
-            logged = [(entry.line, entry.inline) for _, entry in new]
-            places = self._segments.append(self._last_seq + 1, logged)
+            lines = [(entry.line, entry.inline) for _, entry in new]
+            for its, place in zip(logged, self._segments.append(self._last_seq + 1, lines), strict=True):
+                its.lie_at(place)
         self._last_seq += len(new)
-        placed = [(seq, entry, place) for (seq, entry), place in zip(new, places, strict=True)]
-        self._following.add(placed, projections)
+        self._following.add(logged, projections)
         if self._following.is_due:
             try:
                 self._complete()
@@ -328,7 +326,7 @@ class SqlStore:
         for piece in in_pieces(self._segments.events(segments, end)):
             with self._committing() as connection:
                 write_events(connection, piece, ())
-            self._last_seq = piece[-1][0]
+            self._last_seq = piece[-1].seq
 
     def _check_blobs(self, entries: Sequence[Entry]) -> None:
         arrived = [e.record for e in entries if rows.update_id_of(e) is not None and e.inline is None]
