@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.retention import ALL, Keep
 from anabranch.host.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call
+from anabranch.server.deadline import Deadline
 from anabranch.server.failpoints import reach
 from anabranch.server.glance import Glance
 from anabranch.server.history import History, head_at
@@ -90,7 +91,7 @@ class Writer:
         self.listener: Listener | None = None
         # Updates that are whole and will be submitted within milliseconds.
         self.coming = 0
-        self._company = 1
+        self._company, self._came = 1, 0  # calls that a batch waits for; events of callers so far
         # Set when the writer has stopped by itself; `failure` says why.
         self.stopped = asyncio.Event()
         self.failure: BaseException | None = None
@@ -225,13 +226,15 @@ class Writer:
         if first and self.queue_size >= self._limits.queue_events_max:
             raise Overloaded(f"{self.queue_size} events are waiting, the queue is full")
         call.future = asyncio.get_running_loop().create_future()
+        self._came += call.event is not None
         self._queue.put_nowait(call)
         return call.future
 
     async def _run(self) -> None:
-        while (batch := await self._gather()) is not None:
-            await self._take(batch)
-            del batch  # the next one may be long in coming, and updates are large
+        with closing(Deadline()) as deadline:
+            while (batch := await self._gather(deadline)) is not None:
+                await self._take(batch)
+                del batch  # the next one may be long in coming, and updates are large
         while self._waiting:
             await self._take([], wait=True)
 
@@ -240,7 +243,7 @@ class Writer:
         if self.failure is not None:
             self._fail(everybody, self.failure)
             return
-        loop, now = asyncio.get_running_loop(), time.perf_counter()
+        loop, now, came = asyncio.get_running_loop(), time.perf_counter(), self._came
         for call in batch:
             if call.event is not None:
                 self.metrics.queue_wait_s.add(now - call.queued_at)
@@ -250,6 +253,7 @@ class Writer:
             self._fail(everybody, error)
             return
         self._waiting = self._books.waiting
+        self._company += self._came - came
         answered, self._books.answered = self._books.answered, []  # updates are large
         del everybody
         for call in answered:
@@ -286,11 +290,12 @@ class Writer:
         elif said and not self._returning:
             log.info("the disk has room again: the open leases begin anew")
 
-    async def _gather(self) -> list[Call] | None:
+    async def _gather(self, deadline: Deadline) -> list[Call] | None:
         """The next batch; None when the queue is at its end.
 
-        It waits a little for as many calls as the last batch had: who was answered together asks
-        together, and a commit costs much the same for one as for many.
+        It waits a little for as many calls as the last batch had, and as came while that was committed: who
+        was answered together asks together, and a commit costs much the same for one as for many. Without
+        those who came meanwhile a fleet would stay in two halves, and each half would wait for the other's.
         """
         batch: list[Call] = []
         call = await self._queue.get()
@@ -305,7 +310,7 @@ class Writer:
                 break
             else:
                 try:
-                    async with asyncio.timeout_at(latest):
+                    with deadline.until(latest):
                         call = await self._queue.get()
                 except TimeoutError:
                     break

@@ -213,6 +213,30 @@ def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:
     assert [size for size in store.sizes if size][-2:] == [3, 3]
 
 
+def test_a_batch_waits_for_those_who_were_answered_while_its_first_waited(tmp_path: Path) -> None:
+    """Else a fleet stays in two halves, of which one waits while the other is committed."""
+    store, at_work, go = Watched(), threading.Event(), threading.Event()
+    desk = Desk(store, tmp_path, settings())
+
+    def once_told() -> None:
+        at_work.set()
+        assert go.wait(WAIT_S)
+
+    async def run() -> None:
+        writer, store.before = writer_of(desk), once_told
+        first = asyncio.create_task(writer.submit(enrolled(0)))
+        assert await asyncio.to_thread(at_work.wait, WAIT_S)
+        meanwhile = asyncio.create_task(writer.submit(enrolled(1)))
+        await asyncio.sleep(0)
+        go.set()
+        await first
+        await asyncio.gather(meanwhile, writer.submit(enrolled(2)))
+        await writer.close()
+
+    asyncio.run(run())
+    assert [size for size in store.sizes if size] == [1, 2], "the second commit is of both"
+
+
 def test_two_events_are_logged_with_nothing_in_between_and_both_answered(tmp_path: Path) -> None:
     store = Watched()
     desk = Desk(store, tmp_path, settings())
