@@ -25,16 +25,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.compress.codec import Raw
 from anabranch.compress.delta_log import DeltaLog, DeltaLogState, apply
 from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.grid import message_bytes_max
 from anabranch.compress.layout import Layout
-from anabranch.compress.model import decode_model, encode_model, frozen_tail, split_tail
+from anabranch.compress.model import decode_model, frozen_tail, split_tail
 from anabranch.compress.recent import Recent, remembered
 from anabranch.compress.registry import make_codec
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core.model.arrays import to_bytes
 from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.holdings import Holdings, usable
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
@@ -51,7 +51,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Download:
-    """A payload and how to read it.
+    """A payload, its `body` and then its `tail`, and how to read it.
 
     `vector_sha256` is the digest of the decoded vector, empty where the payload's own says as much.
     `part_only`: it is a model of the wanted sub-model's shapes.
@@ -59,10 +59,21 @@ class Download:
 
     version: int
     codec: str
-    data: bytes
+    body: bytes | memoryview
     from_version: int | None
     vector_sha256: str
     part_only: bool = False
+    tail: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the payload."""
+        return len(self.body) + len(self.tail)
+
+    @property
+    def data(self) -> bytes:
+        """The payload in one, a copy."""
+        return b"".join((self.body, self.tail))
 
 
 Make = Callable[[], Download]
@@ -120,12 +131,11 @@ class Downloads:
         return lambda: self._raw(version, vector)
 
     def _raw(self, version: int, vector: Vector) -> Download:
-        data = encode_model(Raw(), self.spec, vector, self._frozen)
-        return Download(version, RAW, data, None, "")
+        return Download(version, RAW, to_bytes(vector), None, "", tail=self._tail)
 
     def _part(self, version: int, submodel: UnitMap | TensorSet, part: Vector) -> Download:
-        data = encode_model(Raw(), submodel.small, part, self._frozen)
-        return Download(version, RAW, data, None, "", part_only=True)
+        tail = frozen_tail(submodel.small, self._frozen)
+        return Download(version, RAW, to_bytes(part), None, "", part_only=True, tail=tail)
 
     def _direct(
         self, engine: Engine, broadcast: DirectDownlink, version: int, codecs: Collection[str] | None

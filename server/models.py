@@ -241,18 +241,20 @@ class Models:
 
     def _write(self, wanted: ModelRequest, make: Make) -> ModelFile:
         made = make()
-        sha256 = hashlib.sha256(made.data).hexdigest()
+        hashed = hashlib.sha256(made.body)
+        hashed.update(made.tail)
+        sha256 = hashed.hexdigest()
         start = "" if made.from_version is None else f"from{made.from_version}-"
         # Two wishes may get the same bytes, and each file is removed by itself.
         start += f"{_named(wanted.holds)}-" if wanted.is_for_a_task and wanted.holds is not None else ""
         form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
         path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
         with open(path, "wb", opener=private) as file:
-            file.write(made.data)
+            file.writelines((made.body, made.tail))
         return ModelFile(
             wanted.version,
             path,
-            len(made.data),
+            made.size_bytes,
             sha256,
             made.codec,
             made.from_version,

@@ -99,7 +99,7 @@ class Versions:
         if has(holds, version, part):
             return Offer(model, 0, adds=adds)
         if (holds, part) not in self._sizes:
-            self._sizes[holds, part] = len(self._download(holds, part).data)
+            self._sizes[holds, part] = self._download(holds, part).size_bytes
         return Offer(model, self._sizes[holds, part], adds is not None, adds=adds)
 
     @property
@@ -136,7 +136,7 @@ class Versions:
         if replica is None:
             whole = self._download(None, None)
             replica, _ = apply_download(engine.spec, whole.codec, whole.data, None, None)
-            self._sizes[None, None] = len(whole.data)
+            self._sizes[None, None] = whole.size_bytes
         return Model(engine.offered, replica)
 
     def _download(self, holds: Holdings, part: UnitMap | TensorSet | None) -> Download:

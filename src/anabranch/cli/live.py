@@ -192,13 +192,14 @@ def server(
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
-    manifest = read_manifest(_there(model))
-    settings = load_config(config, overrides or (), presets=model_presets(model, manifest.app), flags=flags)
-    _check_model(model, manifest.app, flower)
+    read = [read_manifest(_there(model))]
+    app = read[0].app
+    settings = load_config(config, overrides or (), presets=model_presets(model, app), flags=flags)
+    _check_model(model, app, flower)
 
     voice = _ServerVoice(Output(as_json), settings, insecure)
     voice.cockpit = _cockpit(cockpit, cockpit_identity, settings, insecure, as_json)
-    raise typer.Exit(voice.tell(partial(serve, bundle=bundle), manifest))
+    raise typer.Exit(voice.tell(partial(serve, bundle=bundle), read.pop))
 
 
 def client(
@@ -323,11 +324,14 @@ class _ServerVoice:
     over: bool = False
     cockpit: CockpitProcess | None = None
 
-    def tell(self, serve: Callable[..., Coroutine[Any, Any, int]], manifest: Manifest) -> int:
-        """Have the run served until a signal, and say what becomes of it; returns the exit code."""
+    def tell(self, serve: Callable[..., Coroutine[Any, Any, int]], manifest: Callable[[], Manifest]) -> int:
+        """Have the run served until a signal, and say what becomes of it; returns the exit code.
+
+        `manifest` hands over what it reads: nobody else may hold the first weights while the run is served.
+        """
         told = partial(serve, waiting=self.waiting, ended=self.ended, reopened=self.reopened)
         try:
-            code = asyncio.run(told(self.settings, manifest, ready=self.ready, insecure=self.insecure))
+            code = asyncio.run(told(self.settings, manifest(), ready=self.ready, insecure=self.insecure))
         finally:
             if self.cockpit is not None:
                 self.cockpit.close()
