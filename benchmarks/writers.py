@@ -1,7 +1,7 @@
 """Writers for the throughput benchmark: processes of threads that push updates as devices do.
 
-The bare stream and the durable server are driven by the same code, the same messages and the same
-chunk size; only the durable one asks for a task before each push.
+The bare stream and the durable server are driven by the same code and the same messages, in chunks as a
+device makes them; only the durable one asks for a task before each push.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
-from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.client.transfer import chunks_of
+from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS
 from anabranch.protos.convert import PROTOCOL_VERSION
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
@@ -24,7 +25,7 @@ from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 from benchmarks.crew import Crew
 
 PROCESSES, THREADS = 2, 4
-CHUNK = DEFAULT_LIMITS.chunk_bytes_max - 1024  # room for the message around it
+CHUNK = CHUNK_BYTES - 1024  # room for the message around it
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,6 @@ class _Writer:
             parts=[part],
         )
         yield devices.PushUpdateRequest(header=header)
-        for offset in range(0, len(data), CHUNK):
-            chunk = devices.UpdateChunk(offset=offset, data=data[offset : offset + CHUNK])
+        for offset, piece in chunks_of(data, 0, DEFAULT_LIMITS.chunk_bytes_max):
+            chunk = devices.UpdateChunk(offset=offset, data=bytes(piece))
             yield devices.PushUpdateRequest(chunk=chunk)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from anabranch.client.messages import FetchedModel
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidUpdate, Unavailable
-from anabranch.core.limits import Limits
+from anabranch.core.limits import CHUNK_BYTES, MIB, Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.protos import convert
 from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
+
+MEASURED_BYTES = 4 * MIB
+QUICK_BYTES_PER_S = 1 * MIB
 
 
 class IncomingModel:
@@ -102,8 +106,21 @@ def update_header(
     )
 
 
-def chunks_of(payload: bytes | memoryview, offset: int, chunk_bytes: int) -> Iterator[Chunk]:
-    """The bytes from `offset` on."""
-    view = memoryview(payload)
-    for start in range(offset, len(view), chunk_bytes):
-        yield Chunk(start, view[start : start + chunk_bytes])
+def chunks_of(
+    payload: bytes | memoryview, offset: int, most: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Chunk]:
+    """The bytes from `offset` on, in chunks of up to `most` where the link is seen to take them quickly.
+
+    Who reads the chunks asks for the next one when the link has taken the one before. A side that hears
+    nothing for long cuts the transfer, and a chunk is heard of when it is whole: so they are small at first,
+    and wherever the last `MEASURED_BYTES`, more than a system holds back of what was sent, have taken long.
+    """
+    view, small = memoryview(payload), min(CHUNK_BYTES, most)
+    size, measured_from, began_at = small, offset, clock()
+    while offset < len(view):
+        yield Chunk(offset, view[offset : offset + size])
+        offset += size
+        if (gone := offset - measured_from) >= MEASURED_BYTES:
+            now = clock()
+            size = most if gone >= QUICK_BYTES_PER_S * (now - began_at) else small
+            measured_from, began_at = offset, now

@@ -38,7 +38,7 @@ from anabranch.core.config.caps import heard_by_device
 from anabranch.core.config.ranges import BY_CALLS
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS, Limits
 from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
@@ -133,7 +133,7 @@ class GrpcTransport:
     ) -> None:
         self.client_id = convert.checked_id(client_id, "client_id")
         self._own_limits, self._connection = limits, connection
-        self._limits = limits  # and what the server has told of its own
+        self._limits = heard_by_device(limits, {})  # and what the server has told of its own
         self._link = Link(address, limits, reconnect_max_s, wallet)
         self._doors = Doors(self._link, stall_s, connection or BY_CALLS)
         self._enrolled: Enrolment | None = None
@@ -300,7 +300,7 @@ class GrpcTransport:
         if entry.task_id in self._fresh:
             self._fresh.remove(entry.task_id)
             return 0
-        is_small = len(entry.payload) <= self._limits.chunk_bytes_max
+        is_small = len(entry.payload) <= min(CHUNK_BYTES, self._limits.chunk_bytes_max)
         return 0 if is_small else _has(self.query_upload(entry.update_id), entry)
 
     def query_upload(self, update_id: str) -> UploadState:
@@ -407,9 +407,9 @@ class GrpcTransport:
     ) -> devices.PushUpdateResponse:
         timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
         header = update_header(entry, self.client_id, signature, next_ask)
-        size = self._limits.chunk_bytes_max
+        most = self._limits.chunk_bytes_max
         return self._doors.ask(
-            lambda door: door.push(header, chunks_of(entry.payload, offset, size), timeout)
+            lambda door: door.push(header, chunks_of(entry.payload, offset, most), timeout)
         )
 
 

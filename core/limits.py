@@ -20,6 +20,8 @@ OUTBOX_BYTES_MAX = 2 * GIB
 COHORT_MIN = 2
 # Of a client at a server: updates on their way, and what has come of those that were cut.
 UPLOAD_BYTES_PER_CLIENT = 2 * GIB
+# A chunk that goes over any link in time, and that every release takes.
+CHUNK_BYTES = 256 * KIB
 # Of a bundle of an App: code and small files. More is neither made, served nor opened.
 BUNDLE_BYTES_MAX = 16 * MIB
 BUNDLE_MANIFEST_BYTES_MAX = 1 * MIB
@@ -33,9 +35,9 @@ class Limits:
     """Caps of one server. The comment says what happens at the cap."""
 
     # --- the wire
-    message_bytes_max: int = 1 * MIB  # gRPC refuses the message
+    message_bytes_max: int = 1 * MIB + 64 * KIB  # gRPC refuses the message
     metadata_bytes_max: int = 8 * KIB
-    chunk_bytes_max: int = 256 * KIB  # TooLarge
+    chunk_bytes_max: int = 1 * MIB  # TooLarge
     payload_bytes_max: int = 1 * GIB  # TooLarge, before the first byte is spooled
     # ConfigError at `init` and at a start: the frozen tensors that travel apart
     frozen_bytes_max: int = field(default=2 * GIB, metadata=LATER_KEY)
@@ -70,6 +72,11 @@ class Limits:
     commit_events_max: int = 64  # events in one group commit
     commit_wait_s: float = 0.002  # how long a group commit waits for company
     free_disk_bytes_min: int = 64 * MIB  # below: StoreFull, nothing is acknowledged
+
+    @property
+    def sent_chunk_bytes(self) -> int:
+        """Of a chunk that a server sends, over whatever link there is: see `CHUNK_BYTES`."""
+        return min(CHUNK_BYTES, self.chunk_bytes_max)
 
 
 DEFAULT_LIMITS = Limits()

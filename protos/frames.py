@@ -1,8 +1,9 @@
-"""The messages of an exchange: a small head that protobuf reads, and bytes beside it that it never touches.
+"""The messages that carry payloads: what protobuf reads of them, and bytes beside it that it never touches.
 
-On the wire they are `ExchangeRequest` and `ExchangeResponse`, as any protobuf writes and reads them. In
-Python gRPC copies a message once each way, between its own memory and a `bytes`. Protobuf would copy what it
-carries twice more, into a memory of its own and out of it: here it is copied once to write, never to read.
+On the wire they are `ExchangeRequest`, `ExchangeResponse` and `PushUpdateRequest`, as any protobuf writes and
+reads them. In Python gRPC copies a message once each way, between its own memory and a `bytes`. Protobuf
+would copy what it carries twice more, into a memory of its own and out of it: here it is copied once to
+write, never to read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from anabranch.protos.v1 import devices_pb2 as devices
 
 HEAD, DATA = b"\x0a", b"\x12"  # the fields 1 and 2, with a length and so many bytes
+# Of a push: its chunk, and in that the offset, a number, and the bytes.
+CHUNK, OFFSET, CHUNK_DATA = b"\x12", b"\x10", b"\x1a"
 VARINT_BYTES_MAX = 10
 EMPTY = memoryview(b"")
 
@@ -51,6 +54,37 @@ def response_frame(message: bytes) -> ExchangeFrame[devices.ResponseHead]:
     """The inverse, at a device. Raises `DecodeError` for what is no `ExchangeResponse`."""
     head, data = _parts(message, devices.ExchangeResponse)
     return ExchangeFrame(devices.ResponseHead.FromString(head), data)
+
+
+def push_content(message: bytes) -> devices.UpdateHeader | Chunk | None:
+    """What is in a `PushUpdateRequest`; None for what is neither. Raises `DecodeError`.
+
+    The bytes of a chunk lie in the message as it came.
+    """
+    if (chunk := _chunk(message)) is not None:
+        return chunk
+    whole = devices.PushUpdateRequest.FromString(message)
+    if whole.HasField("header"):
+        return whole.header
+    return Chunk(whole.chunk.offset, whole.chunk.data) if whole.HasField("chunk") else None
+
+
+def _chunk(message: bytes) -> Chunk | None:
+    """A chunk that is written as protobuf writes it; None for anything else."""
+    if not message.startswith(CHUNK) or (found := _length(message, 1)) is None:
+        return None
+    size, at = found
+    if at + size != len(message):
+        return None
+    offset = 0
+    if message[at : at + 1] == OFFSET:
+        if (found := _length(message, at + 1)) is None or found[0] >> 64:
+            return None
+        offset, at = found
+    if message[at : at + 1] != CHUNK_DATA or (found := _length(message, at + 1)) is None:
+        return None
+    size, at = found
+    return Chunk(offset, memoryview(message)[at:]) if at + size == len(message) else None
 
 
 def _parts(message: bytes, kind: Any) -> tuple[bytes, memoryview]:

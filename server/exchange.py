@@ -22,7 +22,7 @@ from anabranch.core.model.growing import needed_for
 from anabranch.core.model.holdings import has
 from anabranch.core.model.params import ParamSpec
 from anabranch.protos.convert import holdings_from_proto, submodel_from_proto
-from anabranch.protos.frames import Chunk, ExchangeFrame, frame_bytes, request_frame
+from anabranch.protos.frames import Chunk, ExchangeFrame, frame_bytes, push_content, request_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.counting import counting
 from anabranch.server.gate import Caller
@@ -165,6 +165,8 @@ class _Stream:
 
 
 def add_exchange(servicer: Any, server: aio.Server) -> None:
-    """Have the method's messages read and written by `protos.frames`, in the place of the generated code."""
-    handler: Any = grpc.stream_stream_rpc_method_handler(servicer.Exchange, request_frame, None)
-    server.add_registered_method_handlers(SERVICE, {"Exchange": handler})
+    """Have what carries payloads read and written by `protos.frames`, in the place of the generated code."""
+    exchange: Any = grpc.stream_stream_rpc_method_handler(servicer.Exchange, request_frame, None)
+    answer = devices.PushUpdateResponse.SerializeToString
+    push: Any = grpc.stream_unary_rpc_method_handler(servicer.PushUpdate, push_content, answer)
+    server.add_registered_method_handlers(SERVICE, {"Exchange": exchange, "PushUpdate": push})

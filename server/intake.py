@@ -155,22 +155,6 @@ def read_ask(message: devices.AskTaskRequest, spec: ParamSpec, limits: Limits = 
     return Ask(client_id, task_id, whole, session, succeeds, parts)
 
 
-class Pushed:
-    """The contents of a push that is a call of its own."""
-
-    def __init__(self, requests: AsyncIterator[devices.PushUpdateRequest]) -> None:
-        self._requests = requests
-
-    def __aiter__(self) -> Pushed:
-        return self
-
-    async def __anext__(self) -> devices.UpdateHeader | Chunk | None:
-        request = await anext(self._requests)
-        if request.HasField("header"):
-            return request.header
-        return Chunk(request.chunk.offset, request.chunk.data) if request.HasField("chunk") else None
-
-
 def _chunk(content: devices.UpdateHeader | Chunk | None) -> Chunk:
     if not isinstance(content, Chunk):
         raise InvalidUpdate("after the header of a push come chunks only")

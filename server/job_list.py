@@ -62,7 +62,7 @@ class ListsJobs(JobsServicer):
         bundle = job.bundle
         if bundle is None or bundle.sha256 != request.sha256.hex():
             raise Unavailable(f"job {job.name!r} has no such bundle now: look again at what is listed")
-        for chunk in bundle.chunks(request.offset, self._limits.chunk_bytes_max):
+        for chunk in bundle.chunks(request.offset, self._limits.sent_chunk_bytes):
             yield jobs_pb.FetchBundleResponse(offset=chunk.offset, data=bytes(chunk.data))
 
 

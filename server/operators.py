@@ -221,7 +221,7 @@ class Operators(OperatorsServicer):
         names = self._names_of(request.stage)
         version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
         data = await self._safetensors(ModelRequest(version, "exact"), names)
-        step = self.run.limits.chunk_bytes_max
+        step = self.run.limits.sent_chunk_bytes
         for offset in range(0, len(data), step):
             chunk = data[offset : offset + step]
             yield operators.ExportResponse(version=version, offset=offset, size_bytes=len(data), data=chunk)

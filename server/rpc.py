@@ -45,7 +45,7 @@ from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
 from anabranch.server.calls import USELESS_S, Calls, in_turn
 from anabranch.server.gate import Caller, Gate
-from anabranch.server.intake import Contents, Pushed, PushVerdict, read_ask
+from anabranch.server.intake import Contents, PushVerdict, read_ask
 from anabranch.server.models import ModelFile, ModelRequest
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
@@ -213,11 +213,11 @@ class Devices(DevicesServicer):
             yield header_or_not, chunk
 
     @answers
-    async def PushUpdate(
-        self, requests: AsyncIterator[devices.PushUpdateRequest], caller: Caller
+    async def PushUpdate(  # type: ignore[override] # `protos.frames` reads its messages
+        self, contents: Contents, caller: Caller
     ) -> devices.PushUpdateResponse:
         """Receive an update; the answer leaves after it is durable."""
-        return await self.verdict(Pushed(requests), caller)
+        return await self.verdict(contents, caller)
 
     async def verdict(self, contents: Contents, caller: Caller) -> devices.PushUpdateResponse:
         """The answer to a push, by whichever door."""
@@ -409,7 +409,7 @@ class Devices(DevicesServicer):
         """The header with the first chunk, then the others."""
         first: devices.ModelHeader | None = header
         with file.open() as source:
-            while data := os.pread(source.fileno(), self.run.limits.chunk_bytes_max, offset):
+            while data := os.pread(source.fileno(), self.run.limits.sent_chunk_bytes, offset):
                 yield first, Chunk(offset, data)
                 first, offset = None, offset + len(data)
         if first is not None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from anabranch.core.errors import ConfigError
-from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS, KIB, MIB, Limits
 
 # A cap of 0 lets nothing through, but for these: what they say is done at once, or not done at all.
 MAY_BE_ZERO = frozenset(
@@ -18,9 +18,12 @@ MAY_BE_ZERO = frozenset(
 )
 HEADER_BYTES = 64 * KIB  # of a message beside the chunk in it
 # What a device takes and what the tables have place for, so that no server may go beyond it.
-MOST = {"chunk_bytes_max": DEFAULT_LIMITS.message_bytes_max, "id_chars_max": DEFAULT_LIMITS.id_chars_max}
+MOST = {"chunk_bytes_max": 1 * MIB, "id_chars_max": DEFAULT_LIMITS.id_chars_max}
 LEAST = {"id_chars_max": 32, "metadata_bytes_max": 4 * KIB}
 OF_DEVICES = ("chunk_bytes_max", "payload_bytes_max", "frozen_bytes_max")
+# What a device is told of chunks over `CHUNK_BYTES`. Those of older releases send what they are told as
+# `chunk_bytes_max` over any link, and do not know this name.
+QUICK = "quick_chunk_bytes_max"
 
 
 def check_limits(limits: Limits) -> None:
@@ -43,10 +46,14 @@ def check_limits(limits: Limits) -> None:
 def told_to_devices(limits: Limits) -> dict[str, Any]:
     """The caps that a device goes by, as far as they are not the default ones."""
     told, known = asdict(limits), asdict(DEFAULT_LIMITS)
-    return {name: told[name] for name in OF_DEVICES if told[name] != known[name]}
+    told["chunk_bytes_max"], known["chunk_bytes_max"] = limits.sent_chunk_bytes, CHUNK_BYTES
+    quick = {QUICK: limits.chunk_bytes_max} if limits.chunk_bytes_max > CHUNK_BYTES else {}
+    return {name: told[name] for name in OF_DEVICES if told[name] != known[name]} | quick
 
 
 def heard_by_device(limits: Limits, config: Mapping[str, Any]) -> Limits:
     """A device's own caps, with those that its server has told."""
-    table = config.get("limits", {})
+    table = {"chunk_bytes_max": CHUNK_BYTES, **config.get("limits", {})}
+    if QUICK in table:
+        table["chunk_bytes_max"] = table[QUICK]
     return replace(limits, **{name: int(table[name]) for name in OF_DEVICES if name in table})

@@ -133,9 +133,9 @@ BAD_PUSHES: dict[str, tuple[str, str, str, Call]] = {
     "a chunk over the cap": (
         "OUT_OF_RANGE",
         "TooLarge",
-        "cap of 262144",
+        "cap of 1048576",
         lambda d, t, data: d.stub.PushUpdate(
-            requests(d.header(t, data), chunks(data, size=300_000)), timeout=CALL_S
+            requests(d.header(t, data), chunks(bytes(1_048_577), size=1_048_577)), timeout=CALL_S
         ),
     ),
     "another manifest": (

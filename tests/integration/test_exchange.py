@@ -266,7 +266,8 @@ def another_digest(hostile: Stream, device: Device, data: bytes) -> None:
 
 
 def a_chunk_over_the_cap(hostile: Stream, device: Device, data: bytes) -> None:
-    hostile.push(device.header(device.task(), data), data, size=CHUNK + 1)
+    over = DEFAULT_LIMITS.chunk_bytes_max + 1
+    hostile.push(device.header(device.task(), data), bytes(over), size=over)
 
 
 def a_message_over_the_cap(hostile: Stream, device: Device, data: bytes) -> None:

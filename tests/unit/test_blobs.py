@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -78,6 +79,35 @@ def test_a_resent_chunk_replaces_what_lies_after_it(blobs: Blobs) -> None:
     blobs.write("u1", 0, b"abcdef")
     assert blobs.write("u1", 2, b"XY") == 4
     assert bytes(blobs.seal("u1", sha(b"abXY"))) == b"abXY"
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.binary(max_size=30)), min_size=1, max_size=8))
+def test_whatever_is_sent_again_the_digest_is_that_of_the_bytes(steps: list[tuple[int, bytes]]) -> None:
+    with TemporaryDirectory() as folder:
+        store = BlobStore(Path(folder), LIMITS)
+        store.prepare()
+        whole = b""
+        for back, data in steps:
+            offset = max(0, len(whole) - back)
+            whole = whole[:offset] + data
+            store.write("u1", offset, data)
+        assert bytes(store.seal("u1", sha(whole))) == whole
+        store.write("u1", 0, whole)
+        with pytest.raises(InvalidUpdate, match=sha(whole)):
+            store.seal("u1", sha(whole + b"x"))
+
+
+def test_what_two_streams_write_at_a_time_has_the_digest_of_the_file(store: BlobStore, folder: Path) -> None:
+    size = 100_000  # so long that the digest is made beside the other's
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(20):
+            store.write("u1", 0, bytes(size))
+            streams = [pool.submit(store.write, "u1", size, bytes([number, n]) * size) for n in (1, 2)]
+            pieces = [pool.submit(store.write, "u1", 3 * size, bytes([n]) * size) for n in (3, 4)]
+            for one in (*streams, *pieces):
+                one.exception()
+            found = (folder / "spool/u1.part").read_bytes()
+            assert bytes(store.seal("u1", sha(found))) == found
 
 
 def test_a_gap_is_refused_with_the_place_to_go_on(blobs: Blobs) -> None:

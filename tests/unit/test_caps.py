@@ -12,7 +12,7 @@ from anabranch.core.config.caps import heard_by_device
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.engine.settable import check_settable, differences
 from anabranch.core.errors import ConfigError
-from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.host.build import Blueprint, device_tables
 from anabranch.simulation.run import simulate
@@ -44,7 +44,7 @@ def test_what_says_nothing_is_not_in_the_configuration() -> None:
         ({"rpcs_max": -1}, "limits.rpcs_max must not be negative"),
         ({"rpcs_max": 1.5}, "limits.rpcs_max must be int"),
         ({"chunk_bytes_max": 2**21}, "limits.chunk_bytes_max must be at most 1048576"),
-        ({"chunk_bytes_max": 2**20}, "limits.message_bytes_max must be at least 1114112"),
+        ({"message_bytes_max": 2**20}, "limits.message_bytes_max must be at least 1114112"),
         ({"id_chars_max": 65}, "limits.id_chars_max must be at most 64"),
         ({"id_chars_max": 16}, "limits.id_chars_max must be at least 32"),
     ],
@@ -62,11 +62,22 @@ def test_no_cap_changes_while_a_run_goes_on_and_receipts_not_at_a_restart() -> N
 
 
 def test_devices_are_told_what_they_go_by() -> None:
-    assert "limits" not in device_tables(config(queue_events_max=7))
+    assert device_tables(config())["limits"] == {"quick_chunk_bytes_max": MIB}
+    assert "limits" not in device_tables(config(chunk_bytes_max=256 * KIB, queue_events_max=7))
     told = device_tables(config(chunk_bytes_max=64 * KIB, queue_events_max=7))
     assert told["limits"] == {"chunk_bytes_max": 64 * KIB}
     assert heard_by_device(DEFAULT_LIMITS, told) == Limits(chunk_bytes_max=64 * KIB)
-    assert heard_by_device(Limits(streams_max=3), {}) == Limits(streams_max=3)
+    assert heard_by_device(DEFAULT_LIMITS, device_tables(config())) == DEFAULT_LIMITS
+
+
+def test_a_device_of_before_is_told_of_no_chunk_that_a_slow_link_takes_too_long_for() -> None:
+    told = device_tables(config(chunk_bytes_max=512 * KIB))["limits"]
+    assert told == {"quick_chunk_bytes_max": 512 * KIB}  # of which it knows nothing
+    assert heard_by_device(DEFAULT_LIMITS, {"limits": told}) == Limits(chunk_bytes_max=512 * KIB)
+
+
+def test_a_server_of_before_says_nothing_of_its_chunks_and_takes_no_larger_ones() -> None:
+    assert heard_by_device(Limits(streams_max=3), {}) == Limits(streams_max=3, chunk_bytes_max=256 * KIB)
 
 
 def test_the_engine_has_the_configurations_caps() -> None:

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.protos.frames import frame_bytes, request_frame, response_frame
+from anabranch.protos.frames import Chunk, frame_bytes, push_content, request_frame, response_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 
 REQUESTS = st.builds(
@@ -66,3 +66,46 @@ def check(message: bytes) -> None:
         return
     frame = request_frame(message)
     assert (frame.head, bytes(frame.data)) == (expected.head, expected.data)
+
+
+HEADERS = st.builds(devices.UpdateHeader, client_id=st.text(max_size=20), examples=st.integers(0, 9))
+CHUNKS = st.builds(
+    devices.UpdateChunk, offset=st.integers(0, 2**64 - 1), data=DATA, part_id=st.integers(0, 1)
+)
+PUSHES = st.builds(devices.PushUpdateRequest, header=HEADERS) | st.builds(
+    devices.PushUpdateRequest, chunk=CHUNKS
+)
+
+
+@given(PUSHES.map(lambda push: push.SerializeToString()) | st.binary(max_size=40).map(lambda b: b"\x12" + b))
+def test_a_push_is_what_protobuf_says_it_is(message: bytes) -> None:
+    check_push(message)
+    for size in range(min(len(message), 40)):
+        check_push(message[:size])
+
+
+def test_the_bytes_of_a_push_are_not_copied() -> None:
+    chunk = devices.UpdateChunk(offset=2**40, data=bytes(1000))
+    message = devices.PushUpdateRequest(chunk=chunk).SerializeToString()
+    found = push_content(message)
+    assert isinstance(found, Chunk)
+    assert isinstance(found.data, memoryview)
+    assert found.offset == 2**40
+    assert found.data.obj is message
+
+
+def check_push(message: bytes) -> None:
+    try:
+        expected = devices.PushUpdateRequest.FromString(message)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            push_content(message)
+        return
+    found = push_content(message)
+    if expected.HasField("header"):
+        assert found == expected.header
+    elif expected.HasField("chunk"):
+        assert isinstance(found, Chunk)
+        assert (found.offset, bytes(found.data)) == (expected.chunk.offset, expected.chunk.data)
+    else:
+        assert found is None

@@ -1,0 +1,53 @@
+"""In what chunks an update goes out: small ones until the link is seen to be quick."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.client.transfer import MEASURED_BYTES, QUICK_BYTES_PER_S, chunks_of
+from anabranch.core.limits import CHUNK_BYTES, KIB, MIB
+
+PAYLOAD = bytes(MEASURED_BYTES * 3 + 5)
+
+
+class Link:
+    """Takes so many bytes a second, from `slow_from` bytes on a hundredth of that."""
+
+    def __init__(self, bytes_per_s: float, slow_from: float = float("inf")) -> None:
+        self.bytes_per_s, self.slow_from = bytes_per_s, slow_from
+        self.now = 0.0
+
+    def sizes(self, offset: int = 0, most: int = MIB) -> list[int]:
+        found, end = [], offset
+        for at, data in chunks_of(PAYLOAD, offset, most, lambda: self.now):
+            assert (at, len(data) > 0) == (end, True)
+            end += len(data)
+            slowed = 100 if end > self.slow_from else 1
+            self.now += len(data) * slowed / self.bytes_per_s
+            found.append(len(data))
+        assert end == len(PAYLOAD)
+        return found
+
+
+def test_a_quick_link_gets_large_chunks_once_it_has_shown_so() -> None:
+    sizes = Link(QUICK_BYTES_PER_S).sizes()
+    small = MEASURED_BYTES // CHUNK_BYTES
+    assert sizes == [CHUNK_BYTES] * small + [MIB] * (2 * MEASURED_BYTES // MIB) + [5]
+
+
+def test_a_slow_link_gets_small_ones_all_the_way() -> None:
+    assert set(Link(QUICK_BYTES_PER_S * 0.99).sizes()) == {CHUNK_BYTES, 5}
+
+
+def test_a_link_that_slows_down_gets_small_ones_again() -> None:
+    sizes = Link(QUICK_BYTES_PER_S, slow_from=MEASURED_BYTES).sizes()
+    assert sizes[:20] == [CHUNK_BYTES] * 16 + [MIB] * 4
+    assert set(sizes[20:]) == {CHUNK_BYTES, 5}
+
+
+@given(st.integers(0, len(PAYLOAD)), st.sampled_from([64 * KIB, CHUNK_BYTES, MIB]))
+def test_no_chunk_is_over_the_cap_and_a_resume_begins_small(offset: int, most: int) -> None:
+    sizes = Link(1e9).sizes(offset, most)
+    assert all(size <= most for size in sizes)
+    assert all(size <= CHUNK_BYTES for size in sizes[: MEASURED_BYTES // CHUNK_BYTES])
