@@ -32,12 +32,20 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.transfer import IncomingModel, chunks_of, signed_record, update_header
+from anabranch.client.transfer import MEASURED_BYTES, IncomingModel, chunks_of, signed_record, update_header
 from anabranch.compress.registry import stages
 from anabranch.core.config.caps import heard_by_device
 from anabranch.core.config.ranges import BY_CALLS
 from anabranch.core.effects import Refused
-from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
+from anabranch.core.errors import (
+    AnabranchError,
+    InvalidUpdate,
+    Overloaded,
+    ProtocolError,
+    TooLarge,
+    Unavailable,
+    outcome_of,
+)
 from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS, Limits
 from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec
@@ -286,11 +294,23 @@ class GrpcTransport:
         while True:
             try:
                 return self._send(entry, has, next_ask)
-            except Unavailable:
+            except (Unavailable, Overloaded, TooLarge) as error:
+                if not isinstance(error, Unavailable) and not self._takes_smaller(entry):
+                    raise
                 now_has = _has(self._state_after_a_break(entry.update_id), entry)
                 if now_has <= has:
                     raise
                 has = now_has
+
+    def _takes_smaller(self, entry: UpdateEntry) -> bool:
+        """Whether this may be of a chunk that is too large for this server: from now on they are small.
+
+        One of before, or with other caps, may have taken the place of the one that this device enrolled with.
+        """
+        if len(entry.payload) <= MEASURED_BYTES or self._limits.chunk_bytes_max <= CHUNK_BYTES:
+            return False
+        self._limits = replace(self._limits, chunk_bytes_max=CHUNK_BYTES)
+        return True
 
     def _begun(self, entry: UpdateEntry) -> int:
         """How much of an update is there: nothing before the first attempt for a task that was granted here.

@@ -40,6 +40,7 @@ from anabranch.reports.journal_files import (
     PayloadReader,
     run_record,
 )
+from anabranch.reports.settings import told_apart
 
 MEASURED = "measured.jsonl"
 
@@ -134,7 +135,7 @@ class Logbook(WholeLog):
 
     def _opened(self, config: Config) -> JournalReader:
         reader = JournalReader(self.folder)
-        if reader.config.to_json() != config.to_json():
+        if told_apart(reader.config.to_json(), config.to_json()):
             raise ConfigError(
                 f"{self.folder} has a run with other settings: give this one another anabranch.out"
             )

@@ -15,12 +15,13 @@ from anabranch.core.model.chains import AUTO
 
 Settings = dict[str, Any]  # `table.key` -> value
 
-# Where things are and what they are called: no part of what was tried.
+# Where things are and what they are called, and how large a message is: no part of what was tried.
 PLACES = frozenset(
     {
         *("run.name", "run.data_path", "run.keep_payloads", "ray.address"),
         *("server.address", "server.admin_address", "server.database", "server.data_dir"),
         *("identity.folder", "identity.join_address"),
+        *("limits.message_bytes_max", "limits.chunk_bytes_max"),
     }
 )
 SEED, EXECUTOR, BATCHED = "run.seed", "fleet.executor", "batched"

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anabranch.core.effects import Decided, Effect, LeaseEnd, LeaseEnded
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, TooLarge, Unavailable
@@ -84,6 +84,9 @@ class Upload:
             raise Unavailable(f"upload {self.update_id} goes on at {self.received}, not {offset}: query it")
         if offset + len(chunk) > self.size_bytes:
             raise InvalidUpdate(f"upload {self.update_id} is over its declared {self.size_bytes} bytes")
+        if not chunk:
+            return
+        chunk = _by_itself(chunk)
         self.received += len(chunk)
         self._uploads.bytes_total += len(chunk)
         self._chunks.append(chunk)
@@ -203,6 +206,14 @@ class Upload:
         """Wait for the write under way. It ends even where the one who waits is cancelled."""
         if self._writing is not None:
             await asyncio.shield(self._writing)
+
+
+def _by_itself(chunk: Bytes) -> Bytes:
+    """A chunk that is most of what it keeps in memory: a view keeps its message, which nobody counts."""
+    if not isinstance(chunk, memoryview):
+        return chunk
+    whole: Any = chunk.obj
+    return bytes(chunk) if len(chunk) < KIB or 2 * len(chunk) < len(whole) else chunk
 
 
 def _joined(chunks: list[Bytes]) -> Bytes:

@@ -39,7 +39,8 @@ def check_limits(limits: Limits) -> None:
     if limits.chunk_bytes_max + HEADER_BYTES > limits.message_bytes_max:
         raise ConfigError(
             f"limits.message_bytes_max must be at least {limits.chunk_bytes_max + HEADER_BYTES}: "
-            f"a message has limits.chunk_bytes_max and {HEADER_BYTES} bytes beside"
+            f"a message has limits.chunk_bytes_max and {HEADER_BYTES} bytes beside; "
+            f"or set limits.chunk_bytes_max, now {limits.chunk_bytes_max}, to so much less"
         )
 
 

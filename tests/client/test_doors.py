@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from anabranch.client.transfer import chunks_of, update_header
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate, ProtocolError, Unavailable, UnknownTask
+from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS, MIB
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.server.exchange import DevicesAndExchange
@@ -239,6 +241,25 @@ def test_who_asks_for_something_else_gets_it(other: str, served: Served, opened:
         assert isinstance(granted(transport, spec, "t-2"), Task)
     assert opened["streams"] >= 1
     assert served.info is not None
+
+
+@pytest.mark.parametrize("connection", ["auto", "calls"])
+@pytest.mark.parametrize("most", [{}, {"message_bytes_max": MIB}], ids=["smaller chunks", "smaller messages"])
+def test_a_server_that_takes_smaller_chunks_by_now_gets_them(
+    connection: str, most: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older release, or one with other caps, has taken the place of the one that it enrolled with."""
+    monkeypatch.setattr("anabranch.client.transfer.QUICK_BYTES_PER_S", 0)
+    manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(10 * MIB // 4, np.float32)})
+    limits = replace(DEFAULT_LIMITS, chunk_bytes_max=CHUNK_BYTES, **most)
+    config = server_config(tmp_path / "data", client={"connection": connection})
+    with Served(config, manifest, limits) as served, GrpcTransport(address(served), "a") as transport:
+        spec = transport.enrol(Capability()).spec
+        transport._limits = replace(transport._limits, chunk_bytes_max=MIB)
+        for version in (1, 2):
+            task = granted(transport, spec, f"t-{version}")
+            assert transport.push(result_of(task, spec, f"u-{version}", 1.0)).version == version
+        assert (served.model() == 2.0).all()
 
 
 def test_what_is_asked_beside_a_transfer_is_a_call(served: Served) -> None:

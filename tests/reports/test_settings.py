@@ -94,3 +94,12 @@ def test_what_an_older_release_did_not_record_is_as_it_was_then() -> None:
     assert differing([older, today]) == ("server.lapsed",)
     assert told_apart(older, today) == ['server.lapsed is "lot" there and "turns" here']
     assert "--set server.lapsed=lot" in simulate_command(older)
+
+
+def test_how_large_a_message_may_be_makes_no_other_run() -> None:
+    """An older release's defaults are on record where any limit was set."""
+    today = merge([("test", {"limits": {"delta_abs_max": 10.0}})]).to_json()
+    sizes = {"message_bytes_max": 2**20, "chunk_bytes_max": 2**18}
+    older = {**today, "limits": {**today["limits"], **sizes}}
+    assert told_apart(older, today) == []
+    assert differing([older, today]) == ()
