@@ -102,7 +102,7 @@ def test_a_device_is_told_its_own_tables_and_no_others() -> None:
         "robust": {"clip": 2.0},
     }
     told = device_tables(config(**tables))
-    assert set(told) == {"run", "fleet", "client", "flower", "server"}
+    assert set(told) == {"run", "fleet", "client", "flower", "server", "limits"}
     assert (told["client"]["epochs"], told["server"]) == (7, {"tasks_per_client": 3})
     assert "host/db" not in str(told)
     assert device_tables(config(model={"buffers": "local"}))["model"]["buffers"] == "local"
