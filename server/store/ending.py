@@ -13,12 +13,22 @@ ATTEST = (
     "nothing was changed: restore a backup or, to go on without what is lost, "
     "say so with `anabranch admin attest-restore`"
 )
+# Of the tables themselves: a view of the same name (`overlay.py`) has what is in the log besides.
+_LAST_BROUGHT = {
+    "updates": "SELECT max(seq) FROM main.updates",
+    "mask_sums": "SELECT max(seq) FROM main.mask_sums",
+}
 
 
 def log_end(connection: Connection) -> int:
     """The last event in the log, 0 where there is none."""
     # Not the maximum: over a view (`overlay.py`) that is a look at each row.
     return connection.scalar(select(events.c.seq).order_by(events.c.seq.desc()).limit(1)) or 0
+
+
+def rows_end(connection: Connection) -> int:
+    """The last event that has a row in SQLite's own table, whatever the log has behind it."""
+    return connection.exec_driver_sql("SELECT max(seq) FROM main.events").scalar() or 0
 
 
 def check_mark(mark: Mark | None, end: int, name: str) -> None:
@@ -28,6 +38,22 @@ def check_mark(mark: Mark | None, end: int, name: str) -> None:
             f"{name}: the log ends at event {end}, but was acknowledged up to event {mark.seq}: "
             f"{lost} events are lost, and the updates among them; {ATTEST}"
         )
+
+
+def check_rows(connection: Connection, name: str) -> None:
+    """Raises `LogLost` where SQLite has rows of what events brought, and of these events none.
+
+    A commit brings them together, so somebody has damaged it. The log may have the events, and not what was
+    decided of their updates.
+    """
+    end = rows_end(connection)
+    for table, query in _LAST_BROUGHT.items():
+        last = connection.exec_driver_sql(query).scalar() or 0
+        if last > end:
+            raise LogLost(
+                f"{name}: the events end at event {end}, but a row of {table} is of event {last}: "
+                "nothing was changed: restore a backup"
+            )
 
 
 def check_snapshots(connection: Connection, end: int, name: str) -> None:

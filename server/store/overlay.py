@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, column, delete, insert, table
 
 from anabranch.core.errors import LogLost
+from anabranch.server.store.ending import rows_end
 from anabranch.server.store.following import brought_by, in_pieces
 from anabranch.server.store.rows import LoggedRows
 from anabranch.server.store.schema import events, mask_sums, updates
@@ -20,7 +21,6 @@ TABLES = (events, updates, mask_sums)
 _BEHIND = {
     of.name: table(f"behind_{of.name}", *(column(c.name) for c in of.columns), schema="temp") for of in TABLES
 }
-_ROWS_END = "SELECT COALESCE(max(seq), 0) FROM main.events"
 _TABLE = "CREATE TEMP TABLE IF NOT EXISTS behind_{0} AS SELECT * FROM main.{0} WHERE 0"
 # The server may have written the rows since: they count.
 _VIEW = """CREATE TEMP VIEW IF NOT EXISTS {0} AS SELECT * FROM main.{0}
@@ -48,7 +48,7 @@ class Overlay:
             return
         before, self._state = self._state, ()  # nothing is known of what a look that fails leaves
         connection.exec_driver_sql("PRAGMA query_only=OFF")
-        self.rows_end = int(connection.exec_driver_sql(_ROWS_END).scalar_one())
+        self.rows_end = rows_end(connection)
         try:
             self._clear(connection, is_grown=_is_grown(before, state))
             self.flaw = None

@@ -35,9 +35,11 @@ from anabranch.server.store.ending import (
     ATTEST,
     check_files,
     check_mark,
+    check_rows,
     check_snapshots,
     files_ahead,
     log_end,
+    rows_end,
 )
 from anabranch.server.store.files import (
     MISPLACED,
@@ -220,6 +222,9 @@ class SqlStore:
         with self._reading() as connection:
             end = log_end(connection)
             check_mark(mark, end, name)
+            if self._database.is_sqlite:
+                check_rows(connection, name)
+                end = rows_end(connection)  # they come before a snapshot of what is in them
             check_snapshots(connection, end, name)
             if self._overlay.flaw is not None:
                 raise self._overlay.flaw

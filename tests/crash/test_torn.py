@@ -124,6 +124,27 @@ def test_what_the_database_has_lost_is_in_the_log(how: str, killed: Killed, here
     assert (found.problems, found.model_sha256) == ((), killed.model_sha256)
 
 
+def test_a_database_that_has_lost_events_alone_is_refused_and_left_alone(killed: Killed, here: Path) -> None:
+    """The log has them, but not what was decided of their updates."""
+    write_rows(here)
+    with sqlite3.connect(here / DATABASE) as database:
+        database.execute("DELETE FROM events WHERE seq > 3")
+    database.close()
+    left = (here / DATABASE).read_bytes()
+    for _ in range(2):
+        with pytest.raises(LogLost, match=r"end at event 3, but .* restore a backup"), served(killed, here):
+            pass
+    assert (here / DATABASE).read_bytes() == left
+    assert any("end at event 3" in problem for problem in verify(here / "data").problems)
+
+
+def write_rows(here: Path) -> None:
+    """Have the database complete what it lacks of the log."""
+    store, info = open_store("", here / "data"), stored_info(here)
+    store.start(info)
+    store.close()
+
+
 def stored_info(here: Path) -> RunInfo:
     store = open_store("", here / "data")
     try:
@@ -199,9 +220,7 @@ def test_a_snapshot_that_the_log_has_forgotten_is_no_garbage(killed: Killed, her
 
 
 def test_a_log_that_was_altered_after_the_newest_version_is_refused(killed: Killed, here: Path) -> None:
-    store, info = open_store("", here / "data"), stored_info(here)
-    store.start(info)  # the rows have all of it now
-    store.close()
+    write_rows(here)
     with sqlite3.connect(here / DATABASE) as database:
         row = "(SELECT max(seq) FROM events)"
         done = database.execute(

@@ -48,7 +48,7 @@ ENDS = Walk(
         also("anabranch verify anabranch-data", ends=31, says="problems"),
         also("rm -r anabranch-data && cp -a sound anabranch-data"),
         also('python damage.py "DELETE FROM events WHERE seq > 3"'),
-        also("anabranch server --model model", ends=38, says="attest-restore"),
+        also("anabranch server --model model", ends=38, says="restore a backup"),
         also("rm -r anabranch-data && mv sound anabranch-data"),
         also("python damage.py \"UPDATE alembic_version SET version_num = '9999'\""),
         also("anabranch server --model model", ends=32, says="upgrade anabranch"),
