@@ -376,13 +376,12 @@ def _looked_over(folder: Path, proved: bool, tell: Tell, source: Path) -> Backup
     run_id, events = _end_of(folder)
     with closing(sqlite3.connect(folder / SQLITE_FILE)) as copy:
         ((version,),) = copy.execute("SELECT COALESCE(MAX(version), 0) FROM model_versions").fetchall()
-    if run_id is not None:
-        log = Segments(folder)
-        events = max((event.seq for event in log.events(log.needed(run_id, events), events)), default=events)
-        if (mark := MarkFile(folder).read()) is not None and (lost := mark.lost(events)):
-            raise StoreCorrupt(f"the copy lacks the last {lost} events that were acknowledged")
     if run_id is None:
         raise DataError(f"{folder} holds no run: name the data_dir of a server")
+    log = Segments(folder)
+    events = max((event.seq for event in log.events(log.needed(run_id, events), events)), default=events)
+    if (mark := MarkFile(folder).read()) is not None and (lost := mark.lost(events)):
+        raise StoreCorrupt(f"the copy lacks the last {lost} events that were acknowledged")
     if proved:
         tell("proving it", 0, 0)
         found = verify(folder, key_folder=source)  # the key of a private run is in no copy

@@ -40,13 +40,12 @@ def check_mark(mark: Mark | None, end: int, name: str) -> None:
         )
 
 
-def check_rows(connection: Connection, name: str) -> None:
-    """Raises `LogLost` where SQLite has rows of what events brought, and of these events none.
+def check_rows(connection: Connection, end: int, name: str) -> None:
+    """Raises `LogLost` where SQLite has rows of what events behind `end`, the last with a row, brought.
 
     A commit brings them together, so somebody has damaged it. The log may have the events, and not what was
     decided of their updates.
     """
-    end = rows_end(connection)
     there = set(connection.exec_driver_sql("SELECT name FROM main.sqlite_schema").scalars())
     for table in _LAST_BROUGHT.keys() & there:  # an older release's data may lack one
         last = connection.exec_driver_sql(_LAST_BROUGHT[table]).scalar() or 0

@@ -223,8 +223,8 @@ class SqlStore:
             end = log_end(connection)
             check_mark(mark, end, name)
             if self._database.is_sqlite:
-                check_rows(connection, name)
                 end = rows_end(connection)  # they come before a snapshot of what is in them
+                check_rows(connection, end, name)
             check_snapshots(connection, end, name)
             if self._overlay.flaw is not None:
                 raise self._overlay.flaw
