@@ -280,9 +280,10 @@ def test_a_sum_that_a_keeper_refuses_is_dropped_by_an_operator(tmp_path: Path, s
     assert (refuses["answered"], answers["trouble"]) == (0, "")
     operator = ("--admin", fleet.admin, "--identity", "alice")
     assert anabranch(tmp_path, "admin", "secagg", "drop", 7, *operator).returncode != 0
-    (tmp_path / "keeper-0" / "revoked.txt").write_text("")
     dropped = answer(anabranch(tmp_path, "admin", "secagg", "drop", 1, *operator, "--json"))
     assert dropped == {"number": 1, "updates_lost": 4}
+    # Not before: the server asks again and again, and the sum would be answered before it is dropped.
+    (tmp_path / "keeper-0" / "revoked.txt").write_text("")
     assert finished(fleet, server, devices)["version"] == 2
 
 

@@ -42,6 +42,7 @@ join_address = "127.0.0.1:{join_port}"
 """
 DYING = Path(__file__).with_name("dying_command.py")
 SERVE = ("server", "run.toml", "--model", "model", "--json")
+STARTED = ('{"kind": "serving"', '{"kind": "standby"')
 LOOK_S = 0.1
 
 
@@ -131,7 +132,8 @@ class MaskedFleet:
     def _started(self, name: str, *words: object) -> Process:
         process = self._begun(name, *words, stdout=PIPE)
         assert process.stdout is not None
-        assert process.stdout.readline(), self.said(name)
+        line = process.stdout.readline()  # or an error, which is a line too
+        assert line.startswith(STARTED), line + self.said(name)
         return process
 
     def _begun(self, name: str, *words: object, stdout: int | None = None) -> Process:
