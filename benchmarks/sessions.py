@@ -7,7 +7,8 @@ with it, and goes on as soon as it has both answers; all of them are two process
 same messages and throw them away: the one answers each update, of the other each update is a call. Every
 round drives all servers in turn, each time another one first. Processor times are the server's, by thread.
 
-The row of PostgreSQL needs `BENCH_POSTGRESQL`, the URL of an empty database.
+The row of PostgreSQL needs `BENCH_POSTGRESQL`, the URL of a database whose user may make others: each setting
+has a new one, beside it, which is dropped after it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -32,6 +34,7 @@ from typing import Any
 import grpc
 import numpy as np
 from grpc import aio
+from sqlalchemy import create_engine, make_url
 
 from anabranch.client.exchange import METHOD
 from anabranch.client.outbox import UpdateEntry
@@ -318,20 +321,34 @@ def _wallet(papers: Path, name: str) -> Wallet:
         return Wallet(papers, key, certificate, authority.certificate)
 
 
+@contextmanager
+def empty_database(url: str) -> Iterator[str]:
+    """A new database beside that of a URL of PostgreSQL; yields its URL, and drops it in the end."""
+    beside = make_url(url).set(drivername="postgresql+psycopg")
+    name = f"bench_{uuid.uuid4().hex}"
+    admin = create_engine(beside, isolation_level="AUTOCOMMIT")
+    try:
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+            try:
+                yield beside.set(database=name).render_as_string(hide_password=False)
+            finally:
+                connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        admin.dispose()
+
+
 def _targets(setting: Setting, folder: Path, stack: ExitStack) -> list[Target]:
     """The servers of a setting, all of them up."""
     address, pid = stack.enter_context(_bare())
     targets = [Target(BARE_STREAM, address, pid), Target(BARE_CALLS, address, pid, calls=True)]
     papers = folder / "ca"
     Authority.create(papers).close()
-    more = {
-        DURABLE: (),
-        GUARDED: (f"identity.folder={papers}", "identity.tls=always"),
-        ON_POSTGRESQL: (f"server.database={os.environ.get(POSTGRESQL, '')}",),
-    }
-    for name in SERVED:
-        if name == ON_POSTGRESQL and (POSTGRESQL not in os.environ or setting.devices > SETTINGS[0].devices):
-            continue
+    more = {DURABLE: (), GUARDED: (f"identity.folder={papers}", "identity.tls=always")}
+    if POSTGRESQL in os.environ and setting.devices <= SETTINGS[0].devices:
+        database = stack.enter_context(empty_database(os.environ[POSTGRESQL]))
+        more[ON_POSTGRESQL] = (f"server.database={database}",)
+    for name in more:
         (own := folder / name.replace(", ", "-")).mkdir()
         codec = f"uplink.codec={setting.codec}"
         served, process = stack.enter_context(durable_server(own, SHAPE, codec, *more[name]))
