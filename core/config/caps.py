@@ -19,11 +19,19 @@ MAY_BE_ZERO = frozenset(
 HEADER_BYTES = 64 * KIB  # of a message beside the chunk in it
 # What a device takes and what the tables have place for, so that no server may go beyond it.
 MOST = {"chunk_bytes_max": 1 * MIB, "id_chars_max": DEFAULT_LIMITS.id_chars_max}
-LEAST = {"id_chars_max": 32, "metadata_bytes_max": 4 * KIB}
+LEAST = {"message_bytes_max": HEADER_BYTES + 1, "id_chars_max": 32, "metadata_bytes_max": 4 * KIB}
 OF_DEVICES = ("chunk_bytes_max", "payload_bytes_max", "frozen_bytes_max")
 # What a device is told of chunks over `CHUNK_BYTES`. Those of older releases send what they are told as
 # `chunk_bytes_max` over any link, and do not know this name.
 QUICK = "quick_chunk_bytes_max"
+
+
+def fitted(limits: Limits, said: Mapping[str, Any]) -> Limits:
+    """The caps of a table in which this was `said`: chunks that it says nothing of go into its messages."""
+    if "chunk_bytes_max" in said:
+        return limits
+    room = limits.message_bytes_max - HEADER_BYTES
+    return replace(limits, chunk_bytes_max=min(limits.chunk_bytes_max, room))
 
 
 def check_limits(limits: Limits) -> None:
@@ -53,8 +61,14 @@ def told_to_devices(limits: Limits) -> dict[str, Any]:
 
 
 def heard_by_device(limits: Limits, config: Mapping[str, Any]) -> Limits:
-    """A device's own caps, with those that its server has told."""
+    """The caps that its server has told a device; of its own `limits` those that are smaller."""
     table = {"chunk_bytes_max": CHUNK_BYTES, **config.get("limits", {})}
     if QUICK in table:
         table["chunk_bytes_max"] = table[QUICK]
-    return replace(limits, **{name: int(table[name]) for name in OF_DEVICES if name in table})
+    heard = {}
+    for name in OF_DEVICES:
+        if name in table:
+            own, told = getattr(limits, name), int(table[name])
+            # The default is nobody's word, and a server may go beyond it.
+            heard[name] = told if own == getattr(DEFAULT_LIMITS, name) else min(own, told)
+    return replace(limits, **heard)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from cattrs import Converter
 from cattrs.gen import override
 
+from anabranch.core.config.caps import fitted
 from anabranch.core.config.faults import FaultsTable
 from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import NO_TARGET
@@ -435,6 +436,7 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     strategy = values.pop("strategy")
     name = strategy.pop("name", StrategyTable.name)
     built = {t: build(TABLES[t], v, t) for t, v in values.items()}
+    built["limits"] = fitted(built["limits"], values["limits"])
     built["strategy"] = StrategyTable(str(name), strategy)
     check_ranges(built)
     return Config(sources=sources, **built)

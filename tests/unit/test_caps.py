@@ -44,7 +44,8 @@ def test_what_says_nothing_is_not_in_the_configuration() -> None:
         ({"rpcs_max": -1}, "limits.rpcs_max must not be negative"),
         ({"rpcs_max": 1.5}, "limits.rpcs_max must be int"),
         ({"chunk_bytes_max": 2**21}, "limits.chunk_bytes_max must be at most 1048576"),
-        ({"message_bytes_max": 2**20}, "limits.message_bytes_max must be at least 1114112"),
+        ({"message_bytes_max": 2**20, "chunk_bytes_max": MIB}, "message_bytes_max must be at least 1114112"),
+        ({"message_bytes_max": 64 * KIB}, "limits.message_bytes_max must be at least 65537"),
         ({"id_chars_max": 65}, "limits.id_chars_max must be at most 64"),
         ({"id_chars_max": 16}, "limits.id_chars_max must be at least 32"),
     ],
@@ -52,6 +53,17 @@ def test_what_says_nothing_is_not_in_the_configuration() -> None:
 def test_a_cap_that_cannot_be_is_an_error(limits: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         config(**limits)
+
+
+def test_chunks_of_which_nothing_is_said_fit_into_messages_of_which_something_is() -> None:
+    """As all of an older release did, whose chunks had 256 KiB by default."""
+    assert config(message_bytes_max=2**20).limits == Limits(
+        message_bytes_max=2**20, chunk_bytes_max=960 * KIB
+    )
+    assert config(message_bytes_max=320 * KIB).limits.chunk_bytes_max == 256 * KIB
+    assert config(message_bytes_max=4 * MIB).limits.chunk_bytes_max == MIB
+    kept = config(message_bytes_max=2**20)
+    assert Config.from_json(kept.to_json()) == kept
 
 
 def test_no_cap_changes_while_a_run_goes_on_and_receipts_not_at_a_restart() -> None:
@@ -78,6 +90,20 @@ def test_a_device_of_before_is_told_of_no_chunk_that_a_slow_link_takes_too_long_
 
 def test_a_server_of_before_says_nothing_of_its_chunks_and_takes_no_larger_ones() -> None:
     assert heard_by_device(Limits(streams_max=3), {}) == Limits(streams_max=3, chunk_bytes_max=256 * KIB)
+
+
+def test_a_device_keeps_smaller_caps_of_its_own_whatever_a_server_says() -> None:
+    small = Limits(chunk_bytes_max=16 * KIB, payload_bytes_max=MIB, frozen_bytes_max=5 * MIB)
+    assert heard_by_device(small, {}) == small
+    assert heard_by_device(small, device_tables(config())) == small
+    told = device_tables(config(payload_bytes_max=2 * MIB, frozen_bytes_max=4 * MIB, chunk_bytes_max=8 * KIB))
+    heard = Limits(chunk_bytes_max=8 * KIB, payload_bytes_max=MIB, frozen_bytes_max=4 * MIB)
+    assert heard_by_device(small, told) == heard
+
+
+def test_a_server_may_raise_what_a_device_has_no_word_of_its_own_on() -> None:
+    told = device_tables(config(payload_bytes_max=2**31))
+    assert heard_by_device(DEFAULT_LIMITS, told) == Limits(payload_bytes_max=2**31)
 
 
 def test_the_engine_has_the_configurations_caps() -> None:
