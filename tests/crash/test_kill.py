@@ -61,6 +61,11 @@ def test_private_runs_keep_their_promises_and_their_noise(tmp_path: Path) -> Non
     check(run(tmp_path, plan), plan)
 
 
+def test_runs_of_a_schedule_free_server_keep_their_promises_and_its_mean(tmp_path: Path) -> None:
+    plan = Plan(seed=12, kills=3, updates=150, averaged=True)
+    check(run(tmp_path, plan), plan)
+
+
 @pytest.mark.parametrize("compressed", [False, True], ids=["raw", "compressed"])
 def test_runs_of_sub_models_keep_their_promises(compressed: bool, tmp_path: Path) -> None:
     plan = Plan(seed=6, kills=3, updates=150, compressed=compressed, units=True)

@@ -33,6 +33,9 @@ from anabranch.workloads.trainer import trainer_for
 CHAIN = "ef(0.9)|topk(0.1)|int8(64)|gaps|zstd"
 LOSSY = {"uplink": {"codec": CHAIN}, "downlink": {"codec": "log(2)"}}
 KINDS: dict[str, Tables] = {
+    "schedule-free": {
+        "strategy": {"name": "fedbuff", "buffer_size": 3, "outer": {"name": "schedule_free"}},
+    },
     "compressed": {**LOSSY, "strategy": {"name": "fedbuff", "buffer_size": 1}},
     "robust": {**LOSSY, "strategy": {"name": "fedbuff", "buffer_size": 3}, "robust": {"rule": "median"}},
     "parts": {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 3}},

@@ -1,8 +1,9 @@
 """Kill a server at random moments while writers push: what was acknowledged must count, exactly once.
 
 Every delta has whole numbers, so the sum is exact in any order and one lost, doubled or invented
-update shows in the final model. Where tasks are of sub-models, models are mixed instead: what was
-acknowledged is then done again by hand, from what the devices were given, and must come to the same bits.
+update shows in the final model. Where tasks are of sub-models, models are mixed instead, and a schedule-free
+server goes by the order of updates: what was acknowledged is then done again by hand, and must come to the
+same bits.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ def run(folder: Path, plan: Plan) -> Outcome:
     applied = [update for w in writers for update in w.applied]
     if plan.private:
         expected = _noised(first, applied, server.data_dir)
+    elif plan.averaged:
+        expected = _averaged(first, applied)
     else:
         expected = _mixed(first, applied) if plan.units else summed(first, applied)
     outcome.problems += broken_promises(server.data_dir, plan, writers, expected)
@@ -97,6 +100,17 @@ def _mixed(first: Vector, applied: list[Applied]) -> Vector:
     for update in sorted(applied, key=lambda update: update.version):
         if update.where is not None and update.base is not None:
             model[update.where] = half * model[update.where] + half * update.base + half * update.delta
+    return model
+
+
+def _averaged(first: Vector, applied: list[Applied]) -> Vector:
+    """A schedule-free server's model, by hand: half of each step, half of their mean."""
+    half, model, ahead = np.float32(0.5), first.copy(), np.zeros_like(first)
+    for t, update in enumerate(sorted(applied, key=lambda update: update.version), start=1):
+        ahead += update.delta
+        model += half * update.delta
+        model += np.float32(0.5 / t) * ahead
+        ahead *= np.float32(1.0 - 1.0 / t)
     return model
 
 

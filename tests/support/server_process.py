@@ -40,6 +40,7 @@ class Plan:
     phases: bool = False
     standby: bool = False
     private: bool = False
+    averaged: bool = False  # by a schedule-free optimiser
     stream: bool = False  # devices speak over streams
     flaw: str = ""  # "unlogged" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
@@ -76,6 +77,7 @@ class ServerProcess:
             *["units"][: plan.units],
             *["phases"][: plan.phases],
             *["private"][: plan.private],
+            *["averaged"][: plan.averaged],
             *["standby"][: plan.standby],
             *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),
