@@ -14,7 +14,7 @@ from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
 from anabranch.core.config.ranges import SERVED
 from anabranch.core.errors import InvalidUpdate, UnknownVersion
-from anabranch.core.model.arrays import Array, from_bytes, to_bytes
+from anabranch.core.model.arrays import Array, from_bytes, pieces, to_bytes
 from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, dense
 
 PART = 1  # of a model: what travels apart. Its versions are part 0
@@ -54,6 +54,20 @@ def frozen_sha256(spec: ParamSpec, frozen: Tensors) -> str:
 def frozen_bytes(spec: ParamSpec, frozen: Tensors) -> bytes:
     """The frozen tensors' bytes, in the order of the spec."""
     return b"".join(to_bytes(frozen[t.name].astype(t.dtype, copy=False)) for t in _frozen(spec))
+
+
+def model_sha256(spec: ParamSpec, tensors: Tensors) -> str:
+    """SHA-256 (hex) of a model's bytes, raw, and of what travels apart; none of it is copied as a whole.
+
+    Raises `ManifestMismatch` on other names or shapes.
+    """
+    spec.check(tensors)
+    found = hashlib.sha256()
+    for t in [*(t for t in spec.tensors if t.aggregated), *_frozen(spec)]:
+        dtype = spec.vector_dtype if t.aggregated else t.dtype
+        for piece in pieces(tensors, t.name):
+            found.update(to_bytes(piece.astype(dtype, copy=False)))
+    return found.hexdigest()
 
 
 def unknown_part(part_id: int, spec: ParamSpec, frozen: str = SERVED) -> UnknownVersion:

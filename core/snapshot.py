@@ -35,7 +35,7 @@ from anabranch.core.engine.settable import in_force
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt
-from anabranch.core.model.arrays import to_bytes
+from anabranch.core.model.arrays import own, to_bytes
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector
 from anabranch.core.model.submodels import (
     Coordinates,
@@ -73,14 +73,14 @@ class SnapshotRows:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`meta` is JSON; `arrays` are copies, safe to write while the engine goes on.
+    """`meta` is JSON; `arrays` are copies, safe to write while the engine goes on, or lie in a file.
 
     `rows`: clients and receipts, where they are not in `meta`. That says then under `rows` how many clients
     there are, and the numbers, from 1 for the first ever, of the receipts: the last that is gone, the newest.
     """
 
     meta: dict[str, Any]
-    arrays: dict[str, Array]
+    arrays: Mapping[str, Array]
     rows: SnapshotRows | None = None
 
 
@@ -220,11 +220,11 @@ def _restored(
     sums: Sums | None,
     cohorts: Cohorts | None,
 ) -> Engine:
-    arrays = {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
+    arrays = {name: own(snapshot.arrays, name) for name in snapshot.arrays if name != "vector"}
     meta, rows = _together(snapshot.meta, arrays), snapshot.rows
     state = from_plain({k: v for k, v in meta.items() if k not in BESIDE}, EngineState, _converter_of(spec))
-    vector = snapshot.arrays["vector"]
-    engine = Engine(spec, strategy, settings, vector, broadcast, planner, sums, cohorts)
+    vector = own(snapshot.arrays, "vector")
+    engine = Engine(spec, strategy, settings, vector, broadcast, planner, sums, cohorts, own=True)
     if sums is not None:
         sums.history = state.noise
     engine.changes = state.changes

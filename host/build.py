@@ -98,7 +98,8 @@ class Blueprint:
         parts = (*self.parts(), self.sums(), self.cohorts())
         if snapshot is not None:
             return restore(snapshot, self.spec, self.strategy, self.settings, *parts)
-        return Engine(self.spec, self.strategy, self.settings, self.spec.flatten(initial), *parts)
+        first = self.spec.flatten(initial)
+        return Engine(self.spec, self.strategy, self.settings, first, *parts, own=True)
 
     def parts(self) -> tuple[Broadcast | None, Planner | None]:
         """What an engine sends models by, and what deals sub-models.

@@ -6,10 +6,10 @@ A folder with two files: `manifest.json` (format, app, layout, initial_sha256, s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
-from anabranch.compress.model import encode_model, frozen_apart, frozen_size_bytes
-from anabranch.compress.registry import make_codec
+from anabranch.compress.model import frozen_size_bytes, model_sha256
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.arrays import pieces, plain_tensors
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.units import UnitGroup
 from anabranch.identity.files import make_private_folder, tighten
 from anabranch.server.store.files import disk_errors, sync_file, sync_folder
+from anabranch.server.store.tensors import TensorFile, write_tensors
 
 FORMAT = 1
 MANIFEST, INITIAL = "manifest.json", "initial.safetensors"
@@ -41,6 +40,8 @@ Array = npt.NDArray[Any]
 class Manifest:
     """The app by name, the layout of its model, and the tensors of version 0 in the layout's order.
 
+    Those that were read lie in their file, and are read anew at each look: a large model is held once, by the
+    engine.
     `seed`: the App builds these tensors from it; None where they came from elsewhere.
     """
 
@@ -62,9 +63,7 @@ class Manifest:
     @property
     def initial_sha256(self) -> str:
         """SHA-256 (hex) of the model of version 0 as it would travel, raw, and of what travels apart."""
-        model = hashlib.sha256(encode_model(make_codec("raw"), self.spec, self.vector, self.frozen))
-        model.update(frozen_apart(self.spec, self.frozen))
-        return model.hexdigest()
+        return model_sha256(self.spec, self.tensors)
 
 
 def write_manifest(
@@ -85,18 +84,27 @@ def write_manifest(
     """
     spec = ParamSpec.of(tensors, groups, buffers, trained, stages)
     manifest = Manifest(app, spec, plain_tensors(tensors), seed)
-    if not np.isfinite(manifest.vector).all():
-        raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
+    _write(folder, manifest)
+    return manifest
+
+
+def _write(folder: Path, manifest: Manifest) -> None:
+    tensors, seed = manifest.tensors, manifest.seed
+    for name in manifest.spec.slices:
+        if not all(np.isfinite(piece).all() for piece in pieces(tensors, name)):
+            raise InvalidUpdate(f"the first weights of {manifest.app} are not finite: mend its model()")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / INITIAL).write_bytes(save(dict(manifest.tensors)))
+    written = folder / f"{INITIAL}.tmp"  # not in its place: a server may be reading what is there
+    with written.open("wb", buffering=0) as file:
+        write_tensors(file, tensors)
+    written.replace(folder / INITIAL)
     head = {
         "format": FORMAT,
-        "app": app,
+        "app": manifest.app,
         "layout": manifest.spec.to_json(),
         "initial_sha256": manifest.initial_sha256,
     } | ({} if seed is None else {"seed": seed})
     (folder / MANIFEST).write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
-    return manifest
 
 
 def check_free(folder: Path, tensors: Mapping[str, Array], spec: ParamSpec) -> None:
@@ -132,10 +140,8 @@ def keep_manifest(folder: Path, manifest: Manifest) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     with disk_errors("keeping the manifest"):
-        spec = manifest.spec
         make_private_folder(temporary)
-        parts = spec.groups, spec.buffers, spec.slices
-        write_manifest(temporary, manifest.app, manifest.tensors, *parts, manifest.seed, spec.stages)
+        _write(temporary, manifest)
         for path in (temporary / INITIAL, temporary / MANIFEST):
             tighten(path)
             sync_file(path)
@@ -156,11 +162,9 @@ def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
     head = _read_head(folder, limits)
     try:
         spec = ParamSpec.from_json(head["layout"])
-        loaded = load(_read_capped(folder / INITIAL, _weights_bytes_max(spec, limits)))
-        spec.check(loaded)
-        tensors = {t.name: loaded[t.name] for t in spec.tensors}
+        tensors = _weights(folder / INITIAL, spec, limits)
         manifest = Manifest(str(head["app"]), spec, tensors, _seed(head))
-        wrong = [t.name for t in spec.tensors if loaded[t.name].dtype.name != t.dtype]
+        wrong = [t.name for t in spec.tensors if tensors.dtype(t.name).name != t.dtype]
     except (KeyError, TypeError, ValueError, SafetensorError, AnabranchError) as error:
         raise ConfigError(f"{folder}: the manifest is damaged ({error}); {FIX}") from error
     if wrong or manifest.initial_sha256 != head.get("initial_sha256"):
@@ -194,13 +198,22 @@ def _weights_bytes_max(spec: ParamSpec, limits: Limits) -> int:
 def read_weights(path: Path, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> dict[str, Array]:
     """The weights of the model `spec` in a safetensors file. Raises `ConfigError` for another model's."""
     try:
-        loaded = load(_read_capped(path, _weights_bytes_max(spec, limits)))
-        spec.check(loaded)
-    except (SafetensorError, AnabranchError) as error:
+        tensors = _weights(path, spec, limits)
+    except (ValueError, SafetensorError, AnabranchError) as error:
         raise ConfigError(f"{path} has no weights of this model: {error}") from error
-    if wrong := [t.name for t in spec.tensors if loaded[t.name].dtype.name != t.dtype]:
+    if wrong := [t.name for t in spec.tensors if tensors.dtype(t.name).name != t.dtype]:
         raise ConfigError(f"{path}: {', '.join(wrong)} must be of the model's own type")
-    return {t.name: loaded[t.name] for t in spec.tensors}
+    return dict(tensors)
+
+
+def _weights(path: Path, spec: ParamSpec, limits: Limits) -> TensorFile:
+    """A file's tensors in the model's order. Raises `ManifestMismatch` for another model's."""
+    _check_cap(path, _weights_bytes_max(spec, limits))
+    with _readable(path):
+        tensors = TensorFile(path)
+    spec.check(tensors)
+    tensors.arrange(t.name for t in spec.tensors)
+    return tensors
 
 
 def _read_head(folder: Path, limits: Limits) -> dict[str, Any]:
@@ -215,9 +228,20 @@ def _read_head(folder: Path, limits: Limits) -> dict[str, Any]:
 
 def _read_capped(path: Path, bytes_max: int) -> bytes:
     """A file's bytes, its size checked before it is read."""
-    try:
+    _check_cap(path, bytes_max)
+    with _readable(path):
+        return path.read_bytes()
+
+
+def _check_cap(path: Path, bytes_max: int) -> None:
+    with _readable(path):
         if path.stat().st_size > bytes_max:
             raise ConfigError(f"{path} is over the cap of {bytes_max} bytes; {FIX}")
-        return path.read_bytes()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); {FIX}") from error

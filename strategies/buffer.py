@@ -98,7 +98,8 @@ class BufferStrategy(GatheringStrategy):
 
     def init(self, vector: Vector) -> State:
         """An empty buffer."""
-        buffer = np.zeros_like(vector) if self.rule is None else np.empty(0, vector.dtype)
+        # Not `zeros_like`, which writes the zeros: these take no memory before the first update.
+        buffer = np.zeros(vector.size if self.rule is None else 0, vector.dtype)
         return self.state_type(buffer=buffer, **self.optimiser.init(vector))
 
     def gather(self, state: State, update: Update, weight: float, context: Context) -> State:

@@ -72,13 +72,16 @@ class Engine:
         planner: Planner | None = None,
         sums: Sums | None = None,
         cohorts: Cohorts | None = None,
+        *,
+        own: bool = False,
     ) -> None:
+        """`own`: `vector` is nobody else's, so that the engine may write on it; else it makes a copy."""
         self.spec = spec
         self.strategy = strategy
         self.settings = settings
         self.changes = Changes()
         self.version = 0
-        self.vector: Vector = vector.astype(spec.vector_dtype, copy=True)
+        self.vector: Vector = vector.astype(spec.vector_dtype, copy=not own)
         self.state: State = strategy.init(self.vector)
         # With a lossy downlink the bases come from it, without one from the history.
         self.broadcast = broadcast

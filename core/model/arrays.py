@@ -6,7 +6,8 @@ lies in memory, be that another order than its shape says. What is written goes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,46 @@ def to_bytes(array: npt.ArrayLike) -> memoryview:
 def from_bytes(data: bytes | memoryview, dtype: str, shape: tuple[int, ...]) -> Array:
     """The inverse of `to_bytes`; a new array. Raises `ValueError` where the length is another."""
     return np.frombuffer(data, little(dtype)).reshape(shape).astype(dtype)
+
+
+class StoredTensors(Mapping[str, Array]):
+    """Tensors by name that lie in a file: each look makes a new array, and nothing is held between looks."""
+
+    @abstractmethod
+    def __contains__(self, name: object) -> bool:
+        """Whether there is one of this name; `Mapping` would read it to see."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Of one tensor."""
+
+    @abstractmethod
+    def pieces(self, name: str) -> Iterator[Array]:
+        """The values of one tensor, flat, a piece after the other; each is a new array."""
+
+
+def shape_of(tensors: Mapping[str, Array], name: str) -> tuple[int, ...]:
+    """The shape of one tensor, which is not read for it."""
+    return tensors.shape(name) if isinstance(tensors, StoredTensors) else tuple(tensors[name].shape)
+
+
+def dtype_of(tensors: Mapping[str, Array], name: str) -> np.dtype[Any]:
+    """The type of one tensor, which is not read for it."""
+    return tensors.dtype(name) if isinstance(tensors, StoredTensors) else tensors[name].dtype
+
+
+def pieces(tensors: Mapping[str, Array], name: str) -> Iterator[Array]:
+    """The values of one tensor, flat, in order: in one, or piece by piece where they lie in a file."""
+    if isinstance(tensors, StoredTensors):
+        yield from tensors.pieces(name)
+    else:
+        yield tensors[name].reshape(-1)
+
+
+def own(tensors: Mapping[str, Array], name: str) -> Array:
+    """One tensor as a new array."""
+    return tensors[name] if isinstance(tensors, StoredTensors) else tensors[name].copy()

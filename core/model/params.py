@@ -25,7 +25,7 @@ from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.arrays import Indices as Indices
 from anabranch.core.model.arrays import Vector as Vector
-from anabranch.core.model.arrays import to_bytes
+from anabranch.core.model.arrays import pieces, shape_of, to_bytes
 from anabranch.core.model.stages import ModelStage, check_stages
 from anabranch.core.model.units import UnitGroup, check_groups
 
@@ -218,7 +218,10 @@ class ParamSpec:
         self.check(tensors)
         out = np.empty(self.size, self.vector_dtype)
         for name, where in self.slices.items():
-            out[where] = tensors[name].reshape(-1)
+            at = where.start
+            for piece in pieces(tensors, name):
+                out[at : at + piece.size] = piece
+                at += piece.size
         return out
 
     def unflatten(
@@ -251,10 +254,8 @@ class ParamSpec:
                 f"tensor {foreign[0]!r} is not in the manifest: it has {', '.join(names[:8])}"
             )
         for t in self.tensors:
-            if tuple(tensors[t.name].shape) != t.shape:
-                raise ManifestMismatch(
-                    f"tensor {t.name!r} has shape {tuple(tensors[t.name].shape)}, the manifest says {t.shape}"
-                )
+            if (shape := shape_of(tensors, t.name)) != t.shape:
+                raise ManifestMismatch(f"tensor {t.name!r} has shape {shape}, the manifest says {t.shape}")
 
     def name_at(self, index: int) -> str:
         """The tensor that holds coordinate `index` of the vector."""

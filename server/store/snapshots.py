@@ -12,27 +12,20 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import plain_tensors, to_bytes
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
 from anabranch.server.store.files import check_space, disk_errors, make_own_folder, open_file, sync_folder
+from anabranch.server.store.tensors import DTYPES, TensorFile, write_all
 
 META = "$meta"
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    "bool": "BOOL",
-}
 
 
 class SnapshotFiles:
@@ -74,8 +67,9 @@ class SnapshotFiles:
             with self._found(sha256) as path:
                 if (found := _digest(path)) != sha256:
                     raise StoreCorrupt(f"snapshot {name} has the SHA-256 {found}")
-                tensors = load_file(path)
-            meta = json.loads(tensors.pop(META).tobytes())
+                tensors = TensorFile(path)
+            meta = json.loads(tensors[META].tobytes())
+            tensors.arrange(name for name in list(tensors) if name != META)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StoreCorrupt(f"snapshot {name} cannot be read: {error}") from error
         if (found := meta.get("format")) not in (FORMAT, APART):  # the log has it all
@@ -128,7 +122,7 @@ def _save(tensors: dict[str, npt.NDArray[Any]], path: Path) -> str:
     head, end = {}, 0
     for name, array in tensors.items():
         start, end = end, end + array.nbytes
-        dtype = _DTYPES[array.dtype.name]
+        dtype = DTYPES[array.dtype.name]
         head[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
@@ -138,15 +132,9 @@ def _save(tensors: dict[str, npt.NDArray[Any]], path: Path) -> str:
         parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *values]
         for part in parts:
             sha.update(part)
-            _write_all(file, part)
+            write_all(file, part)
         os.fsync(file.fileno())
     return sha.hexdigest()
-
-
-def _write_all(file: IO[bytes], part: bytes | memoryview) -> None:
-    view = memoryview(part)
-    while view:
-        view = view[file.write(view) :]
 
 
 def _digest(path: Path) -> str:
