@@ -23,6 +23,7 @@ from anabranch.server.store import schema
 from anabranch.server.store.base import Store
 from anabranch.server.store.blobs import ADOPTED_S
 from anabranch.server.store.memory import MemoryStore
+from anabranch.server.store.segments import TRIMMED_BYTES
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
 
@@ -337,8 +338,10 @@ def test_disk_and_restart_are_flat(tmp_path: Path, updates: int) -> None:
         rows = rows_of(desk.store)
         assert desk.store.problems() == []
         desk.drop()
-        found.append((rows, sum(path.stat().st_size for path in place.folder.rglob("*") if path.is_file())))
-    for rows, size in found:
+        log = sum(path.stat().st_size for path in (place.folder / "log").iterdir())
+        whole = sum(path.stat().st_size for path in place.folder.rglob("*") if path.is_file())
+        found.append((rows, whole - log, log))
+    for rows, size, log in found:
         assert rows["events"] <= 2 * (2 * 20 + 3 * 2) * 2 + 20
         assert rows["updates"] <= 2 * (2 * 20 + 3 * 2) + 10
         assert rows["leases"] <= rows["events"]
@@ -346,6 +349,7 @@ def test_disk_and_restart_are_flat(tmp_path: Path, updates: int) -> None:
         assert rows["snapshots"] <= 5
         assert rows["receipts"] <= 50 + 2 * (2 * 20 + 3 * 2)
         assert size < 40 * updates + (1 << 20), "but for 32 bytes a version"
+        assert log < 2 * TRIMMED_BYTES, "a segment is removed whole: one is dropped less, one is written"
 
 
 def rows_of(store: Store) -> dict[str, int]:
