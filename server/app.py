@@ -68,7 +68,7 @@ from anabranch.server.tracking import track
 from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
-from anabranch.support.heap import bound_heap
+from anabranch.support.heap import bound_heap, use_small_pages
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +135,7 @@ async def serve(
     identity = identity_of(config, insecure, wall)
     check_guarded(config, uses_tls(config.server.address, config, insecure))
     bound_heap()
+    use_small_pages()
     stop, limits = stop or asyncio.Event(), limits or config.limits
     stop_on_signals(stop)
     table = config.server

@@ -20,7 +20,7 @@ from anabranch.server.job_ports import JobPorts
 from anabranch.server.jobs import LOOK_S, Jobs, ReadJob, Told
 from anabranch.server.metrics import Metrics
 from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
-from anabranch.support.heap import bound_heap
+from anabranch.support.heap import bound_heap, use_small_pages
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ async def serve_jobs(
         raise ConfigError("a server of jobs cannot stand by for another: leave server.standby out")
     identity = identity_of(config, insecure, wall)
     bound_heap()
+    use_small_pages()
     stop, metrics = stop or asyncio.Event(), Metrics()
     stop_on_signals(stop)
     jobs = Jobs(folder, read, identity, told, wall)

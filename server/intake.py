@@ -16,7 +16,8 @@ from anabranch.core.effects import Effect
 from anabranch.core.errors import IdTaken, InvalidUpdate, NotAuthenticated, Unavailable
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
-from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.arrays import lasting
+from anabranch.core.model.params import ParamSpec, SparseVector
 from anabranch.core.model.updates import Ask, Receipt, Update
 from anabranch.host.submission import (
     Submission,
@@ -178,6 +179,8 @@ class Intake:
         self.calls = calls
         # Whom updates are masked for.
         self.keepers: Sequence[str] = ()
+        # Whether the strategy keeps updates: large ones are copied for it before the writer has them.
+        self._keeps_updates = writer.keeps_updates
         self._limits = uploads.limits
         # What the updates that were decided would have been without compression, since the start.
         self.bytes_raw = 0
@@ -350,5 +353,7 @@ class Intake:
         if flaw:
             upload.drop()
             return CheckedUpdate(update, flaw)
+        if self._keeps_updates and not upload.inline and not isinstance(update.delta, SparseVector):
+            update = replace(update, delta=lasting(update.delta))
         upload.adopt()
         return CheckedUpdate(update, inline=bytes(data) if upload.inline else None)

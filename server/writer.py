@@ -102,6 +102,11 @@ class Writer:
         return self._books.history
 
     @property
+    def keeps_updates(self) -> bool:
+        """Whether the engine's strategy does, which never changes."""
+        return self._books.engine.keeps_updates
+
+    @property
     def duplicates(self) -> int:
         """Updates that were answered from a stored verdict since the start."""
         return self._books.run.duplicates

@@ -90,6 +90,11 @@ class CacheStrategy(GatheringStrategy):
         """tau_c: how late each update is by now."""
         return [context.staleness_of(c.part(context.spec), c.base_version) for c in state.cache]
 
+    @property
+    def keeps_updates(self) -> bool:
+        """Until they are applied."""
+        return True
+
     def init(self, vector: Vector) -> CacheState:
         """An empty cache."""
         begun: CacheState = self.state_type()

@@ -106,6 +106,11 @@ class GatheringStrategy(ComposedStrategy):
         """The robust rule in the place of the mean."""
         return None
 
+    @property
+    def keeps_updates(self) -> bool:
+        """With a rule, until it takes them; else they become a sum."""
+        return self.rule is not None
+
     @abstractmethod
     def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
         """The state with an update more."""

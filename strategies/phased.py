@@ -182,6 +182,11 @@ class Phased:
         return any(part.mixes_models for part in self.parts)
 
     @property
+    def keeps_updates(self) -> bool:
+        """Where any does, that knows of it."""
+        return any(getattr(part, "keeps_updates", False) for part in self.parts)
+
+    @property
     def clip(self) -> float:
         """The same in every phase, or the configuration says how long."""
         return self.parts[0].clip

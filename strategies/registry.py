@@ -62,7 +62,7 @@ def _check(found: Any) -> None:
         )
 
 
-OPTIONAL = ("long_part", "long_in")  # they are younger than strategies of others
+OPTIONAL = ("keeps_updates", "long_part", "long_in")  # they are younger than strategies of others
 NAMED_IN = ("strategy.name", "strategy.phases.strategy")
 STRATEGIES = PartKind("strategy", "strategies", NAMED_IN, BUILT_IN, members(Strategy, OPTIONAL), _check)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
+PR_SET_THP_DISABLE = 41  # Linux's prctl.h
 ARENAS = 2
 MAPPED_BYTES_MIN = 32 << 20  # the most that glibc takes
 FREE_BYTES_MAX = 128 << 20  # at the end of the heap
@@ -18,6 +20,17 @@ def bound_heap() -> None:
     Does nothing where there is no glibc. `MALLOC_ARENA_MAX` in the environment does the same.
     """
     _call("mallopt", M_ARENA_MAX, ARENAS)
+
+
+def use_small_pages() -> None:
+    """Have the process, and those that it starts, take memory in pages of 4 KiB; numpy asks for 2 MiB.
+
+    To find and clear a large page can take milliseconds, in whatever thread writes to it first: a fresh array
+    of 40 MB took 85 ms of processor time with large pages, and 19 without, on a virtual machine that gives
+    what it does not use back to its host. Does nothing where there is no Linux.
+    """
+    if sys.platform == "linux":
+        _call("prctl", PR_SET_THP_DISABLE, *map(ctypes.c_ulong, (1, 0, 0, 0)))
 
 
 def trim_heap() -> None:
@@ -49,7 +62,7 @@ def reused_heap() -> Iterator[None]:
         trim_heap()
 
 
-def _call(name: str, *arguments: int) -> None:
+def _call(name: str, *arguments: int | ctypes.c_ulong) -> None:
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*arguments)

@@ -199,6 +199,11 @@ class Engine:
 
     # --- updates -----------------------------------------------------------------------------
 
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether its strategy does: then whoever takes them in may make their deltas `lasting`."""
+        return bool(getattr(self.strategy, "keeps_updates", False))  # there are older ones of others
+
     def long_in(self, now: float) -> int:
         """Which one of the next updates, at least, has a long part; 0: none."""
         long_in = getattr(self.strategy, "long_in", None)  # there are older ones of others

@@ -161,6 +161,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def keeps_updates(self) -> bool:
+        """Whether a state has deltas as they came: whoever took them in may have copied them (`lasting`)."""
+        ...
+
+    @property
     def clip(self) -> float:
         """To how many median lengths a longer update is cut, where `[robust] clip` leaves that to us."""
         ...
@@ -249,6 +254,11 @@ class AsyncStrategy:
     def mixes_models(self) -> bool:
         """Nobody else needs a base."""
         return self.needs_base
+
+    @property
+    def keeps_updates(self) -> bool:
+        """What they come to is enough."""
+        return False
 
     @property
     def clip(self) -> float:

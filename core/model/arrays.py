@@ -35,6 +35,19 @@ def plain_tensors(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {name: plain(array) for name, array in tensors.items()}
 
 
+def lasting(array: Array) -> Array:
+    """A copy to which nobody can write; the array itself where it is one.
+
+    So what is to be kept can be copied by whoever has the time, and whoever keeps it copies nothing. A view
+    is copied though it is read-only: its memory is another's.
+    """
+    if array.flags.owndata and not array.flags.writeable:
+        return array
+    found = np.array(array)
+    found.setflags(write=False)
+    return found
+
+
 def to_bytes(array: npt.ArrayLike) -> memoryview:
     """The values in C order, little-endian; a view of the array's memory where it is that."""
     return plain(array).reshape(-1).view(np.uint8).data

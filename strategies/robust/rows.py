@@ -16,6 +16,7 @@ from anabranch.core.kernels import table
 from anabranch.core.kernels.chosen import table_loops
 from anabranch.core.kernels.table import Block, Counts, RowTable
 from anabranch.core.kernels.table import Floats as Floats  # of rules, whoever writes one
+from anabranch.core.model.arrays import lasting
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector
 from anabranch.core.model.submodels import Submodel, SubmodelJson, submodel_from_json, submodel_json
 from anabranch.core.model.updates import Update
@@ -31,7 +32,7 @@ class StoredRow:
 
     @classmethod
     def of(cls, update: Update, scale: float) -> StoredRow:
-        """Of an update, copied."""
+        """Of an update, copied if it does not last."""
         return cls(stored_delta(update.delta), scale, submodel_json(update.submodel))
 
     def row(self, spec: ParamSpec | None = None) -> Row:
@@ -40,8 +41,8 @@ class StoredRow:
 
 
 def stored_delta(delta: Delta) -> Delta:
-    """A delta for a strategy's state: a copy where it is the whole vector."""
-    return delta if isinstance(delta, SparseVector) else np.array(delta)
+    """A delta for a strategy's state: lasting where it is the whole vector."""
+    return delta if isinstance(delta, SparseVector) else lasting(delta)
 
 
 def stored_part(submodel: SubmodelJson | None, spec: ParamSpec | None) -> Submodel | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from small_disks import kept_disk
 from wire import QUICK, Device, Served, chunks, requests, server_config
 
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
+from anabranch.core.model.arrays import Array, lasting
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import Manifest, write_manifest
 
@@ -199,3 +201,33 @@ def fill(folder: Path) -> None:
                 raise
             return
     raise AssertionError("this disk is too large")
+
+
+@pytest.mark.parametrize(
+    ("rule", "spooled", "copies"),
+    [("median", True, ["upload"]), ("median", False, ["writer"]), ("none", True, [])],
+)
+def test_what_a_strategy_keeps_of_a_large_update_is_copied_before_the_writer_has_it(
+    rule: str,
+    spooled: bool,
+    copies: list[str],
+    tmp_path: Path,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[str] = []
+
+    def watched(array: Array) -> Array:
+        kept = lasting(array)
+        if kept is not array:
+            in_writer = threading.current_thread().name.startswith("anabranch-writer")
+            found.append("writer" if in_writer else "upload")
+        return kept
+
+    for module in ("server.intake", "strategies.robust.rows"):
+        monkeypatch.setattr(f"anabranch.{module}.lasting", watched)
+    strategy = {"name": "fedbuff", "buffer_size": 3}
+    config = server_config(tmp_path / "data", strategy=strategy, robust={"rule": rule})
+    with Served(config, manifest, SPOOLED if spooled else None) as server:
+        server.device().work()
+    assert found == copies

@@ -13,6 +13,7 @@ import anabranch
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.kernels.table import BLOCK
+from anabranch.core.model.arrays import lasting
 from anabranch.core.model.params import SparseVector
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.strategies.registry import make_strategy
@@ -387,3 +388,21 @@ def test_a_part_counts_by_what_it_covers() -> None:
     b.ask("a", "x")
     assert decision(b.push("a", "x", (1,), submodel=part(2))).detail == ""
     assert b.engine.guard.lengths[-1] == pytest.approx(2.0)
+
+
+def test_what_lasts_is_a_copy_that_nobody_can_write_to_and_is_copied_once() -> None:
+    array = np.arange(3.0)
+    view = array[:]
+    view.setflags(write=False)
+    kept, of_view = lasting(array), lasting(view)
+    array[0] = 9.0
+    assert kept.tolist() == of_view.tolist() == [0.0, 1.0, 2.0]
+    assert lasting(kept) is kept
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0] = 1.0
+
+
+def test_who_keeps_updates_says_so() -> None:
+    assert not make_strategy("fedbuff", {}).keeps_updates
+    assert make_strategy("fedbuff", {}, RobustTable(rule="median")).keeps_updates
+    assert make_strategy("teasq", {}).keeps_updates
