@@ -20,7 +20,18 @@ from benchmarks.arena.cells import (
 )
 from benchmarks.arena.intervals import Interval, bootstrap, paired
 from benchmarks.arena.play import Match, matches
-from benchmarks.arena.rows import CAP, CHAINS, HORIZON_S, NUMBERS, REFERENCE, ROWS, SPARSE, TUNED, Row
+from benchmarks.arena.rows import (
+    CAP,
+    CHAINS,
+    DEADLINES_S,
+    HORIZON_S,
+    NUMBERS,
+    REFERENCE,
+    ROWS,
+    SPARSE,
+    TUNED,
+    Row,
+)
 from benchmarks.arena.store import RESULTS, Record
 from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
 from benchmarks.studies import table
@@ -65,7 +76,8 @@ In `compute` cells
 links are fast; in `link` cells a model's way up takes about as long as its training. `leavers`:
 {LEAVERS:.0%} of the devices leave for good, each at a random moment. At most {CAP} devices train at a
 time, who has waited longest first; rounds, FedCompass and `all at once` have no such bound. Rounds wait for
-all of their cohort, without over-selection or a deadline. `raw`: everything
+all of their cohort, without over-selection or a deadline; in `leavers` cells for
+{DEADLINES_S["compute"]:g} s, on narrow links for {DEADLINES_S["link"]:g}. `raw`: everything
 travels whole. `{SPARSE}`: up `{_chain("uplink")}`,
 down `{_chain("downlink")}`, the same for all. `own`: the strategy's own compression.
 

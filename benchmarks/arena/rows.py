@@ -53,6 +53,8 @@ class Row:
             "server": {"concurrency": CAP if self.capped else 0},
             "strategy": dict(self.params),
         }
+        if cell.faults == "leavers" and "deadline_s" in self.params:
+            tables["strategy"]["deadline_s"] = DEADLINES_S[cell.links]
         for axis, value in zip(self.grid.axes, setting, strict=True):
             table, key = axis.setting.split(".")
             tables.setdefault(table, {})[key] = round(value) if axis.whole else value
@@ -83,6 +85,8 @@ def _rows(
     return [Row(strategy, chain, Grid((RATES, beside)), named, times, capped) for chain in chains]
 
 
+# Where devices leave. A round would wait for them until their leases have ended, and come to nothing.
+DEADLINES_S = {"compute": 6.0, "link": 12.0}  # the slowest takes 5 s, and some 4 more on a narrow link
 ROUNDS: dict[str, Any] = {"name": "fedavg", "over_selection": 1.0, "deadline_s": 0.0}
 COHORTS = Axis("strategy.clients_per_round", (10, 20, 40), least=1, most=100, whole=True)
 SIZES = (5, 10, 20)
