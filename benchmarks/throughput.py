@@ -32,6 +32,7 @@ from anabranch.server.manifest import write_manifest
 from benchmarks.writers import Load, drive
 
 SIZES = {"0.4 MB": (100_000, 3_200), "40 MB": (10_000_000, 64)}
+STARTED = {"40 MB": 10_000_000, "400 MB": 100_000_000}
 WARM_UP = 16
 SERVING_S = 60.0
 RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's folder for such may not be
@@ -147,6 +148,29 @@ def peak_rss_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
+def start_peaks(values: int) -> tuple[int, int]:
+    """The peak of a server's memory over its first start with a model, and over the next, in bytes."""
+    RUNS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=RUNS) as folder:
+        first, again = (_start_peak(Path(folder), values) for _ in range(2))
+    return first, again
+
+
+def _start_peak(folder: Path, values: int) -> int:
+    with durable_server(folder, values) as (_, process):
+        return peak_rss_bytes(process.pid)
+
+
+def starts() -> str:
+    """What a start takes of memory, as a Markdown table."""
+    head = "| model | first start, peak | / model | next start, peak | / model |\n|---|---|---|---|---|"
+    lines = [head]
+    for name, values in STARTED.items():
+        cells = [f"{peak / 1e9:.2f} GB | **{peak / (4 * values):.2f}**" for peak in start_peaks(values)]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _memcpy(values: int) -> float:
     source = np.ones(values, np.float32)
     target = np.empty_like(source)
@@ -181,6 +205,7 @@ def main() -> None:
     """Measure and print."""
     rows = [measure(size) for size in SIZES]
     print(table(rows))
+    print(starts())
     print(json.dumps([asdict(m) for m in rows]))
 
 
