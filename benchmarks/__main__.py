@@ -41,8 +41,6 @@ same messages and throws them away; the durable server checks digests and finite
 
 {throughput.table(rows)}
 
-A server's start with a large model of one tensor, until it serves: the peak of its resident memory.
-
 {throughput.starts()}
 
 {doors.section()}

@@ -162,9 +162,13 @@ def _start_peak(folder: Path, values: int) -> int:
 
 
 def starts() -> str:
-    """What a start takes of memory, as a Markdown table."""
-    head = "| model | first start, peak | / model | next start, peak | / model |\n|---|---|---|---|---|"
-    lines = [head]
+    """What a start takes of memory: a line and a Markdown table."""
+    lines = [
+        "The peak of a server's memory from its start with a large model of one tensor until it serves.",
+        "",
+        "| model | first start, peak | / model | next start, peak | / model |",
+        "|---|---|---|---|---|",
+    ]
     for name, values in STARTED.items():
         cells = [f"{peak / 1e9:.2f} GB | **{peak / (4 * values):.2f}**" for peak in start_peaks(values)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")

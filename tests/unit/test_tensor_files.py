@@ -7,6 +7,7 @@ import io
 import os
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +93,10 @@ def test_its_descriptor_goes_with_it(tmp_path: Path) -> None:
 
 
 def test_a_model_is_digested_checked_and_flattened_without_a_second_copy(tmp_path: Path) -> None:
-    tensors = {"w": np.arange(4 * MIB, dtype=np.float32), "n": np.array(3, np.int64)}
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "w": np.arange(4 * MIB, dtype=np.float32),
+        "n": np.array(3, np.int64),
+    }
     (path := tmp_path / "t.safetensors").write_bytes(save(tensors))
     spec, size = ParamSpec.of(tensors), 16 * MIB
     expected = model_sha256(spec, tensors)
