@@ -62,12 +62,13 @@ class LoggedEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log, as its header has it."""
+    """A file of the log, as its header has it; of one that is damaged, nothing else is known."""
 
     number: int
     path: Path
     salt: bytes
     first: int
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,15 +209,22 @@ class Segments:
         return tuple(found)
 
     def needed(self, run_id: str, after: int) -> list[Segment]:
-        """The segments that have what follows an event, in order. Raises `LogLost`, `StoreCorrupt`."""
+        """The segments that have what follows an event, in order. Raises `LogLost`, `StoreCorrupt`.
+
+        Those among them whose headers are damaged are there as well: `events` comes to them.
+        """
         needed: list[Segment] = []
+        begun = _LAST
         for number in reversed(self._numbers()):
             segment = self._segment(number, run_id)
-            if segment is None:
-                continue
+            if segment is None or (not segment.is_damaged and segment.first >= begun):
+                continue  # a later one says all of it anew
             needed.insert(0, segment)
-            if segment.first <= after + 1:
+            begun = begun if segment.is_damaged else segment.first
+            if begun <= after + 1:
                 return needed
+        if damaged := [segment for segment in needed if segment.is_damaged]:
+            raise _unreadable(damaged[0])
         if needed:
             raise LogLost(
                 f"{self.folder} has no event {after + 1}, and goes on with event {needed[0].first}: {ATTEST}"
@@ -232,7 +240,7 @@ class Segments:
         with disk_errors("flushing the log"):
             for segment in segments:
                 with _opened(segment.path, os.O_RDWR) as descriptor:
-                    if segment is segments[-1]:
+                    if segment is segments[-1] and not segment.is_damaged:
                         _write_last(descriptor, segment)
                     os.fdatasync(descriptor)
             if segments:
@@ -243,14 +251,24 @@ class Segments:
 
         It is raised after the last event before what is lost.
         """
+        damaged: Segment | None = None  # where the events lay that are needed next, if that is known
         for n, segment in enumerate(segments):
-            limit = segments[n + 1].first - 1 if n + 1 < len(segments) else None
+            if segment.is_damaged:
+                damaged = segment
+                continue
+            if damaged is not None and segment.first > after + 1:
+                raise _unreadable(damaged)
+            damaged, behind = None, segments[n + 1 :]
+            gap = bool(behind) and behind[0].is_damaged
+            limit = next((each.first - 1 for each in behind if not each.is_damaged), None)
             try:
-                after = yield from _events_of(segment, after, limit)
+                after = yield from _events_of(segment, after, limit, gap)
             except FileNotFoundError as error:
                 raise LogLost(f"{segment.path} is gone: {ATTEST}") from error
             except OSError as error:
                 raise StoreCorrupt(f"{segment.path} cannot be read ({error}): restore a backup") from error
+        if damaged is not None:
+            raise _unreadable(damaged)
 
     def _segment(self, number: int, run_id: str) -> Segment | None:
         """None for one in which there is nothing yet. Raises `LogLost`, `StoreCorrupt`."""
@@ -270,7 +288,7 @@ class Segments:
                 return Segment(number, path, salt, first)
         if size <= HEADER_BYTES:  # the power went while it was made
             return None
-        raise LogLost(f"{path} is damaged in its beginning, and what follows cannot be told: {ATTEST}")
+        return Segment(number, path, bytes(8), 0, is_damaged=True)
 
     def _numbers(self) -> list[int]:
         return sorted(int(path.stem) for path in self.folder.glob("*.log") if path.stem.isdecimal())
@@ -289,8 +307,13 @@ def run_of(run_id: str) -> bytes:
     return hashlib.sha256(run_id.encode()).digest()[:16]
 
 
-def _events_of(segment: Segment, after: int, limit: int | None) -> Generator[LoggedEvent, None, int]:
-    """Events after one, up to `limit`, where the next segment goes on; returns the last that is whole."""
+def _events_of(
+    segment: Segment, after: int, limit: int | None, gap: bool
+) -> Generator[LoggedEvent, None, int]:
+    """Events after one, up to `limit`, where a later segment goes on; returns the last that is whole.
+
+    `gap`: between the two is one that may have had what lacks, so that it is not lost here.
+    """
     with _opened(segment.path) as descriptor:
         at, end = _place(descriptor, segment, after)
         while limit is None or end < limit:
@@ -310,7 +333,7 @@ def _events_of(segment: Segment, after: int, limit: int | None) -> Generator[Log
             if body:
                 yield from _parsed(segment, batch, body, after)
             at, end = batch.end, batch.last
-    if limit is not None and end < limit and limit > after:
+    if limit is not None and end < limit and limit > after and not gap:
         raise _lost(segment, end)
     return max(end, after)
 
@@ -330,6 +353,10 @@ def _place(descriptor: int, segment: Segment, after: int) -> tuple[int, int]:
         else:
             low, at, end = batch.at, batch.at, batch.first - 1
     return at, end
+
+
+def _unreadable(segment: Segment) -> LogLost:
+    return LogLost(f"{segment.path} is damaged in its beginning, and what follows cannot be told: {ATTEST}")
 
 
 def _lost(segment: Segment, end: int) -> LogLost:

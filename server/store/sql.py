@@ -110,6 +110,7 @@ class SqlStore:
         self._segments = Segments(data_dir, held_bytes_max=disk_bytes_max)
         self._following = Following()
         self._overlay = Overlay(self._segments)
+        self._told_flaw = ""
         self._writes = False
         files: type[SnapshotFiles] = SnapshotFiles
         self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
@@ -415,11 +416,20 @@ class SqlStore:
             with self._database.transaction() as connection:
                 if revision.has_tables(connection) and (run_id := connection.scalar(select(runs.c.run_id))):
                     self._overlay.lay(connection, run_id)
-            if self._overlay.flaw is None or self._overlay.rows_end == flawed_at:
+            if self._overlay.flaw is None:
+                return
+            if self._overlay.rows_end == flawed_at:
+                self._tell_flaw(self._overlay.flaw)
                 return
             # Perhaps the server has written the rows, and removed the segment: then there are more rows now.
             flawed_at = self._overlay.rows_end
             self._overlay.look_again()
+
+    def _tell_flaw(self, flaw: LogLost) -> None:
+        """Once: whoever reads gets what is whole before it."""
+        if str(flaw) != self._told_flaw:
+            self._told_flaw = str(flaw)
+            log.warning("%s", flaw)
 
     def payload(self, reference: Payload) -> bytes | memoryview:
         """The bytes of an update, or of a keeper's answer. Raises `StoreCorrupt`."""
@@ -475,6 +485,8 @@ class SqlStore:
         except LogLost as lost:
             found.append(str(lost))
         with self._reading() as connection:
+            if self._overlay.flaw is not None and str(self._overlay.flaw) not in found:
+                found.append(str(self._overlay.flaw))
             return [*found, *find_problems(connection, self._blobs, self._packs, self._snapshots, after)]
 
     # --- snapshots ---------------------------------------------------------------------------

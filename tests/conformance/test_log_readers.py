@@ -238,3 +238,36 @@ def test_what_is_lost_is_told_each_time(tmp_path: Path) -> None:
     assert not any("events are lost" in line for line in reader.problems())
     reader.close()
     store.close()
+
+
+def test_a_damaged_beginning_hides_nothing_that_is_whole_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start is refused, a reader has what is whole and says what is not; an operator's word keeps it."""
+    store = started(tmp_path)
+    for n in range(1, 4):
+        store.append([update(n)])
+        store._segments.close()
+    store._following.clear()
+    store.close()
+    path = tmp_path / "log/000003.log"
+    data = bytearray(path.read_bytes())
+    data[9] ^= 1
+    path.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(LogLost, match=r"000003\.log is damaged in its beginning"):
+            started(tmp_path)
+        reader = opened(tmp_path)
+        caplog.clear()
+        assert [seq for seq, _ in reader.records()] == [1, 2]
+        assert [record.message for record in caplog.records if path.name in record.message]
+        assert any(f"{path.name} is damaged in its beginning" in line for line in reader.problems())
+        reader.close()
+    assert path.read_bytes() == data
+    reader = opened(tmp_path)
+    reader.disown()
+    reader.close()
+    store = started(tmp_path)
+    store.append([update(3)])
+    assert [seq for seq, _ in store.records()] == [1, 2, 3]
+    store.close()

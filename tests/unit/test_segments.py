@@ -145,6 +145,41 @@ def test_a_damaged_beginning_is_told(parts: list[Events], place: int) -> None:
         assert read(log.folder) == ([], True)
 
 
+def flipped(path: Path, place: int) -> None:
+    bits = bytearray(path.read_bytes())
+    bits[place] ^= 1
+    path.write_bytes(bits)
+
+
+@given(
+    parts=batches.filter(lambda some: len(some) > 1),
+    place=st.integers(0, HEADER_BYTES - 1),
+    data=st.data(),
+)
+def test_what_is_whole_before_a_damaged_beginning_is_there(
+    parts: list[Events], place: int, data: st.DataObject
+) -> None:
+    """A file of its own for each batch; of one the header is damaged."""
+    with tempfile.TemporaryDirectory() as name:
+        log = written(Path(name), parts, segment_bytes=1)
+        hit = data.draw(st.integers(1, len(parts) - 1))
+        flipped(log.ends[hit][0], place)
+        before, last = log.lasts[hit] - len(parts[hit]), log.lasts[-1]
+        after = data.draw(st.integers(0, before))
+        assert read(log.folder, after) == (log.lines(after + 1, before), True)
+        with pytest.raises(LogLost, match=f"{log.ends[hit][0].name} is damaged in its beginning"):
+            list((found := Segments(log.folder)).events(found.needed(RUN, after), after))
+        # A later one that the rows come to begins anew.
+        if hit < len(parts) - 1:
+            assert read(log.folder, log.lasts[hit]) == (log.lines(log.lasts[hit] + 1, last), False)
+        # And so it does where an operator lets it go on from what is whole.
+        opened(log.folder).go_on_from(RUN, before)
+        again = opened(log.folder)
+        again.append(before + 1, [("next", None)])
+        again.close()
+        assert read(log.folder, after) == ([*log.lines(after + 1, before), (before + 1, "next")], False)
+
+
 def test_a_segment_of_which_nothing_came_to_the_disk_is_none(tmp_path: Path) -> None:
     log = written(tmp_path, [[("a", None)]])
     for size in (0, 1, HEADER_BYTES):
