@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from anabranch.server.proofs import Proofs, read_authorities
 from anabranch.server.recovery import check_links, check_mark, check_versions
 from anabranch.server.store.base import Recovery, RunInfo, Store
 from anabranch.server.store.factory import open_data
+from anabranch.server.store.sql import SqlStore
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def verify(
         proofs = Proofs(info.run_id, read_authorities(data_dir), ca_sha256)
         history = history_at(store, info, engine.version, events)
         try:
-            for seq, found in _replayed(store, replayed, begin, proofs, history):
+            for seq, found in _replayed(store, replayed, begin, proofs, history, events):
                 events = seq
                 problems += found
         except AnabranchError as error:
@@ -123,6 +124,14 @@ def verify(
     )
 
 
+def _ahead(snapshots: Mapping[Path, int], version: int) -> list[str]:
+    return [
+        f"{path} is of version {its}, and the log comes to version {version}: events are lost"
+        for path, its in snapshots.items()
+        if its > version
+    ]
+
+
 def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
     if manifest.initial_sha256 == info.initial_sha256:
         return []
@@ -130,9 +139,11 @@ def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
 
 
 def _replayed(
-    store: Store, replayed: Replay, begin: Begin, proofs: Proofs, history: History
+    store: Store, replayed: Replay, begin: Begin, proofs: Proofs, history: History, seq: int
 ) -> Iterator[tuple[int, list[str]]]:
-    """Every event's number with what is wrong after it."""
+    """Every event's number with what is wrong after it; `seq`: of the one before the first."""
+    # Before the replay: a server that goes on has a version in its log before there is a file of it.
+    ahead = store.unproved_snapshots() if isinstance(store, SqlStore) else {}
     recovery, mark, engine = store.load(), store.mark(), replayed.engine
     known = {row.version: row for row in store.versions(after=engine.version, limit=1 << 31)}
     for seq, record, effects in replayed:
@@ -146,6 +157,7 @@ def _replayed(
         if recovery.snapshot is not None and seq == recovery.applied_through_seq:
             found += _snapshot_differs(begin(recovery.snapshot), engine)
         yield seq, found
+    yield seq, _ahead(ahead, engine.version)
 
 
 def _snapshot_differs(kept: Engine, engine: Engine) -> list[str]:

@@ -489,6 +489,17 @@ class SqlStore:
                 found.append(str(self._overlay.flaw))
             return [*found, *find_problems(connection, self._blobs, self._packs, self._snapshots, after)]
 
+    def unproved_snapshots(self) -> dict[Path, int]:
+        """The files of snapshots of versions that no row has, and these: a replay of the log comes to them.
+
+        None where all of the log has rows: `problems` has looked.
+        """
+        with self._reading() as connection:
+            if not self._database.is_sqlite or not self._overlay.size:
+                return {}
+            ahead = files_ahead(connection, self._snapshots)
+        return {self._snapshots.path(sha256): self._snapshots.version_of(sha256) or 0 for sha256 in ahead}
+
     # --- snapshots ---------------------------------------------------------------------------
 
     def write_snapshot(self, snapshot: Snapshot) -> str:

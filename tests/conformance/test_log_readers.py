@@ -20,6 +20,7 @@ from anabranch.server.store.base import ChainLink, Entry, Projection, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.overlay import Overlay
 from anabranch.server.store.sql import SqlStore
+from anabranch.server.verify import verify
 from anabranch.testing.store import published, snapshot
 
 
@@ -194,15 +195,19 @@ def killed_with_a_snapshot(folder: Path, version: int) -> Path:
 
 def test_a_snapshot_of_a_version_that_no_replay_comes_to_is_a_loss_and_is_kept(tmp_path: Path) -> None:
     path = killed_with_a_snapshot(tmp_path, 2)
+    (problem,) = verify(tmp_path).problems
+    assert f"{path} is of version 2, and the log comes to version 1" in problem
     for _ in range(2):
         with pytest.raises(LogLost, match=path.name):
             Desk(store := opened(tmp_path), tmp_path, settings())
         store.close()
         assert path.exists()
+        assert [line for line in verify(tmp_path).problems if path.name in line]
 
 
 def test_a_snapshot_of_a_version_that_a_replay_comes_to_is_none(tmp_path: Path) -> None:
     path = killed_with_a_snapshot(tmp_path, 1)
+    assert verify(tmp_path).problems == ()
     desk = Desk(opened(tmp_path), tmp_path, settings())
     assert not path.exists(), "no row names it: it is made again"
     desk.drop()
