@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import anabranch as ab
+from anabranch.api.sweeping import _name
+from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError
 from anabranch.reports.result import RESULT_FILE
 
@@ -22,6 +24,18 @@ GRID: dict[str, list[Any]] = {
     "strategy": ["fedasync", ab.strategies.FedBuff(buffer_size=3)],
     "client.steps": [2, 4],
 }
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        ({}, "fedasync-6d879b7851-seed0"),
+        ({"delta_abs_max": 10.0}, "fedasync-ba97f9ff2f-seed0"),
+    ],
+)
+def test_runs_of_an_older_release_are_found_again(limits: dict[str, Any], name: str) -> None:
+    """These are its names, though chunks and messages have become larger by default."""
+    assert _name(merge([("test", {"strategy": {"name": "fedasync"}, "limits": limits})])) == name
 
 
 def test_every_choice_is_run_from_every_seed() -> None:

@@ -29,6 +29,7 @@ from anabranch.api.sweep_file import Choice, SweepTable, combinations, read_swee
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.core.config.tables import Config, RunTable
 from anabranch.core.errors import ConfigError
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB
 from anabranch.reports.compare import Against
 from anabranch.reports.folders import has_ended
 from anabranch.reports.result import Result
@@ -39,6 +40,9 @@ SEEDS = 5
 TRIALS = 20
 ARGUMENTS = frozenset(RunObjects.__annotations__) - {"seed", "settings"}
 DIGEST_CHARS = 10
+# How large a message may be makes no other run. Where nothing is said of it, a name has what was the default
+# when names came into being: else runs of an older release would not be found again.
+SIZES = {"message_bytes_max": 1 * MIB, "chunk_bytes_max": 256 * KIB}
 
 Grid = Mapping[str, Sequence[Any]] | Sequence[Choice]
 
@@ -315,7 +319,10 @@ def _planned(source: Source, choice: Choice, seed: int, objects: RunObjects) -> 
 
 
 def _name(config: Config) -> str:
-    told = json.dumps(config.to_json(), sort_keys=True, default=str)
+    tables = config.to_json()
+    if limits := tables.get("limits"):
+        limits |= {key: size for key, size in SIZES.items() if limits[key] == getattr(DEFAULT_LIMITS, key)}
+    told = json.dumps(tables, sort_keys=True, default=str)
     strategy = config.strategy.name.rpartition(":")[2]
     return f"{strategy}-{hashlib.sha256(told.encode()).hexdigest()[:DIGEST_CHARS]}-seed{config.run.seed}"
 
