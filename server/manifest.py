@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from anabranch.compress.model import frozen_size_bytes, model_sha256
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
@@ -165,9 +166,10 @@ def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
         tensors = _weights(folder / INITIAL, spec, limits)
         manifest = Manifest(str(head["app"]), spec, tensors, _seed(head))
         wrong = [t.name for t in spec.tensors if tensors.dtype(t.name).name != t.dtype]
+        initial_sha256 = manifest.initial_sha256  # it reads the file
     except (KeyError, TypeError, ValueError, SafetensorError, AnabranchError) as error:
         raise ConfigError(f"{folder}: the manifest is damaged ({error}); {FIX}") from error
-    if wrong or manifest.initial_sha256 != head.get("initial_sha256"):
+    if wrong or initial_sha256 != head.get("initial_sha256"):
         raise ConfigError(f"{folder / INITIAL} has other weights than {MANIFEST} says; {FIX}")
     check_frozen(spec, limits)
     return manifest
@@ -198,12 +200,15 @@ def _weights_bytes_max(spec: ParamSpec, limits: Limits) -> int:
 def read_weights(path: Path, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> dict[str, Array]:
     """The weights of the model `spec` in a safetensors file. Raises `ConfigError` for another model's."""
     try:
-        tensors = _weights(path, spec, limits)
-    except (ValueError, SafetensorError, AnabranchError) as error:
+        loaded = load(_read_capped(path, _weights_bytes_max(spec, limits)))  # at once: it may be a pipe
+        spec.check(loaded)
+    except KeyError as error:
+        raise ConfigError(f"{path} has values of the type {error}, which cannot be read") from error
+    except (SafetensorError, AnabranchError) as error:
         raise ConfigError(f"{path} has no weights of this model: {error}") from error
-    if wrong := [t.name for t in spec.tensors if tensors.dtype(t.name).name != t.dtype]:
+    if wrong := [t.name for t in spec.tensors if loaded[t.name].dtype.name != t.dtype]:
         raise ConfigError(f"{path}: {', '.join(wrong)} must be of the model's own type")
-    return dict(tensors)
+    return {t.name: loaded[t.name] for t in spec.tensors}
 
 
 def _weights(path: Path, spec: ParamSpec, limits: Limits) -> TensorFile:

@@ -30,7 +30,7 @@ def fitted(limits: Limits, said: Mapping[str, Any]) -> Limits:
     """The caps of a table in which this was `said`: chunks that it says nothing of go into its messages."""
     if "chunk_bytes_max" in said:
         return limits
-    room = limits.message_bytes_max - HEADER_BYTES
+    room = max(1, limits.message_bytes_max - HEADER_BYTES)  # a cap that cannot be is named by `check_limits`
     return replace(limits, chunk_bytes_max=min(limits.chunk_bytes_max, room))
 
 

@@ -49,12 +49,13 @@ class TensorFile(StoredTensors):
     """
 
     def __init__(self, path: Path) -> None:
-        with safe_open(path, framework="numpy"):  # it checks the header: offsets, sizes, overlaps
-            pass
         self._path, self._descriptor = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
         self._written = self._when_written()
+        # First: the library has other names for what the system refuses, and no number of it.
         length = int.from_bytes(os.pread(self._descriptor, LENGTH_BYTES, 0), "little")
+        with safe_open(path, framework="numpy"):  # it checks the header: offsets, sizes, overlaps
+            pass
         self._start = LENGTH_BYTES + length
         head = json.loads(os.pread(self._descriptor, length, LENGTH_BYTES))
         self._head = {name: told for name, told in head.items() if name != "__metadata__"}
@@ -100,7 +101,10 @@ class TensorFile(StoredTensors):
         """The bytes of a tensor from its byte `at` on."""
         at += self._start + self._head[name]["data_offsets"][0]
         while out:
-            got = os.preadv(self._descriptor, [out], at)
+            try:
+                got = os.preadv(self._descriptor, [out], at)
+            except OSError as error:
+                raise StoreCorrupt(f"{self._path} cannot be read ({error.strerror})") from error
             if not got:
                 raise self._changed()
             out, at = out[got:], at + got

@@ -17,11 +17,12 @@ from job_hosts import FIRST, UNHELD, Host, spec, with_job
 from streams import Stream, StreamDevice, stream
 from wire import CALL_S, Device, Served, server_config
 
-from anabranch.api.jobs import add_job
+from anabranch.api.jobs import add_job, read_job
 from anabranch.client.channel import open_channel
 from anabranch.client.operator import open_operator
+from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError, Unavailable
-from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.limits import DEFAULT_LIMITS, KIB
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import jobs_pb2
 from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
@@ -50,6 +51,19 @@ def two(tmp_path: Path) -> Path:
     for name in ("one", "two"):
         with_job(tmp_path, name, UNHELD)
     return tmp_path
+
+
+def test_no_chunk_of_a_job_is_larger_than_its_servers_messages(tmp_path: Path) -> None:
+    """What a job says of its own chunks holds as far as the ports take it: they are the server's."""
+    host = merge([("host", {"limits": {"message_bytes_max": 200_000}})])
+    said = {"silent": "", "small": "chunk_bytes_max = 70_000\n", "large": "chunk_bytes_max = 1_000_000\n"}
+    for name, line in said.items():
+        with_job(tmp_path, name, "[limits]\n" + line)
+    found = {}
+    for name in said:
+        job, _ = read_job(host, tmp_path / "jobs" / name, tmp_path / "jobs" / name / "data")
+        found[name] = job.limits.chunk_bytes_max
+    assert found == {"silent": 200_000 - 64 * KIB, "small": 70_000, "large": 200_000 - 64 * KIB}
 
 
 def test_each_job_has_a_run_of_its_own(two: Path) -> None:

@@ -46,6 +46,8 @@ def test_what_says_nothing_is_not_in_the_configuration() -> None:
         ({"chunk_bytes_max": 2**21}, "limits.chunk_bytes_max must be at most 1048576"),
         ({"message_bytes_max": 2**20, "chunk_bytes_max": MIB}, "message_bytes_max must be at least 1114112"),
         ({"message_bytes_max": 64 * KIB}, "limits.message_bytes_max must be at least 65537"),
+        ({"message_bytes_max": 1}, "limits.message_bytes_max must be at least 65537"),
+        ({"message_bytes_max": 0}, "limits.message_bytes_max must be greater than 0"),
         ({"id_chars_max": 65}, "limits.id_chars_max must be at most 64"),
         ({"id_chars_max": 16}, "limits.id_chars_max must be at least 32"),
     ],

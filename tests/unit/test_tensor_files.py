@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from anabranch.compress.model import model_sha256
-from anabranch.core.errors import StoreCorrupt
+from anabranch.core.errors import ConfigError, StoreCorrupt
 from anabranch.core.limits import MIB
 from anabranch.core.model.arrays import own, pieces
 from anabranch.core.model.params import ParamSpec
+from anabranch.server.manifest import read_manifest, read_weights, write_manifest
 from anabranch.server.store.tensors import DTYPES, TensorFile, write_tensors
 
 KINDS = st.sampled_from([np.dtype(name) for name in DTYPES])
@@ -80,6 +83,37 @@ def test_what_is_no_such_file_is_refused(data: bytes, tmp_path: Path) -> None:
     (path := tmp_path / "t.safetensors").write_bytes(data)
     with pytest.raises(SafetensorError):
         TensorFile(path)
+
+
+def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        TensorFile(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        TensorFile(tmp_path / "none")
+
+
+def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_manifest(tmp_path, "test", {"w": np.zeros(4, np.float32)})
+    found = TensorFile(tmp_path / "initial.safetensors")
+
+    def failed(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", failed)
+    with pytest.raises(StoreCorrupt, match=r"initial.safetensors cannot be read \(Input/output error\)"):
+        found["w"]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_manifest(tmp_path)
+
+
+def test_weights_may_come_through_a_pipe(tmp_path: Path) -> None:
+    tensors = {"w": np.arange(4, dtype=np.float32)}
+    os.mkfifo(pipe := tmp_path / "pipe")
+    writer = threading.Thread(target=pipe.write_bytes, args=(save(tensors),))
+    writer.start()
+    found = read_weights(pipe, ParamSpec.of(tensors))
+    writer.join()
+    assert found["w"].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_its_descriptor_goes_with_it(tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ def read_job(host: Config, job: Path, data_dir: Path) -> tuple[Config, Manifest]
         drain_s=host.server.drain_s,
         standby=False,
     )
-    return replace(config, server=server, identity=host.identity), manifest
+    # The ports are the server's: no chunk of a job may be larger than goes through them.
+    chunk = min(config.limits.chunk_bytes_max, host.limits.chunk_bytes_max)
+    limits = replace(config.limits, chunk_bytes_max=chunk)
+    return replace(config, server=server, identity=host.identity, limits=limits), manifest
 
 
 def settings_of_job(settings: Path | None, model: Path, name: str) -> tuple[Config, Manifest]:
