@@ -16,8 +16,7 @@ from anabranch.core.effects import Effect
 from anabranch.core.errors import IdTaken, InvalidUpdate, NotAuthenticated, Unavailable
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
-from anabranch.core.model.arrays import lasting
-from anabranch.core.model.params import ParamSpec, SparseVector
+from anabranch.core.model.params import ParamSpec, lasting_delta
 from anabranch.core.model.updates import Ask, Receipt, Update
 from anabranch.host.submission import (
     Submission,
@@ -353,7 +352,7 @@ class Intake:
         if flaw:
             upload.drop()
             return CheckedUpdate(update, flaw)
-        if self._keeps_updates and not upload.inline and not isinstance(update.delta, SparseVector):
-            update = replace(update, delta=lasting(update.delta))
+        if self._keeps_updates and not upload.inline:
+            update = replace(update, delta=lasting_delta(update.delta))
         upload.adopt()
         return CheckedUpdate(update, inline=bytes(data) if upload.inline else None)

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Manifest:
         """The tensors that no device changes."""
         return self.spec.frozen(self.tensors)
 
-    @property
+    @cached_property  # a start asks for it several times, and a large model is read for it
     def initial_sha256(self) -> str:
         """SHA-256 (hex) of the model of version 0 as it would travel, raw, and of what travels apart."""
         return model_sha256(self.spec, self.tensors)

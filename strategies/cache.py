@@ -30,11 +30,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, Step
-from anabranch.core.model.params import Delta, ParamSpec, Vector, add_scaled
+from anabranch.core.model.params import Delta, ParamSpec, Vector, add_scaled, lasting_delta
 from anabranch.core.model.submodels import Submodel, gathered
 from anabranch.core.model.updates import Update
 from anabranch.strategies.composition import GatheringStrategy
-from anabranch.strategies.robust.rows import Row, places_of, stored_delta
+from anabranch.strategies.robust.rows import Row, places_of
 from anabranch.strategies.robust.rule import Combined, combine
 
 
@@ -118,7 +118,7 @@ class CacheStrategy(GatheringStrategy):
 
     def entry(self, update: Update) -> CacheEntry:
         """What the cache keeps of an update."""
-        kept = stored_delta(update.delta)
+        kept = lasting_delta(update.delta)
         return CacheEntry(update.update_id, update.client_id, update.base_version, update.examples, kept)
 
     def full(self, state: CacheState, context: Context) -> bool:

@@ -25,7 +25,7 @@ from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.arrays import Indices as Indices
 from anabranch.core.model.arrays import Vector as Vector
-from anabranch.core.model.arrays import pieces, shape_of, to_bytes
+from anabranch.core.model.arrays import lasting, pieces, shape_of, to_bytes
 from anabranch.core.model.stages import ModelStage, check_stages
 from anabranch.core.model.units import UnitGroup, check_groups
 
@@ -281,6 +281,11 @@ class SparseVector:
 
 
 Delta = Vector | SparseVector
+
+
+def lasting_delta(delta: Delta) -> Delta:
+    """A delta for a strategy's state: `lasting` where it is the whole vector."""
+    return delta if isinstance(delta, SparseVector) else lasting(delta)
 
 
 def dense(x: Delta) -> Vector:

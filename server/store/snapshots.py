@@ -69,7 +69,7 @@ class SnapshotFiles:
                     raise StoreCorrupt(f"snapshot {name} has the SHA-256 {found}")
                 tensors = TensorFile(path)
             meta = json.loads(tensors[META].tobytes())
-            tensors.arrange(name for name in list(tensors) if name != META)
+            tensors.arrange(name for name in tensors if name != META)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StoreCorrupt(f"snapshot {name} cannot be read: {error}") from error
         if (found := meta.get("format")) not in (FORMAT, APART):  # the log has it all

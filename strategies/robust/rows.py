@@ -16,8 +16,7 @@ from anabranch.core.kernels import table
 from anabranch.core.kernels.chosen import table_loops
 from anabranch.core.kernels.table import Block, Counts, RowTable
 from anabranch.core.kernels.table import Floats as Floats  # of rules, whoever writes one
-from anabranch.core.model.arrays import lasting
-from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector
+from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, lasting_delta
 from anabranch.core.model.submodels import Submodel, SubmodelJson, submodel_from_json, submodel_json
 from anabranch.core.model.updates import Update
 
@@ -33,16 +32,11 @@ class StoredRow:
     @classmethod
     def of(cls, update: Update, scale: float) -> StoredRow:
         """Of an update, copied if it does not last."""
-        return cls(stored_delta(update.delta), scale, submodel_json(update.submodel))
+        return cls(lasting_delta(update.delta), scale, submodel_json(update.submodel))
 
     def row(self, spec: ParamSpec | None = None) -> Row:
         """As a rule takes it; `spec` is the model's, where updates are of parts of it."""
         return Row(self.delta, places_of(stored_part(self.submodel, spec)), self.scale)
-
-
-def stored_delta(delta: Delta) -> Delta:
-    """A delta for a strategy's state: lasting where it is the whole vector."""
-    return delta if isinstance(delta, SparseVector) else lasting(delta)
 
 
 def stored_part(submodel: SubmodelJson | None, spec: ParamSpec | None) -> Submodel | None:

@@ -224,8 +224,7 @@ def test_what_a_strategy_keeps_of_a_large_update_is_copied_before_the_writer_has
             found.append("writer" if in_writer else "upload")
         return kept
 
-    for module in ("server.intake", "strategies.robust.rows"):
-        monkeypatch.setattr(f"anabranch.{module}.lasting", watched)
+    monkeypatch.setattr("anabranch.core.model.params.lasting", watched)
     strategy = {"name": "fedbuff", "buffer_size": 3}
     config = server_config(tmp_path / "data", strategy=strategy, robust={"rule": rule})
     with Served(config, manifest, SPOOLED if spooled else None) as server:
