@@ -3,7 +3,8 @@
 torch.fx traces the module, and every value of the graph is followed: which of its axes holds the units of
 which layer, and which weights they meet. Whatever is not understood keeps its units whole, which is always
 right. Whole stay, besides: the model's input and output, the stem (a first convolution) and every width at
-which tensors are added, joined or multiplied with each other.
+which tensors are added or joined. Where values of one width are multiplied (a gate and what it lets
+through, a scale of channels) the units of both are one choice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from anabranch.core.errors import AppError
 from anabranch.core.model.units import UnitGroup
 from anabranch.workloads.unit_functions import FUNCTIONS, RULES
 from anabranch.workloads.unit_layers import LAYERS, Rule
-from anabranch.workloads.unit_values import TracedCall, Value, Variable, lock, values_in
+from anabranch.workloads.unit_values import Slot, TracedCall, Value, Variable, WholeWidth, lock, values_in
 
 ROOT = "model"
 
@@ -34,10 +35,15 @@ def find_units(module: nn.Module) -> tuple[UnitGroup, ...]:
     Empty where every layer must stay whole. Raises `AppError`, naming the place, when torch.fx cannot
     trace the module, for instance because it branches on values, and whenever there is a doubt.
     """
+    return units_and_widths(module)[0]
+
+
+def units_and_widths(module: nn.Module) -> tuple[tuple[UnitGroup, ...], tuple[WholeWidth, ...]]:
+    """As `find_units`, and the widths of which no unit may be left out, in the order of the graph."""
     traced = copied(module).train()  # tracing runs `forward`, which may change buffers
     walk = _Walk(traced, _trace(traced))
     walk.run()
-    return walk.groups()
+    return walk.groups(), walk.whole_widths()
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -126,6 +132,9 @@ class _Walk:
         self._variables: list[Variable] = []
         self._whole = _tied(module)
         self._uses = Counter(node.target for node in graph.nodes if node.op == "call_module")
+        self._state = module.state_dict()
+        self._own: dict[str, Value] = {}
+        self._because: dict[Variable, str] = {}
 
     def run(self) -> None:
         """Visits every node."""
@@ -133,22 +142,52 @@ class _Walk:
             unused = not node.users and node.target is operator.getitem
             if not unused:
                 self._values[node] = self._visit(node)
+                self._explain(self._what(node))
+        self._lock_shared()
+        self._explain("its weights are used elsewhere too")
+
+    def _explain(self, because: str) -> None:
+        """What has just been locked was locked by this."""
+        for variable in self._roots():
+            if variable.locked:
+                self._because.setdefault(variable, because)
+
+    def _path(self, node: fx.Node) -> str:
+        """Of the module that is called, in the model; it may be the model itself."""
+        target = str(node.target)
+        return "" if target == ROOT and not hasattr(self._module, ROOT) else target
+
+    def _what(self, node: fx.Node) -> str:
+        if node.op == "output":
+            return "the model's output"
+        if node.op == "call_module":
+            path = self._path(node)
+            return f"{type(self._module.get_submodule(path)).__name__} {path}".rstrip()
+        return str(
+            node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "a function")
+        )
+
+    def whole_widths(self) -> tuple[WholeWidth, ...]:
+        """Of the layers, not of tensors that none owns."""
+        whole = (v for v in self._roots() if v.locked and not v.bare)
+        return tuple(WholeWidth(v.name, v.size, self._because[v]) for v in whole)
 
     def groups(self) -> tuple[UnitGroup, ...]:
         """What is left to cut."""
-        self._lock_shared()
-        return tuple(group for v in self._variables if (group := v.group()) is not None)
+        return tuple(group for v in self._roots() if (group := v.group()) is not None)
+
+    def _roots(self) -> list[Variable]:
+        return [v for v in self._variables if v.into is None]
 
     def _start(self, name: str, size: int) -> Variable:
-        self._variables.append(Variable(name, size))
+        self._variables.append(Variable(name, size, place=len(self._variables)))
         return self._variables[-1]
 
     def _visit(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
             return Value(raw=True, batched=True)
         if node.op == "get_attr":
-            self._whole.add(str(node.target))
-            return Value()
+            return self._tensor(str(node.target))
         args = fx.node.map_arg(node.args, self._value)
         kwargs = fx.node.map_arg(node.kwargs, self._value)
         if node.op == "output":
@@ -165,6 +204,23 @@ class _Walk:
             return self._not_understood((args, kwargs), raw=module is None)
         return found
 
+    def _tensor(self, name: str) -> Value:
+        """A tensor that no layer of torch owns: it may be cut where its axes meet a layer's units alone."""
+        tensor = self._state.get(name)
+        if tensor is None or not tensor.is_floating_point():
+            self._whole.add(name)
+            return Value()
+        if name not in self._own:
+            slots = {}
+            for axis, length in enumerate(tensor.shape):
+                if length > 1:
+                    variable = self._start(name, length)
+                    variable.bare = True
+                    variable.add(name, axis)
+                    slots[axis - tensor.dim()] = Slot(variable)
+            self._own[name] = Value(slots, tensor.dim(), bare=True)
+        return self._own[name]
+
     def _value(self, node: fx.Node) -> Any:
         return self._values[node]
 
@@ -180,8 +236,7 @@ class _Walk:
             return FUNCTIONS.get(node.target), None, ""  # type: ignore[arg-type]
         if node.op == "call_method":
             return RULES.get(str(node.target)), None, ""
-        target = str(node.target)
-        path = "" if target == ROOT and not hasattr(self._module, ROOT) else target
+        path = self._path(node)
         module = self._module.get_submodule(path)
         plain = not any(True for _ in module.parameters())
         rule = LAYERS.get(type(module)) if plain or self._uses[node.target] == 1 else None
@@ -190,7 +245,7 @@ class _Walk:
     def _lock_shared(self) -> None:
         """Tensors that are used by other ways too, or are one tensor under two names, stay whole."""
         owners: defaultdict[tuple[str, int], list[Variable]] = defaultdict(list)
-        for variable in self._variables:
+        for variable in self._roots():
             for at in variable.members:
                 owners[at].append(variable)
         for (tensor, _), found in owners.items():

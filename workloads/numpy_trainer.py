@@ -22,6 +22,7 @@ from anabranch.workloads.trainer import (
     spec_of,
     train_endlessly,
 )
+from anabranch.workloads.unit_values import WholeWidth
 
 
 class NumpyTrainer:
@@ -47,6 +48,11 @@ class NumpyTrainer:
     def frozen(self) -> Tensors:
         """See `Trainer`; none of an App of `any_model`, whose own the run's need not be."""
         return {} if self._app.any_model else self.spec.frozen(self.initial(0))
+
+    @property
+    def whole_widths(self) -> tuple[WholeWidth, ...]:
+        """See `Trainer`: none is looked for."""
+        return ()
 
     @property
     def whole_because(self) -> str:

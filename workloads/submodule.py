@@ -6,10 +6,13 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from anabranch.core.errors import AppError
+from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import UnitMap
+from anabranch.workloads.model_graph import find_units
 from anabranch.workloads.small_attention import SmallAttention
 
 Shape = tuple[int, ...]
@@ -19,13 +22,25 @@ def smaller(module: nn.Module, submodel: UnitMap) -> nn.Module:
     """A copy of `module` with the tensors' shapes of `submodel.small`, on the same device.
 
     The values are to be loaded: a tensor that was cut holds zeros. Raises `AppError`, naming the layer,
-    for a kind that is not known to work in another size.
+    for a kind that is not known to work in another size: neither a layer of torch's nor one whose use of its
+    tensors was followed to the very units that are cut.
     """
     shapes = {t.name: t.shape for t in submodel.small.tensors}
     found: nn.Module = copy.deepcopy(module, _cut_tensors(module, shapes))
+    followed: frozenset[str] | None = None
     for path, part in list(found.named_modules()):
-        if _is_cut(module.get_submodule(path), shapes, path):
-            found = _adapted(found, path, part, module.get_submodule(path))
+        if not (cut := _cut_of(module.get_submodule(path), shapes, path)):
+            continue
+        if not _is_known(found, path, part):
+            followed = _followed(module, submodel.spec) if followed is None else followed
+            if not cut <= followed:
+                raise AppError(
+                    f"module {path or type(part).__name__!r} ({type(part).__name__}) is not known to work "
+                    "with fewer units: build it from the layers of torch.nn, or leave it out of "
+                    "units(self, model)"
+                )
+            continue
+        found = _adapted(found, path, part, module.get_submodule(path))
     for part in found.modules():
         if isinstance(part, nn.TransformerEncoder) and any(
             isinstance(m, SmallAttention) for m in part.modules()
@@ -46,12 +61,32 @@ def _cut_tensors(module: nn.Module, shapes: Mapping[str, Shape]) -> dict[int, An
     return found
 
 
-def _is_cut(whole: nn.Module, shapes: Mapping[str, Shape], path: str) -> bool:
-    """Whether a tensor of the layer itself is smaller (or of the projection that an attention owns)."""
+def _cut_of(whole: nn.Module, shapes: Mapping[str, Shape], path: str) -> set[str]:
+    """The tensors of the layer itself that are smaller (or of the projection that an attention owns)."""
     dot = f"{path}." if path else ""
     deep = isinstance(whole, nn.MultiheadAttention)
     own = (*whole.named_parameters(recurse=deep), *whole.named_buffers(recurse=deep))
-    return any(tuple(t.shape) != shapes.get(dot + name, tuple(t.shape)) for name, t in own)
+    return {dot + name for name, t in own if tuple(t.shape) != shapes.get(dot + name, tuple(t.shape))}
+
+
+def _is_known(root: nn.Module, path: str, part: nn.Module) -> bool:
+    """Whether it is a layer of torch's that works in another size, or a part of one."""
+    projection = path.endswith("out_proj") and isinstance(_parent(root, path), SmallAttention)
+    return projection or type(part) is nn.MultiheadAttention or type(part) in ADAPT
+
+
+def _followed(module: nn.Module, spec: ParamSpec) -> frozenset[str]:
+    """The tensors whose groups are those that the graph shows: nothing that reads them knows their size.
+
+    Groups that an App declares, or an older release found, may be others.
+    """
+    with torch.random.fork_rng(devices=[]):  # what a forward draws is none of the training's
+        try:
+            found = frozenset(find_units(module))
+        except AppError:
+            return frozenset()
+    doubted = {m.tensor for group in spec.groups if group not in found for m in group.members}
+    return frozenset(m.tensor for group in spec.groups for m in group.members) - doubted
 
 
 def _adapted(root: nn.Module, path: str, part: nn.Module, whole: nn.Module) -> nn.Module:
@@ -63,12 +98,7 @@ def _adapted(root: nn.Module, path: str, part: nn.Module, whole: nn.Module) -> n
         return root
     if path.endswith("out_proj") and isinstance(_parent(root, path), SmallAttention):
         return root  # it is set already
-    if (adapt := ADAPT.get(type(part))) is None:
-        raise AppError(
-            f"module {path or type(part).__name__!r} ({type(part).__name__}) is not known to work with fewer "
-            "units: build it from the layers of torch.nn, or leave it out of units(self, model)"
-        )
-    adapt(part, whole)
+    ADAPT[type(part)](part, whole)
     return root
 
 

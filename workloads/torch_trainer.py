@@ -34,6 +34,7 @@ from anabranch.workloads.trainer import (
     spec_of,
     train_endlessly,
 )
+from anabranch.workloads.unit_values import WholeWidth
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,7 @@ class TorchTrainer:
         module = self._built(0).to(self.runtime.device)
         built = self._arrays(module)
         trained = self._trained(module, built)
+        self.whole_widths: tuple[WholeWidth, ...] = ()
         groups, self.whole_because = self._units(module, trained)
         stages = declared_stages(app, module)
         self.spec = spec_of(app, built, groups, self._buffers(module, built), trained, stages)
@@ -180,7 +182,7 @@ class TorchTrainer:
 
         Of those found only such as are trained wherever they lie.
         """
-        from anabranch.workloads.model_graph import copied, find_units
+        from anabranch.workloads.model_graph import copied, units_and_widths
 
         groups = declared_units(self.app, module)
         try:
@@ -188,7 +190,7 @@ class TorchTrainer:
                 copied(module)  # as every smaller module is
             elif groups is None:
                 with self.runtime.seeded(0):
-                    groups = find_units(module)
+                    groups, self.whole_widths = units_and_widths(module)
                 check_groups(groups, {name: tuple(t.shape) for name, t in module.state_dict().items()})
                 if trained is not None and groups:
                     groups = tuple(g for g in groups if all(m.tensor in trained for m in g.members))

@@ -26,6 +26,7 @@ from anabranch.workloads.app import App, Array, Examples, Model
 from anabranch.workloads.batches import planned_steps, watched
 from anabranch.workloads.calls import model_of
 from anabranch.workloads.metrics import metrics_of, taken_count
+from anabranch.workloads.unit_values import WholeWidth
 
 ENDLESS_STEPS = 2**53
 
@@ -81,8 +82,14 @@ class Trainer(Protocol):
 
     `vector` is (spec.size,), `frozen` the tensors that are not aggregated; neither is changed. What
     was trained before has no influence. `whole_because`: why the spec has no groups of units, so that
-    only the whole model can be trained; empty where it has some.
+    only the whole model can be trained; empty where it has some. `whole_widths`: the layers that every
+    sub-model has whole, as far as they were looked for.
     """
+
+    @property
+    def whole_widths(self) -> tuple[WholeWidth, ...]:
+        """Of which layers no unit may be left out, and why."""
+        ...
 
     @property
     def whole_because(self) -> str:
@@ -220,7 +227,7 @@ def check_vector(spec: ParamSpec, vector: Vector) -> None:
 
 
 FROZEN_UNITS = "all units run through a frozen tensor: cut what is trained, or train what is cut"
-NO_UNITS = "every layer of the model must stay whole: none has units that only layers of torch.nn read"
+NO_UNITS = "every layer of the model must stay whole: none has units of which it is known what reads them"
 
 
 def declared_units(app: App, model: Model) -> tuple[UnitGroup, ...] | None:

@@ -195,6 +195,22 @@ def flattened(x: Value) -> Value | None:
     return Value({-1: found}, 2, x.raw, x.batched)
 
 
+def dealt(x: Value, dim: int, parts: int) -> Value | None:
+    """A run of this axis, which is cut into `parts` of them: unit u is the u-th place of each run."""
+    axis = x.axis(dim)
+    if axis is None or (slot := x.slots.get(axis)) is None:
+        return None
+    if (slot.outer, slot.inner) != (1, 1):
+        return None
+    slot.variable.deal(parts)
+    return Value({**_others(x, axis), axis: Slot(slot.of)}, x.rank, batched=x.batched)
+
+
+def _glu(call: TracedCall) -> Value | None:
+    x = call.only_value()
+    return dealt(x, call.module.dim, 2) if x is not None else None
+
+
 def _softmax(call: TracedCall) -> Value | None:
     x, dim = call.only_value(), call.module.dim
     return x if x is not None and dim is not None and over_others(x, [dim]) else None
@@ -226,6 +242,7 @@ LAYERS: dict[type, Rule] = {
     **dict.fromkeys((nn.TransformerEncoderLayer, nn.TransformerEncoder), transformer),
     **dict.fromkeys((nn.TransformerDecoderLayer, nn.TransformerDecoder, nn.Transformer), transformer),
     nn.Flatten: _flatten,
+    nn.GLU: _glu,
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax), _softmax),
     **{
         getattr(nn, f"{kind}{axes}d"): unit_axes_apart(axes)

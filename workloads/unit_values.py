@@ -18,7 +18,9 @@ from anabranch.core.model.units import Member, UnitGroup
 class Variable:
     """The units that one layer produces, and the tensors they were seen to run through.
 
-    `locked`: something needs all of them. `block`: so many neighbours can only go together.
+    `locked`: something needs all of them. `block`: so many neighbours can only go together. `bare`: an axis
+    of a tensor that no layer owns, such as a scale of channels; alone it is no layer's units. `place`: in the
+    graph's order. `into`: the variable that it was joined to.
     """
 
     name: str
@@ -26,6 +28,33 @@ class Variable:
     members: dict[tuple[str, int], Member] = field(default_factory=dict)
     locked: bool = False
     block: int = 1
+    bare: bool = False
+    place: int = 0
+    into: Variable | None = None
+
+    @property
+    def root(self) -> Variable:
+        """What stands for this one and all that were joined with it."""
+        return self if self.into is None else self.into.root
+
+    def join(self, other: Variable) -> None:
+        """Both are roots of one size: a unit of either is left out with the other's unit of its number."""
+        if other is self:
+            return
+        first, second = sorted((self, other), key=lambda variable: (variable.bare, variable.place))
+        for (tensor, axis), m in second.members.items():
+            first.add(tensor, axis, m.outer, m.inner)
+        first.keep_together(second.block)
+        first.locked = first.locked or second.locked
+        second.into = first
+
+    def deal(self, parts: int) -> None:
+        """Of an axis that is cut into `parts` runs, a unit is the places of one number in all of them."""
+        if self.size % parts or self.block > 1 or any(m.outer * m.inner > 1 for m in self.members.values()):
+            self.locked = True
+            return
+        self.size //= parts
+        self.members = {at: Member(m.tensor, m.axis, parts) for at, m in self.members.items()}
 
     def add(self, tensor: str, axis: int, outer: int = 1, inner: int = 1) -> None:
         """A tensor that the units run through; two different ways along one axis lock them."""
@@ -41,19 +70,50 @@ class Variable:
     def group(self) -> UnitGroup | None:
         """The group of units, or None where none of them can be left out."""
         units = self.size // self.block
-        if self.locked or units < 2 or not self.members:
+        if self.locked or self.bare or units < 2 or not self.members:
             return None
         members = (Member(m.tensor, m.axis, m.outer, m.inner * self.block) for m in self.members.values())
         return UnitGroup(self.name, units, tuple(members))
 
 
 @dataclass(frozen=True)
-class Slot:
-    """An axis of a value holds these units, repeated as a `Member` says; None: the next layer tells."""
+class WholeWidth:
+    """A layer whose units cannot be left out, and what needs all of them, such as a layer or a function."""
 
-    variable: Variable
+    name: str
+    units: int
+    because: str
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An axis of a value holds these units, repeated as a `Member` says; None: the next layer tells.
+
+    `size`: how many units there were when the slot was made.
+    """
+
+    of: Variable
     outer: int | None = 1
     inner: int | None = 1
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.of.root.size)
+
+    @property
+    def variable(self) -> Variable:
+        """The units, together with all that were joined to them.
+
+        Whoever asks after they were dealt means another axis than the one that was cut: that locks them.
+        """
+        found = self.of.root
+        found.locked = found.locked or found.size != self.size
+        return found
+
+    @property
+    def single(self) -> bool:
+        """Whether the axis is of length 1, and so is repeated for whatever it meets."""
+        return (self.size, self.outer, self.inner) == (1, 1, 1)
 
     def of_length(self, length: int) -> Slot | None:
         """The same on an axis of this length; None where it does not fit."""
@@ -73,12 +133,14 @@ class Value:
     """A tensor in the graph. `rank` is None where it is not known.
 
     `raw`: it is the model's input, reshaped or rescaled at most. `batched`: axis 0 counts the examples.
+    `bare`: it is made of tensors that no layer owns, and an axis without a slot is of length 1.
     """
 
     slots: Mapping[int, Slot] = field(default_factory=dict)
     rank: int | None = None
     raw: bool = False
     batched: bool = False
+    bare: bool = False
 
     def axis(self, dim: int) -> int | None:
         """`dim` counted from the end; None where the rank that this needs is not known."""
@@ -89,9 +151,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Number:
-    """A size or another plain value; `batch`: how many examples there are."""
+    """A size or another plain value.
+
+    `batch`: how many examples there are. `units`: how long the last axis of this value is, which has units.
+    """
 
     batch: bool = False
+    units: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +209,8 @@ def values_in(found: Any) -> Iterator[Value]:
         yield found
     elif isinstance(found, Shape):
         yield found.of
+    elif isinstance(found, Number):
+        yield from values_in(found.units)
     elif isinstance(found, Many):
         yield from values_in(found.items)
     elif isinstance(found, Mapping):

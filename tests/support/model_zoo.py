@@ -148,7 +148,189 @@ def tied_language_model() -> nn.Module:
     return model
 
 
+def gated(body: Callable[[Any, Tensor], Tensor], **more: nn.Module) -> Made:
+    """The body gates the channels that a depthwise convolution makes, within a residual block."""
+    squeeze = {"down": nn.Conv2d(8, 3, 1), "up": nn.Conv2d(3, 8, 1)}
+    expand = {"stem": nn.Conv2d(2, 4, 3), "wide": nn.Conv2d(4, 8, 1), "norm": nn.BatchNorm2d(8)}
+    narrow = {"depth": nn.Conv2d(8, 8, 3, padding=1, groups=8), "narrow": nn.Conv2d(8, 4, 1)}
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        found: Tensor = self.out(
+            (x + self.narrow(body(self, self.depth(self.norm(self.wide(x)))))).mean((2, 3))
+        )
+        return found
+
+    return Body(forward, **expand, **narrow, out=nn.Linear(4, 3), **(more or squeeze)), grid(2)
+
+
+def squeezed(self: Any, x: Tensor) -> Tensor:
+    """As torchvision writes it: squeeze-and-excitation by convolutions."""
+    found: Tensor = self.up(self.down(F.adaptive_avg_pool2d(x, 1)).relu()).sigmoid() * x
+    return found
+
+
+def squeezed_by_view(self: Any, x: Tensor) -> Tensor:
+    """As it was published."""
+    b, c, _, _ = x.size()
+    scale = self.up(self.down(F.adaptive_avg_pool2d(x, 1).view(b, c)).relu()).sigmoid().view(b, c, 1, 1)
+    return x * scale.expand_as(x)
+
+
+def squeezed_by_index(self: Any, x: Tensor) -> Tensor:
+    return x.mul_(torch.sigmoid(self.up(torch.relu(self.down(x.mean((2, 3))))))[:, :, None, None])
+
+
+class ChannelScale(nn.Module):
+    """LayerScale, and a shift, over the channels of pictures or the last axis."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.shift
+
+
+class RootMeanSquare(nn.Module):
+    """RMSNorm as transformers of today write it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class RotaryAttention(nn.Module):
+    """Causal attention whose queries and keys are turned by their places."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.head_width = heads, width // heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in "qkvo")
+        self.angles: Tensor
+        rates = 10 ** -torch.arange(0, 1, 2 / self.head_width)
+        self.register_buffer("angles", torch.outer(torch.arange(8.0), rates), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = (layer(x).view(b, t, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        found = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True)
+        mixed: Tensor = self.o(found.transpose(1, 2).reshape(b, t, -1))
+        return mixed
+
+    def turned(self, x: Tensor) -> Tensor:
+        cos, sin = self.angles.cos(), self.angles.sin()
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class SwiGlu(nn.Module):
+    """The feed-forward part of transformers of today."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return found
+
+
+class Llama(nn.Module):
+    """A language model of today's form, which classifies."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.embed, self.norm, self.out = nn.Embedding(9, 8), norm(8), nn.Linear(8, 3, bias=False)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"a": norm(8), "attend": RotaryAttention(8, 2), "b": norm(8), "mlp": SwiGlu(8, 11)})
+            for _ in "xy"
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer["attend"](layer["a"](x))  # type: ignore[index]
+            x = x + layer["mlp"](layer["b"](x))  # type: ignore[index]
+        scores: Tensor = self.out(self.norm(x)[:, -1])
+        return scores
+
+
+def sentence() -> Tensor:
+    """As many tokens as `RotaryAttention` has angles."""
+    return torch.randint(0, 9, (5, 8))
+
+
 F = functional
+# Products of two values of one size.
+GATED: dict[str, Callable[[], Made]] = {
+    "swiglu": lambda: (nn.Sequential(nn.Linear(6, 6), SwiGlu(6, 8), nn.Linear(6, 3)), rows()),
+    "swiglu of one layer": lambda: (
+        Body(
+            lambda s, x: s.out(F.silu((h := s.wide(x).chunk(2, dim=-1))[0]) * h[1]),
+            wide=nn.Linear(6, 16),
+            out=nn.Linear(8, 3),
+        ),
+        rows(),
+    ),
+    "glu of steps": lambda: (
+        Body(lambda s, x: s.out(F.glu(s.wide(x))).mean(1), wide=nn.Linear(6, 16), out=nn.Linear(8, 3)),
+        series(),
+    ),
+    "glu of channels": lambda: (conv(2, nn.BatchNorm2d(8), nn.GLU(1), nn.ReLU()), grid(2)),
+    "gate of three": lambda: (
+        Body(
+            lambda s, x: s.out(s.a(x).sigmoid() * s.b(x) * s.c(x).tanh()),
+            a=nn.Linear(6, 8),
+            b=nn.Linear(6, 8),
+            c=nn.Linear(6, 8),
+            out=nn.Linear(8, 3),
+        ),
+        rows(),
+    ),
+    "highway within": lambda: (pair(lambda s, x: s.out(s.a(x).relu() * (1 - s.b(x).sigmoid()))), rows()),
+    "gate of one unit": lambda: (
+        Body(
+            lambda s, x: s.out(s.a(x).relu() * s.b(x).sigmoid()),
+            a=nn.Linear(6, 8),
+            b=nn.Linear(6, 1),
+            out=nn.Linear(8, 3),
+        ),
+        rows(),
+    ),
+    "gate of places": lambda: gated(
+        lambda s, x: x * s.where(x).sigmoid(), where=nn.Conv2d(8, 1, 3, padding=1)
+    ),
+    "squeeze and excite": lambda: gated(squeezed),
+    "squeeze and excite, viewed": lambda: gated(squeezed_by_view, down=nn.Linear(8, 3), up=nn.Linear(3, 8)),
+    "squeeze and excite, indexed": lambda: gated(squeezed_by_index, down=nn.Linear(8, 3), up=nn.Linear(3, 8)),
+    "channel scale": lambda: gated(lambda s, x: s.own(x), own=ChannelScale(8, 1, 1)),
+    "channel scale, batched": lambda: gated(lambda s, x: s.own(x), own=ChannelScale(1, 8, 1, 1)),
+    "channel scale, viewed": lambda: gated(
+        lambda s, x: x * s.own.scale.view(1, -1, 1, 1) + s.own.shift[:, None, None], own=ChannelScale(8)
+    ),
+    "layer scale": lambda: (between(ChannelScale(8), nn.GELU(), ChannelScale(1)), rows()),
+    "gate of normed channels": lambda: gated(
+        lambda s, x: x * s.groups(s.up(x)).sigmoid(), up=nn.Conv2d(8, 8, 1), groups=nn.GroupNorm(4, 8)
+    ),
+    "a layer's bias as a gate": lambda: (pair(lambda s, x: s.out(s.a(x) * s.a.bias)), rows()),
+    "today's transformer": lambda: (Llama(nn.RMSNorm), sentence()),
+    "today's transformer, own norms": lambda: (Llama(RootMeanSquare), sentence()),
+}
+
+
+def flat_and_dealt(self: Any, x: Tensor) -> Tensor:
+    """One map as a whole and as two halves: flattened, its places would be other units'."""
+    wide = self.wide(self.stem(x))
+    a, b = wide.chunk(2, 1)
+    found: Tensor = self.out((a * b).flatten(1)) + self.flat(wide.relu().flatten(1))
+    return found
+
+
 ZOO: dict[str, Callable[[], Made]] = {
     "mlp": lambda: (between(nn.ReLU(), nn.Linear(8, 7), nn.Tanh(), width=7), rows()),
     "dropout": lambda: (between(nn.Dropout(0.5), nn.AlphaDropout(0.1), nn.ReLU()), rows()),
@@ -276,5 +458,41 @@ ZOO: dict[str, Callable[[], Made]] = {
     "lazy": lambda: (nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)), rows()),
     "branching": lambda: (Branching(), rows()),
     "hidden twice": lambda: (pair(lambda s, x: s.out(s.a(x)) + s.out(s.b(x))), rows()),
+    **GATED,
+    "halves of a map that is read whole": lambda: (
+        Body(
+            flat_and_dealt,
+            stem=nn.Conv2d(2, 4, 1),
+            wide=nn.Conv2d(4, 8, 1),
+            out=nn.Linear(4 * 36, 3),
+            flat=nn.Linear(8 * 36, 3),
+        ),
+        grid(2),
+    ),
+    "squeeze and excite, fixed": lambda: gated(
+        lambda s, x: x * s.up(s.down(x.mean((2, 3)))).view(-1, 8, 1, 1),
+        down=nn.Linear(8, 3),
+        up=nn.Linear(3, 8),
+    ),
+    "scale of two widths": lambda: (
+        Body(
+            lambda s, x: s.out(s.a(x) * s.own.scale) + s.out2(s.b(x) * s.own.scale),
+            a=nn.Linear(6, 8),
+            b=nn.Linear(6, 8),
+            own=ChannelScale(8),
+            out=nn.Linear(8, 3),
+            out2=nn.Linear(8, 3),
+        ),
+        rows(),
+    ),
+    "a tensor that no layer makes": lambda: (
+        Body(
+            lambda s, x: s.out(s.own.scale.relu()) + s.two(x),
+            own=ChannelScale(8),
+            out=nn.Linear(8, 3),
+            two=nn.Linear(6, 3),
+        ),
+        rows(),
+    ),
     "two readers": lambda: (pair(lambda s, x: s.out(s.a(x).relu()) - s.out(s.a(x).tanh())), rows()),
 }

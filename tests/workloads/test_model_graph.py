@@ -201,10 +201,16 @@ def test_units_are_followed_through(name: str) -> None:
     assert small(torch.randn(5, 1, 3, 3)).shape == (5, 3)
 
 
+def gated_and_shared(m: Any, x: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return functional.softmax(gate, -1), m.take(x * gate)
+
+
 WHOLE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "added to another": lambda m, x: m.take(m.make(x) + m.other(x)),
     "joined to another": lambda m, x: m.take(m.make(x) + torch.cat((m.other(x), m.other2(x)), 1)[:, :4]),
-    "multiplied with another": lambda m, x: m.take(torch.sigmoid(m.make(x)) * m.other(x)),
+    "a gate that is an output": lambda m, x: (g := m.make(x).sigmoid(), m.take(g * m.other(x))),
+    "a gate that is read otherwise": lambda m, x: gated_and_shared(m, m.make(x), m.other(x)),
+    "an outer product": lambda m, x: m.take((m.make(x).unsqueeze(1) * m.other(x).unsqueeze(2)).mean(1)),
     "a product": lambda m, x: m.take(m.make(x) @ m.other(x).transpose(0, 1) @ m.make2(x)),
     "a choice": lambda m, x: m.take(torch.where(m.make(x) > 0, m.make(x), 0.0)),
     "softmax over units": lambda m, x: m.take(functional.softmax(m.make(x), -1)),
@@ -219,7 +225,9 @@ WHOLE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "written to": lambda m, x: m.take(m.make(x).index_fill(1, torch.tensor([0]), 0.0)),
     "used twice": lambda m, x: m.take(m.make(x)) + m.take(m.make(x)),
     "an output too": lambda m, x: {"hidden": [h := m.make(x)], "scores": m.take(h)},
-    "a parameter of the model": lambda m, x: m.take(m.make(x) * m.make.bias),
+    "another layer's parameter": lambda m, x: m.take(m.make(x) * m.other.bias) + m.other(x).mean(),
+    "a constant": lambda m, x: m.take(m.make(x) * torch.arange(4.0)),
+    "parts of a fixed length": lambda m, x: m.take(m.make(x).split(4, 1)[0]),
 }
 
 

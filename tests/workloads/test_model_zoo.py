@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from model_zoo import ZOO
+from model_zoo import GATED, ZOO
 from torch import nn
 
 from anabranch.core.errors import AppError
@@ -44,6 +44,8 @@ CUT = {
     *("batch norm 1d", "batch norm 2d", "batch norm 3d", "batch norm of rows", "instance norm"),
     *("group norm", "group norm of channels", "rnn", "gru", "lstm", "lstm, both ways"),
     *("attention", "encoder layer", "embedding bag", "weight norm beside it"),
+    "squeeze and excite, fixed",  # of it the three units in the middle
+    *("product of two", "glu", "chunk", "own tensors", "scale of two widths", *GATED),
 }
 DOUBTS = {
     "prelu of steps": "is over the 8 units before it, or over a sequence of 8",

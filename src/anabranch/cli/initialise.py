@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from anabranch.core.model.growing import stage_set
 from anabranch.core.model.params import ParamSpec
 from anabranch.reports.text import bytes_text, count_text
 from anabranch.workloads.numpy_trainer import NumpyTrainer
+from anabranch.workloads.trainer import Trainer
 
 AppName = Annotated[
     str,
@@ -23,6 +25,7 @@ AppName = Annotated[
 ]
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 
+WIDTHS_MAX = 8  # that the text names; the JSON has all
 MODEL_FOLDER = Path("anabranch-model")
 BECOMES = {
     "average": "averaged",
@@ -76,7 +79,7 @@ def init(
         write_manifest(out, app, first, *parts, built_from, spec.stages)
         if brought:
             (out / BROUGHT).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
-    _tell_model(Output(as_json), out, app, spec, trainer.whole_because, settings.model.buffers)
+    _tell_model(Output(as_json), out, app, spec, trainer, settings.model.buffers)
 
 
 def _layer(name: str) -> str:
@@ -84,11 +87,9 @@ def _layer(name: str) -> str:
     return f"layer {name}" if name.rpartition(".")[2].isdecimal() else name
 
 
-def _tell_model(
-    output: Output, out: Path, app: str, spec: ParamSpec, whole_because: str, policy: str
-) -> None:
+def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: Trainer, policy: str) -> None:
     """What was written, what a sub-model may leave out, and what becomes of buffers."""
-    parameters = sum(t.size for t in spec.tensors)
+    parameters, because = sum(t.size for t in spec.tensors), trainer.whole_because
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
     layers = ", ".join(f"{group.size} of {_layer(group.name)}" for group in spec.groups)
     lines = [f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors"]
@@ -104,7 +105,11 @@ def _tell_model(
         lines.append(
             f"stages: {len(spec.stages)}, the last of {last} numbers (submodel.name = 'progressive')"
         )
-    lines.append(f"sub-models may leave out units: {layers}" if units else f"no sub-models: {whole_because}")
+    lines.append(f"sub-models may leave out units: {layers}" if units else f"no sub-models: {because}")
+    if trainer.whole_widths:
+        named = [f"{w.units} of {_layer(w.name)} ({w.because})" for w in trainer.whole_widths]
+        more = f" and {len(named) - WIDTHS_MAX} more" if len(named) > WIDTHS_MAX else ""
+        lines.append(f"whole in each: {', '.join(named[:WIDTHS_MAX])}{more}")
     lines += ["start with:", f"  anabranch server --model {out}"]
     output.result(
         {
@@ -116,7 +121,8 @@ def _tell_model(
             "trained": spec.size,
             "frozen_bytes": frozen_bytes,
             "units": units,
-            "whole_because": whole_because,
+            "whole_because": because,
+            "whole_widths": [asdict(width) for width in trainer.whole_widths],
         },
         "\n".join(lines),
     )

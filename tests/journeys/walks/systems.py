@@ -80,6 +80,23 @@ SUBMODELS = Walk(
     ),
 )
 
+GATED = "examples/gated.py:Gated"
+GATED_SERVER = "anabranch server --model gated --strategy asyncdrop --updates 6"
+
+GATED_UNITS = Walk(
+    "gated units",
+    page="docs/submodels.md",
+    copies=("examples",),
+    steps=(
+        types(f"anabranch init {GATED}", says="units: 64 of blocks.0.mlp.gate, 64 of blocks.1.mlp.gate"),
+        types(f"anabranch simulate {GATED}", says=r"4\.\d\d MB up"),
+        also_starts(GATED_SERVER, until="serving"),
+        also(f"anabranch client {GATED} --id a --tasks-max 4", says="4 updates"),
+        also(f"anabranch evaluate {GATED} --once --admin 127.0.0.1:7071", says="accuracy"),
+        End(GATED_SERVER, by=SIGINT, says="drained"),
+    ),
+)
+
 HEAD, FROZEN_SERVER = "examples/frozen.py:Head", "anabranch server --model head"
 
 FROZEN = Walk(
@@ -149,4 +166,4 @@ ADAPTERS = Walk(
     ),
 )
 
-WALKS = (SYSTEMS, SUBSPACE, SUBMODELS, FROZEN, DOWNLINK, ADAPTERS)
+WALKS = (SYSTEMS, SUBSPACE, SUBMODELS, GATED_UNITS, FROZEN, DOWNLINK, ADAPTERS)
