@@ -242,7 +242,7 @@ def _chunk(call: TracedCall) -> Many | None:
     if x is None or type(parts) is not int or parts < 1 or not isinstance(dim, int):
         return None
     found = dealt(x, dim, parts)
-    return found and Many((found,) * parts)
+    return None if found is None else Many((found,) * parts)
 
 
 def _glu(call: TracedCall) -> Value | None:

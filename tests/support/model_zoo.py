@@ -174,11 +174,13 @@ def squeezed_by_view(self: Any, x: Tensor) -> Tensor:
     """As it was published."""
     b, c, _, _ = x.size()
     scale = self.up(self.down(F.adaptive_avg_pool2d(x, 1).view(b, c)).relu()).sigmoid().view(b, c, 1, 1)
-    return x * scale.expand_as(x)
+    found: Tensor = x * scale.expand_as(x)
+    return found
 
 
 def squeezed_by_index(self: Any, x: Tensor) -> Tensor:
-    return x.mul_(torch.sigmoid(self.up(torch.relu(self.down(x.mean((2, 3))))))[:, :, None, None])
+    scale: Tensor = torch.sigmoid(self.up(torch.relu(self.down(x.mean((2, 3))))))
+    return x.mul_(scale[:, :, None, None])
 
 
 class ChannelScale(nn.Module):
