@@ -26,7 +26,7 @@ from anabranch.support.heap import trim_heap
 T = TypeVar("T")
 
 SLOWEST_BYTES_PER_S = 16 * KIB  # of a link that is still of use
-HELD_BYTES_MAX = 32 * MIB  # in memory, of all uploads; from there on small ones are spooled, too
+HELD_BYTES_MAX = 128 * MIB  # in memory, of all uploads; from there on small ones are spooled, too
 GATHERED_BYTES_MAX = 8 * MIB  # the same; from there on what is spooled is written chunk by chunk
 TRIM_EVERY_S = 2.0  # while uploads end
 WRITE_BYTES = 512 * KIB  # gathered before a worker thread writes them: few hops between threads
@@ -121,6 +121,7 @@ class Upload:
                 self._rest = None
             return self._uploads.blobs.seal(self.name, self.sha256)
         data = _joined(self._chunks)
+        self._chunks = [data]  # what it was joined of is not needed any more
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InvalidUpdate(
                 f"upload {self.update_id} has another SHA-256 than was declared: send it again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,3 +54,47 @@ def test_what_is_kept_of_a_chunk_is_not_its_message(
     held_bytes, chunks = asyncio.run(kept())
     assert held_bytes <= 2 * 8 * size
     assert chunks == (8 if size else 0)
+
+
+def test_updates_of_a_fleet_that_sends_at_once_are_in_memory_alone(tmp_path: Path) -> None:
+    half = bytes(200_000)
+
+    async def spooled() -> tuple[dict[str, int], int]:
+        blobs = BlobStore(tmp_path)
+        blobs.prepare()
+        uploads = Uploads(blobs)
+        keys = [UploadKey(f"device-{n}", "t", "u") for n in range(256)]
+        fleet = [await uploads.open(key, 2 * len(half), "0" * 64) for key in keys]
+        for offset in (0, len(half)):
+            for upload in fleet:
+                await upload.add(offset, half)
+        for upload in fleet:
+            await upload.complete()
+        found = blobs.spooled(), uploads.held_bytes
+        for upload in fleet:
+            await uploads.done(upload)
+        uploads.close()
+        return found
+
+    assert asyncio.run(spooled()) == ({}, 256 * 2 * len(half))
+
+
+def test_what_was_joined_is_in_memory_once(tmp_path: Path) -> None:
+    chunks = [bytes([n]) * 100_000 for n in range(3)]
+
+    async def kept() -> int:
+        blobs = BlobStore(tmp_path)
+        blobs.prepare()
+        uploads = Uploads(blobs)
+        sha256 = hashlib.sha256(b"".join(chunks)).hexdigest()
+        upload = await uploads.open(UploadKey("a", "t", "u"), 300_000, sha256)
+        for n, chunk in enumerate(chunks):
+            await upload.add(100_000 * n, chunk)
+        await upload.complete()
+        assert upload.data() == upload.data() == b"".join(chunks)  # and asked for again it is the same
+        found = {id(chunk) for chunk in upload._chunks} | {id(upload.data())}
+        await uploads.done(upload)
+        uploads.close()
+        return len(found)
+
+    assert asyncio.run(kept()) == 1
