@@ -38,21 +38,21 @@ from sqlalchemy import create_engine, make_url
 
 from anabranch.client.exchange import METHOD
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.transfer import signed_record, update_header
+from anabranch.client.transfer import chunks_of, signed_record, update_header
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec, stages
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import ParamSpec
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import SERVER_NAME, new_key, signing_request
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet
 from anabranch.protos.convert import PROTOCOL_VERSION
-from anabranch.protos.frames import frame_bytes, request_frame, response_frame
+from anabranch.protos.frames import Chunk, frame_bytes, request_frame, response_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub, add_DevicesServicer_to_server
 from benchmarks.crew import Crew
 from benchmarks.throughput import RUNS, Bare, durable_server
-from benchmarks.writers import CHUNK
 
 PROCESSES, ROUNDS, WARM_UP, LIFE_S = 2, 5, 3, DAY_S
 POSTGRESQL = "BENCH_POSTGRESQL"
@@ -166,8 +166,7 @@ class Device:
 
     async def _exchange(self) -> None:
         head = devices.RequestHead(push=self._header())
-        for offset in range(0, len(self._payload), CHUNK):
-            data = memoryview(self._payload)[offset : offset + CHUNK]
+        for offset, data in self._chunks():
             head.offset, head.more = offset, offset + len(data) < len(self._payload)
             await self._stream.write(frame_bytes(head, data))
             head = devices.RequestHead()
@@ -180,9 +179,13 @@ class Device:
 
     async def _requests(self) -> AsyncIterator[devices.PushUpdateRequest]:
         yield devices.PushUpdateRequest(header=self._header())
-        for offset in range(0, len(self._payload), CHUNK):
-            chunk = devices.UpdateChunk(offset=offset, data=self._payload[offset : offset + CHUNK])
+        for offset, data in self._chunks():
+            chunk = devices.UpdateChunk(offset=offset, data=bytes(data))
             yield devices.PushUpdateRequest(chunk=chunk)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """As of a device whose link was quick with the update before."""
+        return chunks_of(self._payload, 0, DEFAULT_LIMITS.chunk_bytes_max, quick=True)
 
     def _header(self) -> devices.UpdateHeader:
         task = self._task

@@ -119,6 +119,6 @@ class _Writer:
             parts=[part],
         )
         yield devices.PushUpdateRequest(header=header)
-        for offset, piece in chunks_of(data, 0, DEFAULT_LIMITS.chunk_bytes_max):
+        for offset, piece in chunks_of(data, 0, DEFAULT_LIMITS.chunk_bytes_max, quick=i > 0):
             chunk = devices.UpdateChunk(offset=offset, data=bytes(piece))
             yield devices.PushUpdateRequest(chunk=chunk)

@@ -10,7 +10,7 @@ from typing import Any
 from anabranch.client.messages import FetchedModel
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidUpdate, Unavailable
-from anabranch.core.limits import CHUNK_BYTES, MIB, Limits
+from anabranch.core.limits import CHUNK_BYTES, KIB, MIB, Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.protos import convert
 from anabranch.protos.frames import Chunk
@@ -19,6 +19,15 @@ from anabranch.protos.v1 import model_pb2 as model
 
 MEASURED_BYTES = 4 * MIB
 QUICK_BYTES_PER_S = 1 * MIB
+ANSWERED_BYTES_PER_S = 256 * KIB  # of a link of which the next transfer may begin with large chunks
+
+
+def was_quick(size_bytes: int, took_s: float, before: bool) -> bool:
+    """Whether a link is quick over which so much was sent and answered; a small transfer says nothing of it.
+
+    The time that the answer took counts as well. At this pace a chunk of 1 MiB takes 4 s: sides wait longer.
+    """
+    return before if size_bytes < CHUNK_BYTES else size_bytes >= ANSWERED_BYTES_PER_S * took_s
 
 
 class IncomingModel:
@@ -107,16 +116,21 @@ def update_header(
 
 
 def chunks_of(
-    payload: bytes | memoryview, offset: int, most: int, clock: Callable[[], float] = time.monotonic
+    payload: bytes | memoryview,
+    offset: int,
+    most: int,
+    clock: Callable[[], float] = time.monotonic,
+    quick: bool = False,
 ) -> Iterator[Chunk]:
     """The bytes from `offset` on, in chunks of up to `most` where the link is seen to take them quickly.
 
     Who reads the chunks asks for the next one when the link has taken the one before. A side that hears
     nothing for long cuts the transfer, and a chunk is heard of when it is whole: so they are small at first,
-    and wherever the last `MEASURED_BYTES`, more than a system holds back of what was sent, have taken long.
+    unless the transfer before was `quick`, and wherever the last `MEASURED_BYTES`, more than a system holds
+    back of what was sent, have taken long.
     """
     view, small = memoryview(payload), min(CHUNK_BYTES, most)
-    size, measured_from, began_at = small, offset, clock()
+    size, measured_from, began_at = most if quick else small, offset, clock()
     while offset < len(view):
         yield Chunk(offset, view[offset : offset + size])
         offset += size

@@ -7,6 +7,7 @@ the server's retry window. The agent calls from two threads: its own, and the on
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
@@ -32,7 +33,14 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.transfer import MEASURED_BYTES, IncomingModel, chunks_of, signed_record, update_header
+from anabranch.client.transfer import (
+    MEASURED_BYTES,
+    IncomingModel,
+    chunks_of,
+    signed_record,
+    update_header,
+    was_quick,
+)
 from anabranch.compress.registry import stages
 from anabranch.core.config.caps import heard_by_device
 from anabranch.core.config.ranges import BY_CALLS
@@ -152,6 +160,7 @@ class GrpcTransport:
         self._fresh: deque[str] = deque(maxlen=FRESH_MAX)  # tasks of which nothing has been sent
         # Whether a model may come with a task: not with the first, before which there may be others to fetch.
         self._with_model = False
+        self._quick = False  # whether the last push that was large enough to tell was taken quickly
         self._partial: IncomingModel | None = None
         self._partial_for: tuple[Holdings, Submodel | None, int] = (None, None, 0)
 
@@ -292,22 +301,26 @@ class GrpcTransport:
     ) -> devices.PushUpdateResponse:
         has = self._begun(entry)
         while True:
+            quick = self._quick
             try:
                 return self._send(entry, has, next_ask)
             except (Unavailable, Overloaded, TooLarge) as error:
-                if not isinstance(error, Unavailable) and not self._takes_smaller(entry):
+                smaller = not isinstance(error, Unavailable) and self._takes_smaller(entry, quick)
+                if not (smaller or isinstance(error, Unavailable)):
                     raise
                 now_has = _has(self._state_after_a_break(entry.update_id), entry)
-                if now_has <= has:
+                if now_has <= has and not smaller:  # smaller ones are tried once, also from the beginning
                     raise
                 has = now_has
 
-    def _takes_smaller(self, entry: UpdateEntry) -> bool:
+    def _takes_smaller(self, entry: UpdateEntry, quick: bool) -> bool:
         """Whether this may be of a chunk that is too large for this server: from now on they are small.
 
         One of before, or with other caps, may have taken the place of the one that this device enrolled with.
+        `quick`: the chunks were large from the first on.
         """
-        if len(entry.payload) <= MEASURED_BYTES or self._limits.chunk_bytes_max <= CHUNK_BYTES:
+        small_bytes = CHUNK_BYTES if quick else MEASURED_BYTES
+        if len(entry.payload) <= small_bytes or self._limits.chunk_bytes_max <= CHUNK_BYTES:
             return False
         self._limits = replace(self._limits, chunk_bytes_max=CHUNK_BYTES)
         return True
@@ -428,9 +441,13 @@ class GrpcTransport:
         timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
         header = update_header(entry, self.client_id, signature, next_ask)
         most = self._limits.chunk_bytes_max
-        return self._doors.ask(
-            lambda door: door.push(header, chunks_of(entry.payload, offset, most), timeout)
+        quick, self._quick, began_at = self._quick, False, time.monotonic()  # after a failure they are small
+        answer = self._doors.ask(
+            lambda door: door.push(header, chunks_of(entry.payload, offset, most, quick=quick), timeout)
         )
+        sent_bytes = max(0, len(entry.payload) - offset)
+        self._quick = was_quick(sent_bytes, time.monotonic() - began_at, before=quick)
+        return answer
 
 
 def _has(state: UploadState, entry: UpdateEntry) -> int:

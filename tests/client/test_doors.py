@@ -29,6 +29,7 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.server.exchange import DevicesAndExchange
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.uploads import Upload
 
 VALUES = 100_000
 UPDATES = 8
@@ -260,6 +261,53 @@ def test_a_server_that_takes_smaller_chunks_by_now_gets_them(
             task = granted(transport, spec, f"t-{version}")
             assert transport.push(result_of(task, spec, f"u-{version}", 1.0)).version == version
         assert (served.model() == 2.0).all()
+
+
+@pytest.mark.parametrize("connection", ["auto", "calls"])
+def test_an_update_goes_out_whole_where_the_one_before_was_taken_quickly(
+    connection: str, tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    add = Upload.add
+
+    async def adding(self: Upload, offset: int, chunk: bytes | memoryview) -> None:
+        taken.append(len(chunk))
+        await add(self, offset, chunk)
+
+    monkeypatch.setattr(Upload, "add", adding)
+    config = server_config(tmp_path / "data", client={"connection": connection})
+    with Served(config, manifest) as served, GrpcTransport(address(served), "a") as transport:
+        spec = transport.enrol(Capability()).spec
+
+        def chunks(n: int, damaged: bool = False) -> list[int]:
+            entry = result_of(granted(transport, spec, f"t-{n}"), spec, f"u-{n}", 1.0)
+            taken.clear()
+            if damaged:
+                broken = replace(entry, payload=bytes(len(entry.payload)))
+                object.__setattr__(broken, "sha256", entry.sha256)
+                with pytest.raises(InvalidUpdate):
+                    transport.push(broken)
+            else:
+                transport.push(entry)
+            return list(taken)
+
+        whole, small = [4 * VALUES], [CHUNK_BYTES, 4 * VALUES - CHUNK_BYTES]
+        monkeypatch.setattr("anabranch.client.transfer.ANSWERED_BYTES_PER_S", 0)
+        assert [chunks(1), chunks(2), chunks(3, damaged=True), chunks(4)] == [small, whole, whole, small]
+        monkeypatch.setattr("anabranch.client.transfer.ANSWERED_BYTES_PER_S", 1e18)
+        assert [chunks(5), chunks(6)] == [whole, small]
+
+
+def test_a_whole_update_that_is_too_large_a_chunk_by_now_is_sent_in_smaller_ones(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    limits = replace(DEFAULT_LIMITS, chunk_bytes_max=CHUNK_BYTES)
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest, limits) as served, GrpcTransport(address(served), "a") as transport:
+        spec = transport.enrol(Capability()).spec
+        transport._limits, transport._quick = replace(transport._limits, chunk_bytes_max=MIB), True
+        assert transport.push(result_of(granted(transport, spec, "t"), spec, "u", 1.0)).version == 1
+    assert transport._limits.chunk_bytes_max == CHUNK_BYTES
 
 
 def test_what_is_asked_beside_a_transfer_is_a_call(served: Served) -> None:

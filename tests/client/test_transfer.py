@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.client.transfer import MEASURED_BYTES, QUICK_BYTES_PER_S, chunks_of
+from anabranch.client.transfer import (
+    ANSWERED_BYTES_PER_S,
+    MEASURED_BYTES,
+    QUICK_BYTES_PER_S,
+    chunks_of,
+    was_quick,
+)
 from anabranch.core.limits import CHUNK_BYTES, KIB, MIB
 
 PAYLOAD = bytes(MEASURED_BYTES * 3 + 5)
@@ -18,9 +24,9 @@ class Link:
         self.bytes_per_s, self.slow_from = bytes_per_s, slow_from
         self.now = 0.0
 
-    def sizes(self, offset: int = 0, most: int = MIB) -> list[int]:
+    def sizes(self, offset: int = 0, most: int = MIB, quick: bool = False) -> list[int]:
         found, end = [], offset
-        for at, data in chunks_of(PAYLOAD, offset, most, lambda: self.now):
+        for at, data in chunks_of(PAYLOAD, offset, most, lambda: self.now, quick):
             assert (at, len(data) > 0) == (end, True)
             end += len(data)
             slowed = 100 if end > self.slow_from else 1
@@ -51,3 +57,25 @@ def test_no_chunk_is_over_the_cap_and_a_resume_begins_small(offset: int, most: i
     sizes = Link(1e9).sizes(offset, most)
     assert all(size <= most for size in sizes)
     assert all(size <= CHUNK_BYTES for size in sizes[: MEASURED_BYTES // CHUNK_BYTES])
+
+
+def test_a_link_that_was_quick_gets_large_ones_from_the_first_and_small_ones_once_it_is_not() -> None:
+    assert Link(QUICK_BYTES_PER_S).sizes(quick=True) == [MIB] * (len(PAYLOAD) // MIB) + [5]
+    sizes = Link(QUICK_BYTES_PER_S * 0.99).sizes(quick=True)
+    large = MEASURED_BYTES // MIB
+    assert sizes[:large] == [MIB] * large
+    assert set(sizes[large:]) == {CHUNK_BYTES, 5}
+    assert max(Link(QUICK_BYTES_PER_S).sizes(most=64 * KIB, quick=True)) == 64 * KIB
+
+
+@given(st.integers(0, 64 * MIB), st.floats(0, 1e3), st.booleans())
+def test_a_link_is_quick_if_what_tells_so_took_no_longer_than_a_large_chunk_may(
+    size: int, took_s: float, before: bool
+) -> None:
+    found = was_quick(size, took_s, before)
+    if size < CHUNK_BYTES:
+        assert found is before
+    elif found:
+        assert MIB / size * took_s <= MIB / ANSWERED_BYTES_PER_S * (1 + 1e-9)  # at its pace
+    else:
+        assert size / took_s < ANSWERED_BYTES_PER_S
