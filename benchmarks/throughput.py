@@ -29,11 +29,12 @@ from grpc import aio
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer, add_DevicesServicer_to_server
 from anabranch.server.manifest import write_manifest
-from benchmarks.writers import Load, drive
+from benchmarks.writers import Load, drive, push_one
 
 SIZES = {"0.4 MB": (100_000, 3_200), "40 MB": (10_000_000, 64)}
 STARTED = {"40 MB": 10_000_000, "400 MB": 100_000_000}
 WARM_UP = 16
+ALONE = 22
 SERVING_S = 60.0
 RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's folder for such may not be
 
@@ -148,29 +149,32 @@ def peak_rss_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def start_peaks(values: int) -> tuple[int, int]:
-    """The peak of a server's memory over its first start with a model, and over the next, in bytes."""
+def memory_peaks(values: int) -> tuple[int, int, int]:
+    """The peak of a server's memory over its first start with a model, the next, and `ALONE` updates; bytes."""
     RUNS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=RUNS) as folder:
-        first, again = (_start_peak(Path(folder), values) for _ in range(2))
-    return first, again
+        first, again, loaded = (_memory_peak(Path(folder), values, updates) for updates in (0, 0, ALONE))
+    return first, again, loaded
 
 
-def _start_peak(folder: Path, values: int) -> int:
-    with durable_server(folder, values) as (_, process):
+def _memory_peak(folder: Path, values: int, updates: int) -> int:
+    with durable_server(folder, values) as (address, process):
+        for i in range(updates):
+            push_one(Load(address, values, 1, durable=True, name=f"alone-{i}"))
         return peak_rss_bytes(process.pid)
 
 
 def starts() -> str:
     """What a start takes of memory: a line and a Markdown table."""
     lines = [
-        "The peak of a server's memory from its start with a large model of one tensor until it serves.",
+        "The peak of a server's memory from its start with a large model of one tensor until it serves, and",
+        f"after {ALONE} updates of it, one after the other, of which each tenth makes a version.",
         "",
-        "| model | first start, peak | / model | next start, peak | / model |",
-        "|---|---|---|---|---|",
+        "| model | first start | / model | next start | / model | under updates | / model |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, values in STARTED.items():
-        cells = [f"{peak / 1e9:.2f} GB | **{peak / (4 * values):.2f}**" for peak in start_peaks(values)]
+        cells = [f"{peak / 1e9:.2f} GB | **{peak / (4 * values):.2f}**" for peak in memory_peaks(values)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -55,6 +55,14 @@ def drive(load: Load) -> float:
     return elapsed
 
 
+def push_one(load: Load) -> None:
+    """Push one update, made here, and wait for its answer."""
+    writer = _Writer(load, load.name, 1)
+    writer.prepare()
+    writer.push_all()
+    writer.channel.close()
+
+
 def _process(load: Load, number: int, barrier: threading.Barrier) -> None:
     """Prepare everything that a device has at hand when it pushes, then push with some threads."""
     each = load.updates // (PROCESSES * THREADS)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from anabranch.compress.model import decode_model, frozen_tail, split_tail
 from anabranch.compress.recent import Recent, remembered
 from anabranch.compress.registry import make_codec
 from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.loan import Loan
 from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.model.arrays import to_bytes
 from anabranch.core.model.chains import RAW, lacks
@@ -54,7 +55,8 @@ class Download:
     """A payload, its `body` and then its `tail`, and how to read it.
 
     `vector_sha256` is the digest of the decoded vector, empty where the payload's own says as much.
-    `part_only`: it is a model of the wanted sub-model's shapes.
+    `part_only`: it is a model of the wanted sub-model's shapes. `loan`: what `body` is a view of, where that
+    is the engine's own; who keeps the bytes keeps this object.
     """
 
     version: int
@@ -64,6 +66,7 @@ class Download:
     vector_sha256: str
     part_only: bool = False
     tail: bytes = b""
+    loan: Loan | None = field(default=None, repr=False, compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -118,8 +121,9 @@ class Downloads:
         if part is not None:
             cut = gathered(vector, part)
             return lambda: self._part(version, part, cut)
-        held = vector.copy()  # the engine may write on its own
-        return lambda: self._raw(version, held)
+        if version == engine.version:
+            return self.exact(engine)
+        return lambda: self._raw(version, vector)  # an old base, on which nobody writes
 
     def takes_parts(self, codecs: Collection[str] | None) -> bool:
         """Whether a device that knows these stages gets parts of a delta log."""
@@ -127,8 +131,8 @@ class Downloads:
 
     def exact(self, engine: Engine) -> Make:
         """The server's own model to the bit, for whoever observes."""
-        version, vector = engine.version, engine.vector.copy()
-        return lambda: self._raw(version, vector)
+        version, loan = engine.version, engine.lend()
+        return lambda: replace(self._raw(version, loan.vector), loan=loan)
 
     def _raw(self, version: int, vector: Vector) -> Download:
         return Download(version, RAW, to_bytes(vector), None, "", tail=self._tail)
@@ -144,10 +148,10 @@ class Downloads:
         text = broadcast.codec_at(version)
         if version != engine.version:
             return None if replica is None else lambda: self._raw(version, replica)
-        vector = engine.vector.copy()
+        loan = engine.lend()
 
         def make() -> Download:
-            data = remembered(self._made, version, lambda: broadcast.encoded(version, vector))
+            data = remembered(self._made, version, lambda: broadcast.encoded(version, loan.vector))
             decoded = broadcast.decoded(version, data)
             if codecs is not None and lacks(codecs, text):
                 return self._raw(version, decoded)

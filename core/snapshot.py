@@ -29,6 +29,7 @@ from anabranch.core.engine.cohorts import Cohorts, CohortState
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import ClientRecord, Counters
+from anabranch.core.engine.loan import Loan
 from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.planner import Planner
 from anabranch.core.engine.settable import in_force
@@ -52,6 +53,7 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 FORMAT = 2
 RECEIPTS_OF = "receipts_of"  # the client and the payload of each receipt
+VECTOR = "vector"
 HISTORY = "history/"  # the names of the bases of open tasks
 ARRAY = "$array"  # the key under which an array's name stays in the JSON
 BESIDE = ("format", "clients", "receipts", RECEIPTS_OF, "rows")  # what the JSON has beside an `EngineState`
@@ -75,6 +77,8 @@ class SnapshotRows:
 class Snapshot:
     """`meta` is JSON; `arrays` are copies, safe to write while the engine goes on, or lie in a file.
 
+    The vector may be the engine's own, lent as long as `loan` is held.
+
     `rows`: clients and receipts, where they are not in `meta`. That says then under `rows` how many clients
     there are, and the numbers, from 1 for the first ever, of the receipts: the last that is gone, the newest.
     """
@@ -82,6 +86,7 @@ class Snapshot:
     meta: dict[str, Any]
     arrays: Mapping[str, Array]
     rows: SnapshotRows | None = None
+    loan: Loan | None = field(default=None, repr=False, compare=False)
 
 
 def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
@@ -99,10 +104,12 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
 def take_changes(engine: Engine) -> Snapshot:
     """The engine's state, copied, and what its ledger has noted as unsaved as rows.
 
-    The bases of open tasks are the engine's own, which never writes on them.
+    The bases of open tasks are the engine's own, which never writes on them, and so is the vector, lent.
     """
     meta, arrays = _state(engine)
-    arrays = {name: a if name.startswith(HISTORY) else a.copy() for name, a in arrays.items()}
+    loan = engine.lend()
+    shared = {name for name in arrays if name.startswith(HISTORY)} | {VECTOR}
+    arrays = {name: a if name in shared else a.copy() for name, a in arrays.items()}
     ledger, unsaved = engine.ledger, engine.ledger.unsaved
     assert unsaved is not None, "a ledger that is saved in pieces notes what changed"
     filed = engine.counters.applied + engine.counters.rejected
@@ -114,7 +121,7 @@ def take_changes(engine: Engine) -> Snapshot:
         receipts=[(r, ledger.answers_task(r)) for r in newest],
         enrolled=list(unsaved.enrolled),
     )
-    return Snapshot(meta, arrays, rows)
+    return Snapshot(meta, arrays, rows, loan)
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ class EngineState:
 
 def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array]]:
     """JSON and arrays of everything but clients and receipts."""
-    arrays: dict[str, Array] = {"vector": engine.vector}
+    arrays: dict[str, Array] = {VECTOR: engine.vector}
     arrays |= {f"{HISTORY}{v}": a for v, a in sorted(engine.history.items())}
     plain = _converter.unstructure(EngineState.of(engine))
     tasks = [_apart(t, f"task/{t['task_id']}", arrays) for t in plain.pop("tasks")]
@@ -220,10 +227,10 @@ def _restored(
     sums: Sums | None,
     cohorts: Cohorts | None,
 ) -> Engine:
-    arrays = {name: own(snapshot.arrays, name) for name in snapshot.arrays if name != "vector"}
+    arrays = {name: own(snapshot.arrays, name) for name in snapshot.arrays if name != VECTOR}
     meta, rows = _together(snapshot.meta, arrays), snapshot.rows
     state = from_plain({k: v for k, v in meta.items() if k not in BESIDE}, EngineState, _converter_of(spec))
-    vector = own(snapshot.arrays, "vector")
+    vector = own(snapshot.arrays, VECTOR)
     engine = Engine(spec, strategy, settings, vector, broadcast, planner, sums, cohorts, own=True)
     if sums is not None:
         sums.history = state.noise

@@ -42,6 +42,7 @@ from anabranch.core.engine.cohorts import Cohorts, WaitingCohort
 from anabranch.core.engine.deadlines import Deadlines
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Counters, Ledger
+from anabranch.core.engine.loan import Loan, Loans
 from anabranch.core.engine.objections import objection, repeated
 from anabranch.core.engine.outcome import outcome
 from anabranch.core.engine.part_changes import PartChanges
@@ -82,6 +83,7 @@ class Engine:
         self.changes = Changes()
         self.version = 0
         self.vector: Vector = vector.astype(spec.vector_dtype, copy=not own)
+        self._loans = Loans()
         self.state: State = strategy.init(self.vector)
         # With a lossy downlink the bases come from it, without one from the history.
         self.broadcast = broadcast
@@ -138,6 +140,10 @@ class Engine:
         if refused is None:
             return None
         return Refused(ask, refused.reason, refused.detail, self.settings.retry_after_s, bool(self.finished))
+
+    def lend(self) -> Loan:
+        """The vector of the newest version; the engine does not write on it as long as the loan is held."""
+        return self._loans.lend(self.vector)
 
     def staleness(self, of: Update | Task) -> int:
         """How many versions have changed what an update covers, or one of a task will, since its base."""
@@ -487,9 +493,10 @@ class Engine:
         return Context(*place, clients, live, staleness, None, self.spec, slowness, self.sums, parts)
 
     def _donated(self, base: Vector | None = None) -> Vector:
-        """The vector for a strategy to write on: a copy where a live task may need the old one."""
+        """The vector for a strategy to write on: a copy where somebody may need the old one."""
         is_base = self._keeps_history and self.ledger.bases.get(self.version)
-        return self.vector.copy() if is_base or base is self.vector else self.vector
+        needed = is_base or base is self.vector or self._loans.holds(self.vector)
+        return self.vector.copy() if needed else self.vector
 
     def _take(
         self, step: Step, update: Update | None = None, afresh: bool = False, of: Sequence[str] | None = None

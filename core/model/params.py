@@ -26,6 +26,7 @@ from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.arrays import Indices as Indices
 from anabranch.core.model.arrays import Vector as Vector
 from anabranch.core.model.arrays import lasting, pieces, shape_of, to_bytes
+from anabranch.core.model.mapped import passes
 from anabranch.core.model.stages import ModelStage, check_stages
 from anabranch.core.model.units import UnitGroup, check_groups
 
@@ -305,7 +306,9 @@ def add_scaled(
         at = x.indices if isinstance(where, slice) else where[x.indices]
         loops.add_sparse(out[where] if isinstance(where, slice) else out, scale, at, x.values)
     elif isinstance(where, slice):
-        loops.add_dense(out[where], scale, x)
+        target = out[where]
+        for span in passes(x):
+            loops.add_dense(target[span], scale, x[span])
     else:
         loops.add_sparse(out, scale, where, x)
 

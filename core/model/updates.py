@@ -14,6 +14,7 @@ from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.holdings import HeldPart, Holdings
+from anabranch.core.model.mapped import passes
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel
 
@@ -228,6 +229,10 @@ def find_flaw(
 
 def _within(values: Vector, most: float) -> bool:
     """Whether no magnitude is over `most`; what is not a number is."""
+    return all(_block_within(values[at], most) for at in passes(values))
+
+
+def _block_within(values: Vector, most: float) -> bool:
     if values.dtype != np.float32:  # NaN passes through min and max
         return values.size == 0 or (float(values.min()) >= -most and float(values.max()) <= most)
     return bool(np.array(loops.top(values), np.uint32).view(np.float32) <= most)

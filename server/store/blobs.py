@@ -35,6 +35,7 @@ from typing import Any
 from anabranch.core.clock import Seconds
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, TooLarge
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from anabranch.core.model.mapped import MappedFile
 from anabranch.server.failpoints import reach
 from anabranch.server.store.files import (
     begin_write_out,
@@ -381,7 +382,7 @@ def _map(path: Path) -> memoryview:
     try:
         if os.fstat(descriptor).st_size == 0:
             return memoryview(b"")
-        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+        return memoryview(MappedFile(descriptor, 0, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
 

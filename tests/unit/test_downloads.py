@@ -127,6 +127,36 @@ def test_what_was_offered_stays_although_the_engine_goes_on() -> None:
         assert bits(vector) == bits(model)
 
 
+def test_the_newest_version_is_lent_and_copied_only_where_the_next_one_comes_too_soon() -> None:
+    run = Run("raw")
+    run.publish(*motion(1))
+    kept = run.downloads.exact(run.engine)()  # the maker is gone, the payload is not
+    model = bits(run.engine.vector)
+    assert np.shares_memory(np.frombuffer(kept.body, np.uint8), run.engine.vector), "nothing is copied"
+    run.publish(*motion(1, seed=1))
+    assert kept.data[: len(model)] == model
+    assert not np.shares_memory(np.frombuffer(kept.body, np.uint8), run.engine.vector)
+    place, model = run.engine.vector, bits(run.engine.vector)
+    del kept
+    run.publish(*motion(1, seed=2))
+    assert run.engine.vector is place, "nobody holds it: it is written on"
+    assert bits(run.engine.vector) != model
+
+
+def test_a_loan_of_the_same_version_is_held_by_each_of_its_holders() -> None:
+    run = Run("raw")
+    run.publish(*motion(1))
+    first, second = run.engine.lend(), run.engine.lend()
+    model = bits(first.vector)
+    del first
+    run.publish(*motion(1, seed=1))
+    assert bits(second.vector) == model != bits(run.engine.vector)
+    newer = run.engine.lend()
+    del second  # of an older version: the newer one is still out
+    run.publish(*motion(1, seed=2))
+    assert newer.vector is not run.engine.vector
+
+
 def test_a_base_of_the_history_is_offered() -> None:
     run = Run("raw", "fedasync")
     run.ask()
