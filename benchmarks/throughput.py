@@ -150,7 +150,7 @@ def peak_rss_bytes(pid: int) -> int:
 
 
 def memory_peaks(values: int) -> tuple[int, int, int]:
-    """The peak of a server's memory over its first start with a model, the next, and `ALONE` updates; bytes."""
+    """The peak of a server's memory over its first start with a model, the next, and some updates; bytes."""
     RUNS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=RUNS) as folder:
         first, again, loaded = (_memory_peak(Path(folder), values, updates) for updates in (0, 0, ALONE))
