@@ -75,9 +75,9 @@ class SnapshotRows:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`meta` is JSON; `arrays` are copies, safe to write while the engine goes on, or lie in a file.
+    """`meta` is JSON; `arrays` are safe to write while the engine goes on, or lie in a file.
 
-    The vector may be the engine's own, lent as long as `loan` is held.
+    They are copies, or what the engine never writes on; the vector may be its own, lent while `loan` is held.
 
     `rows`: clients and receipts, where they are not in `meta`. That says then under `rows` how many clients
     there are, and the numbers, from 1 for the first ever, of the receipts: the last that is gone, the newest.

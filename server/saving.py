@@ -1,7 +1,7 @@
 """Snapshots of a run that goes on: taken and named in the writer's thread, written between by another one.
 
-What is taken is a copy, so the engine may change at once. The file is durable before the row that names it,
-and until then the log is read from the snapshot before. One is written at a time.
+What is taken is a copy, or lent by the engine, which may change at once. The file is durable before the row
+that names it, and until then the log is read from the snapshot before. One is written at a time.
 """
 
 from __future__ import annotations

@@ -493,10 +493,17 @@ class Engine:
         return Context(*place, clients, live, staleness, None, self.spec, slowness, self.sums, parts)
 
     def _donated(self, base: Vector | None = None) -> Vector:
-        """The vector for a strategy to write on: a copy where somebody may need the old one."""
+        """The vector for a strategy to write on: a copy where a live task may need the old one.
+
+        One that is lent stays the borrower's, and the engine goes on with a copy: one for each loan, however
+        many updates come before the next version.
+        """
         is_base = self._keeps_history and self.ledger.bases.get(self.version)
-        needed = is_base or base is self.vector or self._loans.holds(self.vector)
-        return self.vector.copy() if needed else self.vector
+        if is_base or base is self.vector:
+            return self.vector.copy()
+        if self._loans.holds(self.vector):
+            self.vector = self.vector.copy()
+        return self.vector
 
     def _take(
         self, step: Step, update: Update | None = None, afresh: bool = False, of: Sequence[str] | None = None

@@ -1,4 +1,4 @@
-"""A model that is read while its engine goes on: lent, and copied only if a new version comes meanwhile."""
+"""A model that is read while its engine goes on: lent, and copied only if an update comes meanwhile."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Loans:
 
     def __init__(self) -> None:
         self._newest: weakref.ref[Loan] | None = None
+
+    def __reduce__(self) -> tuple[type[Loans], tuple[()]]:
+        """A copy of an engine has lent nothing: its vector is another."""
+        return Loans, ()
 
     def lend(self, vector: Vector) -> Loan:
         """The loan of a vector that will be written on; the same one as long as it is held."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from typing import Self
 
 import numpy as np
 
@@ -18,6 +19,10 @@ PASS_VALUES = 1 << 20
 
 class MappedFile(mmap.mmap):
     """A file mapped to be read. Only such pages are given back: of others changes would be lost."""
+
+    def __new__(cls, descriptor: int) -> Self:
+        """All of the open file, which must not be empty."""
+        return super().__new__(cls, descriptor, 0, access=mmap.ACCESS_READ)
 
 
 def passes(values: Array) -> Iterator[slice]:

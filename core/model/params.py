@@ -26,7 +26,7 @@ from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.arrays import Indices as Indices
 from anabranch.core.model.arrays import Vector as Vector
 from anabranch.core.model.arrays import lasting, pieces, shape_of, to_bytes
-from anabranch.core.model.mapped import passes
+from anabranch.core.model.mapped import PASS_VALUES, passes
 from anabranch.core.model.stages import ModelStage, check_stages
 from anabranch.core.model.units import UnitGroup, check_groups
 
@@ -306,11 +306,18 @@ def add_scaled(
         at = x.indices if isinstance(where, slice) else where[x.indices]
         loops.add_sparse(out[where] if isinstance(where, slice) else out, scale, at, x.values)
     elif isinstance(where, slice):
-        target = out[where]
-        for span in passes(x):
-            loops.add_dense(target[span], scale, x[span])
+        add_dense(out[where], scale, x)
     else:
         loops.add_sparse(out, scale, where, x)
+
+
+def add_dense(out: Vector, scale: float, x: Vector) -> None:
+    """`out += scale * x`, in place, of equal shapes; a large `x` in a mapped file is read block by block."""
+    if x.size <= PASS_VALUES or x.shape != out.shape:  # other shapes are refused, or broadcast, by the loop
+        loops.add_dense(out, scale, x)
+    else:
+        for span in passes(x):
+            loops.add_dense(out[span], scale, x[span])
 
 
 def digest(vector: npt.NDArray[Any]) -> str:

@@ -14,7 +14,7 @@ from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.holdings import HeldPart, Holdings
-from anabranch.core.model.mapped import passes
+from anabranch.core.model.mapped import PASS_VALUES, passes
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel
 
@@ -229,6 +229,8 @@ def find_flaw(
 
 def _within(values: Vector, most: float) -> bool:
     """Whether no magnitude is over `most`; what is not a number is."""
+    if values.size <= PASS_VALUES:
+        return _block_within(values, most)
     return all(_block_within(values[at], most) for at in passes(values))
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import mmap
 import os
 import re
 import threading
@@ -382,7 +381,7 @@ def _map(path: Path) -> memoryview:
     try:
         if os.fstat(descriptor).st_size == 0:
             return memoryview(b"")
-        return memoryview(MappedFile(descriptor, 0, access=mmap.ACCESS_READ))
+        return memoryview(MappedFile(descriptor))
     finally:
         os.close(descriptor)
 

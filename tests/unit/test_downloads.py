@@ -127,6 +127,33 @@ def test_what_was_offered_stays_although_the_engine_goes_on() -> None:
         assert bits(vector) == bits(model)
 
 
+@pytest.mark.parametrize("codec", ["raw", *CHAINS])
+def test_what_is_first_made_after_the_engine_went_on_is_of_its_own_version(codec: str) -> None:
+    payloads = []
+    for goes_on in (False, True):
+        run = Run(codec)
+        run.publish(*motion(2))
+        make = run.downloads.offer(run.engine, 2, None)
+        assert make is not None
+        if goes_on:
+            run.publish(*motion(1, seed=1))
+        payloads.append(make().data)
+    assert payloads[0] == payloads[1]
+
+
+def test_a_loan_costs_one_copy_however_many_updates_wait_for_the_next_version() -> None:
+    run = Run("raw", buffer_size=10)
+    loan, lent = run.engine.lend(), run.engine.vector
+    places = []
+    for delta in motion(9):
+        run.push(run.ask(), delta)
+        places.append(run.engine.vector)
+    assert run.engine.version == 0
+    assert loan.vector is lent
+    assert places[0] is not lent
+    assert all(place is places[0] for place in places)
+
+
 def test_the_newest_version_is_lent_and_copied_only_where_the_next_one_comes_too_soon() -> None:
     run = Run("raw")
     run.publish(*motion(1))

@@ -21,11 +21,11 @@ KB = re.compile(r"^Rss:\s+(\d+) kB", re.MULTILINE)
 needs_smaps = pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what is mapped")
 
 
-def mapped(path: Path, values: np.ndarray, file_type: type[mmap.mmap] = MappedFile) -> np.ndarray:
+def mapped(path: Path, values: np.ndarray) -> np.ndarray:
     path.write_bytes(bytes(HEAD_BYTES) + values.tobytes())
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        file = file_type(descriptor, 0, access=mmap.ACCESS_READ)
+        file = MappedFile(descriptor)
     finally:
         os.close(descriptor)
     return np.frombuffer(memoryview(file), values.dtype, offset=HEAD_BYTES)
@@ -87,3 +87,19 @@ def test_what_was_changed_in_memory_alone_stays(tmp_path: Path) -> None:
     for at in passes(model):
         assert (model[at] == 1).all()
     assert (model == 1).all()
+
+
+@pytest.mark.parametrize("size", [4, PASS_VALUES + 7])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_an_update_of_another_length_is_refused(size: int, more: int) -> None:
+    total = np.ones(size, np.float32)
+    with pytest.raises(ValueError, match="broadcast"):
+        add_scaled(total, 1.0, np.ones(size + more, np.float32))
+
+
+def test_a_long_update_in_memory_is_added_as_a_short_one() -> None:
+    size = 2 * PASS_VALUES + 3
+    delta = np.random.default_rng(1).standard_normal(size).astype(np.float32)
+    total = np.zeros(size, np.float32)
+    add_scaled(total, 0.25, delta)
+    assert np.array_equal(total, np.float32(0.25) * delta)
