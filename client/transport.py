@@ -160,7 +160,8 @@ class GrpcTransport:
         self._fresh: deque[str] = deque(maxlen=FRESH_MAX)  # tasks of which nothing has been sent
         # Whether a model may come with a task: not with the first, before which there may be others to fetch.
         self._with_model = False
-        self._quick = False  # whether the last push that was large enough to tell was taken quickly
+        # Whether the last push, and the last fetch, that were large enough to tell so were quick.
+        self._sends_quickly = self._receives_quickly = False
         self._partial: IncomingModel | None = None
         self._partial_for: tuple[Holdings, Submodel | None, int] = (None, None, 0)
 
@@ -223,6 +224,7 @@ class GrpcTransport:
             session=ask.session,
             succeeds=ask.succeeds,
             with_model=self._with_model,
+            chunk_bytes_max=self._wished_chunk_bytes,
             holds_parts=convert.held_parts_to_proto(ask.holds_parts),
         )
 
@@ -301,7 +303,7 @@ class GrpcTransport:
     ) -> devices.PushUpdateResponse:
         has = self._begun(entry)
         while True:
-            quick = self._quick
+            quick = self._sends_quickly
             try:
                 return self._send(entry, has, next_ask)
             except (Unavailable, Overloaded, TooLarge) as error:
@@ -393,15 +395,30 @@ class GrpcTransport:
             newer_than=None if partial else newer_than,
         )
         request.MergeFrom(wanted)
+        request.chunk_bytes_max = self._wished_chunk_bytes
         timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
+        quick, began_at, came_bytes = self._receives_quickly, time.monotonic(), 0
+        self._receives_quickly = False  # after a failure chunks are small
         with closing(door.model(request, timeout)) as chunks:
             for header, chunk in chunks:
                 if header is not None:
                     if header.not_modified:
+                        self._receives_quickly = quick
                         return not_modified(header)
                     self._begin(header)
                 self._take(chunk)
+                came_bytes += len(chunk.data)
+        took_s = time.monotonic() - began_at
+        # Of a small model larger chunks save the server nothing, and cost the device.
+        self._receives_quickly = (
+            quick if came_bytes < MEASURED_BYTES else was_quick(came_bytes, took_s, quick)
+        )
         return self._finished()
+
+    @property
+    def _wished_chunk_bytes(self) -> int:
+        """Of a model's chunks: 0, what the server sends anyhow, unless the link is quick."""
+        return self._limits.chunk_bytes_max if self._receives_quickly else 0
 
     def _begin(self, header: devices.ModelHeader) -> None:
         sha256 = convert.checked_digest(header.part.sha256, "part.sha256")
@@ -441,12 +458,13 @@ class GrpcTransport:
         timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
         header = update_header(entry, self.client_id, signature, next_ask)
         most = self._limits.chunk_bytes_max
-        quick, self._quick, began_at = self._quick, False, time.monotonic()  # after a failure they are small
+        quick, began_at = self._sends_quickly, time.monotonic()
+        self._sends_quickly = False  # after a failure they are small
         answer = self._doors.ask(
             lambda door: door.push(header, chunks_of(entry.payload, offset, most, quick=quick), timeout)
         )
         sent_bytes = max(0, len(entry.payload) - offset)
-        self._quick = was_quick(sent_bytes, time.monotonic() - began_at, before=quick)
+        self._sends_quickly = was_quick(sent_bytes, time.monotonic() - began_at, before=quick)
         return answer
 
 

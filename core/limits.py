@@ -75,7 +75,7 @@ class Limits:
 
     @property
     def sent_chunk_bytes(self) -> int:
-        """Of a chunk that a server sends, over whatever link there is: see `CHUNK_BYTES`."""
+        """Of a chunk that a server sends over a link of which it knows nothing: see `CHUNK_BYTES`."""
         return min(CHUNK_BYTES, self.chunk_bytes_max)
 
 

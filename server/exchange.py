@@ -130,6 +130,7 @@ def _following(
         holds_version=ask.holds_version if ask.HasField("holds_version") else None,
         submodel=task.submodel if task.HasField("submodel") else None,
         holds_parts=ask.holds_parts,
+        chunk_bytes_max=ask.chunk_bytes_max,
     )
 
 

@@ -59,6 +59,7 @@ NO_CHUNK = Chunk(0, b"")
 
 LINKS_MAX = 4096  # in one answer: 128 KiB
 WHY_CHARS_MAX = 200
+LARGE_CHUNKS_MAX = 48  # models on their way in chunks of more than 256 KiB
 NOTICES = {
     AdviceKind.NONE: devices.NOTICE_KIND_UNSPECIFIED,
     AdviceKind.CANCEL: devices.NOTICE_KIND_CANCEL,
@@ -72,6 +73,7 @@ class Devices(DevicesServicer):
 
     def __init__(self, run: LiveRun, gate: Gate) -> None:
         self.run, self.gate, self.calls = run, gate, run.calls
+        self._sending = 0  # models on their way
 
     @answers
     @in_turn
@@ -208,7 +210,7 @@ class Devices(DevicesServicer):
         sent = self.run.sent_to_observers if request.exact else self.run.sent_to_devices
         if not request.offset:
             sent.full_bytes += whole
-        for header_or_not, chunk in self._chunks(file, request.offset, header):
+        for header_or_not, chunk in self._chunks(file, request, header):
             sent.bytes += len(chunk.data)
             yield header_or_not, chunk
 
@@ -405,15 +407,28 @@ class Devices(DevicesServicer):
             self.run.models.retain_parts(engine.ledger.tasks)  # a fetch is no event, and there may be many
         return wanted, bool(engine.finished) and version == newest
 
-    def _chunks(self, file: ModelFile, offset: int, header: devices.ModelHeader) -> Iterator[ModelChunk]:
+    def _chunks(
+        self, file: ModelFile, request: devices.FetchModelRequest, header: devices.ModelHeader
+    ) -> Iterator[ModelChunk]:
         """The header with the first chunk, then the others."""
         first: devices.ModelHeader | None = header
-        with file.open() as source:
-            while data := os.pread(source.fileno(), self.run.limits.sent_chunk_bytes, offset):
-                yield first, Chunk(offset, data)
-                first, offset = None, offset + len(data)
-        if first is not None:
-            yield first, Chunk(offset, b"")
+        offset = request.offset
+        self._sending += 1
+        try:
+            with file.open() as source:
+                while data := os.pread(source.fileno(), self._chunk_bytes(request), offset):
+                    yield first, Chunk(offset, data)
+                    first, offset = None, offset + len(data)
+            if first is not None:
+                yield first, Chunk(offset, b"")
+        finally:
+            self._sending -= 1
+
+    def _chunk_bytes(self, request: devices.FetchModelRequest) -> int:
+        """Of a chunk of an answer. Each that is on its way is in memory: large ones are for a few."""
+        limits = self.run.limits
+        wished = 0 if self._sending > LARGE_CHUNKS_MAX else request.chunk_bytes_max
+        return max(limits.sent_chunk_bytes, min(wished, limits.chunk_bytes_max))
 
 
 def _first(first: FirstModel | None) -> devices.FirstModel | None:

@@ -229,6 +229,7 @@ class AskTaskRequest(_message.Message):
     SUCCEEDS_FIELD_NUMBER: _builtins.int
     WITH_MODEL_FIELD_NUMBER: _builtins.int
     HOLDS_PARTS_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_MAX_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     manifest_sha256: _builtins.bytes
@@ -238,6 +239,8 @@ class AskTaskRequest(_message.Message):
     succeeds: _builtins.str
     with_model: _builtins.bool
     """Of an exchange alone: the model that the task starts from may follow its grant unasked."""
+    chunk_bytes_max: _builtins.int
+    """As in FetchModelRequest, of the model that follows."""
     @_builtins.property
     def holds_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPart]:
         """In the place of holds_version, of a device that has parts of versions: docs/protocol.md, "Parts of the log"."""
@@ -253,10 +256,11 @@ class AskTaskRequest(_message.Message):
         succeeds: _builtins.str = ...,
         with_model: _builtins.bool = ...,
         holds_parts: _abc.Iterable[Global___HeldPart] | None = ...,
+        chunk_bytes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "holds_version", b"holds_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "client_id", b"client_id", "holds_parts", b"holds_parts", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "session", b"session", "succeeds", b"succeeds", "task_id", b"task_id", "with_model", b"with_model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "chunk_bytes_max", b"chunk_bytes_max", "client_id", b"client_id", "holds_parts", b"holds_parts", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "session", b"session", "succeeds", b"succeeds", "task_id", b"task_id", "with_model", b"with_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__holds_version: _TypeAlias = _typing.Literal["holds_version"]  # noqa: Y015
     _WhichOneofArgType__holds_version: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version"]  # noqa: Y015
@@ -416,6 +420,7 @@ class FetchModelRequest(_message.Message):
     EXACT_FIELD_NUMBER: _builtins.int
     SUBMODEL_FIELD_NUMBER: _builtins.int
     HOLDS_PARTS_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_MAX_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     version: _builtins.int
     """The newest version if unset."""
@@ -429,6 +434,8 @@ class FetchModelRequest(_message.Message):
     """The version that the device has whole: it may get what leads from there to the wanted one."""
     exact: _builtins.bool
     """The server's own vector to the bit, which only an observer needs, not what devices train from."""
+    chunk_bytes_max: _builtins.int
+    """Of the answer's chunks, as many bytes as the caller's link takes quickly; 256 KiB where it is 0."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The stages that the caller can decode, as in Capability.codecs."""
@@ -455,10 +462,11 @@ class FetchModelRequest(_message.Message):
         exact: _builtins.bool = ...,
         submodel: _model_pb2.SubmodelMap | None = ...,
         holds_parts: _abc.Iterable[Global___HeldPart] | None = ...,
+        chunk_bytes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "holds_version", b"holds_version", "newer_than", b"newer_than", "submodel", b"submodel", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "client_id", b"client_id", "codecs", b"codecs", "exact", b"exact", "holds_parts", b"holds_parts", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "newer_than", b"newer_than", "offset", b"offset", "part_id", b"part_id", "submodel", b"submodel", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "chunk_bytes_max", b"chunk_bytes_max", "client_id", b"client_id", "codecs", b"codecs", "exact", b"exact", "holds_parts", b"holds_parts", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "newer_than", b"newer_than", "offset", b"offset", "part_id", b"part_id", "submodel", b"submodel", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__holds_version: _TypeAlias = _typing.Literal["holds_version"]  # noqa: Y015
     _WhichOneofArgType__holds_version: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version"]  # noqa: Y015

@@ -305,7 +305,7 @@ def test_a_whole_update_that_is_too_large_a_chunk_by_now_is_sent_in_smaller_ones
     config = server_config(tmp_path / "data")
     with Served(config, manifest, limits) as served, GrpcTransport(address(served), "a") as transport:
         spec = transport.enrol(Capability()).spec
-        transport._limits, transport._quick = replace(transport._limits, chunk_bytes_max=MIB), True
+        transport._limits, transport._sends_quickly = replace(transport._limits, chunk_bytes_max=MIB), True
         assert transport.push(result_of(granted(transport, spec, "t"), spec, "u", 1.0)).version == 1
     assert transport._limits.chunk_bytes_max == CHUNK_BYTES
 
