@@ -4,7 +4,7 @@ from setuptools import Extension, setup
 
 LOOPS = Extension(
     "anabranch.core.kernels._loops",
-    ["core/kernels/loops.c", "core/kernels/checksum.c", "core/kernels/table.c"],
+    [f"core/kernels/{name}.c" for name in ("loops", "checksum", "seeding", "table")],
     depends=["core/kernels/loops.h"],
     # Nothing may be contracted or reordered: numpy's loops give the same bits.
     extra_compile_args=["-O3", "-ffp-contract=off", "-fno-strict-aliasing"],

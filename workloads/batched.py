@@ -9,9 +9,10 @@
 
     g_i <- g_i + mu (w_i - w_i,start) + lambda w_i,   v_i <- beta v_i + g_i,   w_i <- w_i - eta v_i
 
-The forward pass is that of `stacked_layers.py` where the module is a chain of layers known there, else one
-call of the module under `torch.vmap` with `torch.func.functional_call`; since nothing connects the trainings,
-one backward pass of the sum of the losses gives every g_i. Longer trainings go first, so that those that are
+Where the module is a chain of layers known to `stacked_layers.py`, both passes are written out there. Else
+the forward pass is one call of the module under `torch.vmap` with `torch.func.functional_call`; since nothing
+connects the trainings, one backward pass of the sum of the losses gives every g_i, as it does of chains under
+autocast. Longer trainings go first, so that those that are
 over leave the stack at its end.
 
 The same steps as `torch_loop.sgd` in another order of sums: equal to float tolerance, not to the bit. A model
@@ -168,14 +169,24 @@ class _Stack:
             if len(x) != live:
                 live = len(x)
                 weights = {n: w[:live].detach().requires_grad_() for n, w in self._weights.items()}
-            loss = self._losses(weights, x, y, m)
-            gradients = torch.autograd.grad(loss.sum(), list(weights.values()), allow_unused=True)
-            losses[:live] += loss.detach()
+            loss, gradients = self._gradients(weights, x, y, m)
+            losses[:live] += loss
             with torch.no_grad():
-                for (name, w), g in zip(weights.items(), gradients, strict=True):
-                    if g is not None:
-                        w.add_(self._direction(name, w, g), alpha=-self._plan.learning_rate)
+                for name, g in gradients.items():
+                    w = weights[name]
+                    w.add_(self._direction(name, w, g), alpha=-self._plan.learning_rate)
         return self._deltas(), losses.cpu().numpy()
+
+    def _gradients(
+        self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, m: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The mean cross entropy of each training's batch, (live,), and its gradients, by name."""
+        chain = self._chain if self._chain is not None and self._chain.takes(x) else None
+        if chain is not None and self._runtime.precision == "float32":
+            return chain.gradients(weights, x, y, m)
+        loss = self._losses(chain, weights, x, y, m)
+        found = self._torch.autograd.grad(loss.sum(), list(weights.values()), allow_unused=True)
+        return loss.detach(), {n: g for n, g in zip(weights, found, strict=True) if g is not None}
 
     def _direction(self, name: str, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         """What is subtracted from the weights of a name, before the learning rate: v_i of the module."""
@@ -191,9 +202,14 @@ class _Stack:
         return g
 
     def _losses(
-        self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, m: torch.Tensor
+        self,
+        chain: LayerChain | None,
+        weights: dict[str, torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        m: torch.Tensor,
     ) -> torch.Tensor:
-        """The mean cross entropy of each training's batch, (live,)."""
+        """The mean cross entropy of each training's batch, (live,), which autograd can go back from."""
         library, module, live = self._torch, self._resident.module, len(x)
         fixed = {name: tensor[:live] for name, tensor in self._fixed.items()}
 
@@ -201,10 +217,7 @@ class _Stack:
             return library.func.functional_call(module, (w, f), (one_x,))
 
         with self._runtime.autocast():
-            if self._chain is not None and self._chain.takes(x):
-                found = self._chain(weights, x)
-            else:
-                found = library.vmap(scores)(weights, fixed, x)
+            found = library.vmap(scores)(weights, fixed, x) if chain is None else chain(weights, x)
             flat = library.nn.functional.cross_entropy(found.flatten(0, 1), y.flatten(), reduction="none")
         mean: torch.Tensor = (flat.view(y.shape) * m).sum(1)
         return mean
@@ -222,22 +235,22 @@ class _Stack:
     def _gathered(self, chunk: list[list[npt.NDArray[Any]]]) -> Batch:
         """The x, y and m of some steps of each training, (steps, count, length, ...)."""
         steps, length = len(chunk[0]), max(len(rows) for drawn in chunk for rows in drawn)
-        rows, lengths = np.zeros((len(chunk), steps * length), np.int64), np.zeros((steps, len(chunk)))
+        lengths = np.zeros((len(chunk), steps), np.int64)
         for i, drawn in enumerate(chunk):
-            for step, some in enumerate(drawn):
-                rows[i, step * length : step * length + len(some)] = some
-                lengths[step, i] = len(some)
+            lengths[i, : len(drawn)] = [len(rows) for rows in drawn]
+        real = np.arange(length) < lengths[:, :, np.newaxis]  # padding is row 0 again
+        rows = np.zeros((len(chunk), steps, length), np.int64)
+        rows[real] = np.concatenate([some for drawn in chunk for some in drawn])
         dtype = next(iter(self._weights.values())).dtype
-        batch = self._runtime.batch
-        parts = [batch(t.examples, r, dtype) for t, r in zip(self._trainings, rows, strict=False)]
-        shape = steps, length
+        batch, trainings = self._runtime.batch, zip(self._trainings, rows, strict=False)
+        parts = [batch(t.examples, drawn.reshape(-1), dtype) for t, drawn in trainings]
         x, y = (
-            self._torch.stack([one.view(*shape, *one.shape[1:]) for one in each], 1)
+            self._torch.stack([one.view(steps, length, *one.shape[1:]) for one in each], 1)
             for each in zip(*parts, strict=True)
         )
-        real = np.arange(length) < lengths[:, :, np.newaxis]
-        counted = self._torch.from_numpy(real).to(y.device) & (y != IGNORED)
-        return x, y, counted.to(dtype) / counted.sum(2, keepdim=True)
+        ignored = y == IGNORED
+        counted = self._torch.from_numpy(real.swapaxes(0, 1)).to(y.device) & ~ignored
+        return x, y.masked_fill(ignored, 0), counted.to(dtype) / counted.sum(2, keepdim=True)
 
     def _deltas(self) -> list[Vector]:
         """Trained - given, (size,) each."""

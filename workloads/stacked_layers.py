@@ -1,20 +1,27 @@
-"""The forward pass of a stack of models without `torch.vmap`, where the model is a chain of known layers.
+"""The passes of a stack of models without `torch.vmap`, where the model is a chain of known layers.
 
-| symbol | meaning                                                                          |
-|--------|----------------------------------------------------------------------------------|
-| x      | what goes into a layer, (count, length, features): model i has batch x_i         |
-| W, b   | the weights of a linear layer, (count, out, in) and (count, out)                 |
+| symbol | meaning                                                                               |
+|--------|---------------------------------------------------------------------------------------|
+| x, y   | what goes into a layer and comes out of it, (count, features, length): a column of    |
+|        | x_i for every example of model i                                                      |
+| W, b   | the weights of a linear layer, (count, out, in) and (count, out)                      |
+| f      | a function of single numbers, as the layer itself has it                              |
+| g      | the gradient at what comes out of a layer                                             |
+| m      | what an example counts in the loss of its model, (count, length)                      |
+| z, c   | what comes out in the end, a score for every class; the class of an example           |
 
-    x <- b_i + x_i W_i^T                of all i in one batched product
-    x <- f(x)                           functions of single numbers, as the layer itself has them
+    y = b_i 1^T + W_i x_i                   of all i in one batched product, and y = f(x)
+    dW_i = g_i x_i^T,   db_i = g_i 1,   g <- W_i^T g_i,   and g <- f'(x) g, which is torch's own
+    loss_i = sum m_i (log sum exp z_i - z_ic),   g_i = m_i (softmax z_i - 1 at c)
 
-The same products as `vmap` comes to, and on a CPU the same bits, without its bookkeeping for every operation
-of every step. What is no such chain is left to `vmap`.
+With columns for examples the softmax runs along them, an example in a lane of the processor; with rows torch
+takes twenty times as long for the few scores of one. What is no such chain is left to `vmap`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from anabranch.workloads.torch_loop import import_torch
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     Weights = Mapping[str, torch.Tensor]
-    Layer = Callable[[Weights, torch.Tensor], torch.Tensor]
+    Layer = "_Linear | _Elementwise | _Flatten"
 
 # Of torch.nn; each takes one number to one number, whatever stands round it.
 ELEMENTWISE = ("Identity", "ReLU", "ReLU6", "LeakyReLU", "ELU", "Tanh", "Sigmoid", "SiLU", "GELU", "Softplus")
@@ -32,26 +39,48 @@ ELEMENTWISE = ("Identity", "ReLU", "ReLU6", "LeakyReLU", "ELU", "Tanh", "Sigmoid
 class LayerChain:
     """A module whose layers take all models of a stack at once."""
 
-    def __init__(self, layers: list[Layer], flattens: bool) -> None:
+    def __init__(self, layers: list[_Linear | _Elementwise], flattens: bool) -> None:
         self._layers, self._flattens = layers, flattens
+        self._first = next(i for i, layer in enumerate(layers) if isinstance(layer, _Linear))
 
     @classmethod
     def of(cls, module: torch.nn.Module, trained: Mapping[str, Any]) -> LayerChain | None:
         """That of a module of which the tensors in `trained` are; None where it is no such chain."""
-        layers = _layers(module, "", trained)
-        if not layers or not any(isinstance(layer, _Linear) for layer in layers):
+        found = _layers(module, "", trained) or []
+        layers = [layer for layer in found if not isinstance(layer, _Flatten)]  # columns are flat
+        if not any(isinstance(layer, _Linear) for layer in layers):
             return None
-        return cls(layers, isinstance(layers[0], _Flatten))
+        return cls(layers, isinstance(found[0], _Flatten))
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether the first product is of rows of numbers: x (count, length, features)."""
         return x.ndim == 3 or (self._flattens and x.ndim > 3)
 
     def __call__(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-        """The outputs, (count, length, ...)."""
+        """The outputs, (count, length, features), of x (count, length, ...)."""
+        x = _columns(x)
         for layer in self._layers:
             x = layer(weights, x)
-        return x
+        return x.transpose(1, 2)
+
+    def gradients(
+        self, weights: Weights, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The losses (count,) of the stack, and the gradient of each at the weights of its model, by name.
+
+        x (count, length, ...), `classes` and m (count, length); the classes count from 0.
+        """
+        found: dict[str, torch.Tensor] = {}
+        with import_torch().no_grad():
+            reached = [_columns(x)]  # what goes into each layer, and what comes out of the last
+            for layer in self._layers:
+                reached.append(layer(weights, reached[-1]))
+            losses, g = _cross_entropy(reached[-1], classes, m)
+            for i in range(len(self._layers) - 1, self._first - 1, -1):
+                found |= self._layers[i].weighed(reached[i], g)
+                if i > self._first:  # nobody wants that of the examples
+                    g = self._layers[i].pulled(weights, reached[i], g)
+        return losses, found
 
 
 class _Linear:
@@ -59,31 +88,68 @@ class _Linear:
 
     def __init__(self, prefix: str) -> None:
         self._weight, self._bias = f"{prefix}weight", f"{prefix}bias"
-        self._product = import_torch().baddbmm
+        self._torch = import_torch()
 
     def __call__(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._product(
-            weights[self._bias].unsqueeze(1), x, weights[self._weight].transpose(1, 2)
-        )
+        found: torch.Tensor = self._torch.baddbmm(weights[self._bias].unsqueeze(2), weights[self._weight], x)
+        return found
+
+    def weighed(self, x: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The gradients at the layer's weights, by name."""
+        return {self._weight: self._torch.bmm(g, x.transpose(1, 2)), self._bias: g.sum(2)}
+
+    def pulled(self, weights: Weights, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The gradient at what goes into the layer."""
+        found: torch.Tensor = self._torch.bmm(weights[self._weight].transpose(1, 2), g)
         return found
 
 
 class _Flatten:
-    """`torch.nn.Flatten` of all but the batch."""
-
-    def __call__(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        return x.flatten(2)
+    """`torch.nn.Flatten` of all but the batch: columns are flat."""
 
 
 class _Elementwise:
     """A function of single numbers."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._function = module.forward
+        self._torch, function = import_torch(), copy(module)
+        if hasattr(function, "inplace"):
+            function.inplace = False  # what goes in is still wanted
+        self._function = function.forward
 
     def __call__(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         found: torch.Tensor = self._function(x)
         return found
+
+    def weighed(self, x: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        """It has no weights."""
+        return {}
+
+    def pulled(self, weights: Weights, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """See `_Linear`."""
+        with self._torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            (found,) = self._torch.autograd.grad(self._function(leaf), leaf, g)
+        pulled: torch.Tensor = found
+        return pulled
+
+
+def _columns(x: torch.Tensor) -> torch.Tensor:
+    """The examples x (count, length, ...) as columns, (count, features, length)."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def _cross_entropy(
+    z: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses (count,) of the scores z (count, classes, length), and their gradient, as z."""
+    at, counted = classes.unsqueeze(1), m.unsqueeze(1)
+    z = z - z.amax(1, keepdim=True)
+    g = z.exp()
+    total = g.sum(1, keepdim=True)
+    losses = ((total.log() - z.gather(1, at)) * counted).sum((1, 2))
+    g.mul_(counted / total).scatter_add_(1, at, -counted)
+    return losses, g
 
 
 def _layers(module: torch.nn.Module, prefix: str, trained: Mapping[str, Any]) -> list[Layer] | None:

@@ -16,12 +16,13 @@ from anabranch.core.kernels.contract import (
     Found,
     Halves,
     Levels,
+    Words,
     gaps_max,
 )
 from anabranch.core.model.arrays import Indices, Vector
 
 FLOAT32 = np.dtype(np.float32)
-_to_levels = _loops.to_levels  # an AttributeError where the extension was built of older sources
+_seed_words = _loops.seed_words  # an AttributeError where the extension was built of older sources
 
 
 def top(values: Vector) -> int:
@@ -86,7 +87,7 @@ def read_numbers(data: Data, k: int, n: int) -> Indices:
 
 def to_levels(values: Vector, inverse: float, more: float, most: float, out: Levels) -> None:
     """See `Loops`."""
-    if not (_is_for_us(values) and _to_levels(values, inverse, more, most, out)):
+    if not (_is_for_us(values) and _loops.to_levels(values, inverse, more, most, out)):
         plain.to_levels(values, inverse, more, most, out)
 
 
@@ -106,6 +107,12 @@ def crc32(data: Data, crc: int = 0) -> int:
     """See `Loops`."""
     found = _loops.crc32(data, crc)
     return found if found >= 0 else plain.crc32(data, crc)
+
+
+def seed_words(entropy: bytes) -> Words:
+    """See `Loops`."""
+    words = np.empty(4, np.uint64)
+    return words if _seed_words(entropy, words) else plain.seed_words(entropy)
 
 
 def add_dense(out: Vector, scale: float, values: Vector) -> None:

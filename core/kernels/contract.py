@@ -16,6 +16,7 @@ Data = bytes | memoryview
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.uint16]
 Levels = npt.NDArray[np.int32]
+Words = npt.NDArray[np.uint64]
 
 MAGNITUDE = 0x7FFFFFFF  # of the bits of a float32: all but the sign
 INFINITY_BITS = 0x7F800000  # of float32; what is not a number has more
@@ -116,6 +117,10 @@ class Loops(Protocol):
 
     def crc32(self, data: Data, crc: int = 0) -> int:
         """CRC-32 of what had this one and of contiguous data behind it, as `zlib` has it."""
+        ...
+
+    def seed_words(self, entropy: bytes) -> Words:
+        """The 4 words by which numpy seeds a generator of 16 bytes of entropy, a little-endian number."""
         ...
 
     def add_dense(self, out: Vector, scale: float, values: Vector) -> None:

@@ -40,6 +40,9 @@ static inline void release(Py_buffer *buffers, int count) {
 /* Of checksum.c. */
 PyObject *py_crc32(PyObject *self, PyObject *args);
 
+/* Of seeding.c. */
+PyObject *py_seed_words(PyObject *self, PyObject *args);
+
 /* Of table.c. */
 PyObject *py_row_squares(PyObject *self, PyObject *args);
 PyObject *py_pair_squares(PyObject *self, PyObject *args);

@@ -24,6 +24,7 @@ from anabranch.core.kernels.contract import (
     Found,
     Halves,
     Levels,
+    Words,
     gaps_max,
 )
 from anabranch.core.model.arrays import BLOCK, Indices, Vector
@@ -291,6 +292,11 @@ def crc32(data: Data, crc: int = 0) -> int:
 
 
 # --- the fold --------------------------------------------------------------------------------
+
+
+def seed_words(entropy: bytes) -> Words:
+    """See `Loops`."""
+    return np.random.SeedSequence(int.from_bytes(entropy, "little")).generate_state(4, np.uint64)
 
 
 def add_dense(out: Vector, scale: float, values: Vector) -> None:

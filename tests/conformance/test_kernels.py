@@ -309,6 +309,15 @@ def test_planes_of_zigzag_numbers(compiled: Loops, levels: np.ndarray, planes: i
             assert np.array_equal(out[plane], (numbers >> 8 * plane) & 255)
 
 
+@given(st.binary(min_size=16, max_size=16))
+@example(bytes(16))
+@example(b"\xff" * 4 + bytes(12))
+def test_the_words_of_a_seed_are_numpys(compiled: Loops, entropy: bytes) -> None:
+    expected = np.random.SeedSequence(int.from_bytes(entropy, "little")).generate_state(4, np.uint64)
+    for loops in (compiled, plain):
+        _same(loops.seed_words(entropy), expected)
+
+
 def crc_of(data: bytes, crc: int) -> int:
     """By bits, as it is defined."""
     state = crc ^ 0xFFFFFFFF

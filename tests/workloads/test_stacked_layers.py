@@ -82,6 +82,52 @@ def test_outputs_and_gradients_are_those_of_vmap(name: str, shape: tuple[int, ..
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
+def activation(name: str, in_place: bool) -> nn.Module:
+    """One of the layers, which writes on what it is given where it can and shall."""
+    layer: nn.Module = getattr(nn, name)()
+    if in_place and hasattr(layer, "inplace"):
+        layer.inplace = True
+    return layer
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_the_written_out_passes_are_torchs(name: str, in_place: bool) -> None:
+    """Losses and gradients of each model, beside autograd of `cross_entropy` of the module alone."""
+    first, last = activation(name, in_place), activation(name, in_place)
+    module = nn.Sequential(
+        nn.Flatten(), nn.Tanh(), nn.Linear(6, 8), first, nn.Linear(8, 5), nn.Linear(5, 3), last
+    )
+    weights = stacked(module)
+    x, classes = torch.randn(COUNT, LENGTH, 2, 3), torch.randint(3, (COUNT, LENGTH))
+    m = torch.rand(COUNT, LENGTH) * (torch.rand(COUNT, LENGTH) > 0.3)
+    chain = LayerChain.of(module, weights)
+    assert chain is not None
+    losses, gradients = chain.gradients(weights, x, classes, m)
+    assert set(gradients) == set(weights)
+    assert not losses.requires_grad
+    for i in range(COUNT):
+        own = {n: w[i].detach().requires_grad_() for n, w in weights.items()}
+        scores: Any = torch.func.functional_call(module, own, (x[i].clone(),))
+        loss = (nn.functional.cross_entropy(scores, classes[i], reduction="none") * m[i]).sum()
+        torch.testing.assert_close(losses[i], loss.detach(), rtol=1e-5, atol=1e-6)
+        alone = torch.autograd.grad(loss, list(own.values()))
+        for n, g in zip(own, alone, strict=True):
+            torch.testing.assert_close(gradients[n][i], g, rtol=1e-4, atol=1e-6)
+
+
+def test_scores_of_any_size_have_a_loss() -> None:
+    """As `cross_entropy` has it: exp of them alone would be infinite, or all zero."""
+    module = nn.Sequential(nn.Linear(1, 2))
+    weights = {"0.weight": torch.tensor([[[900.0], [0.0]]]), "0.bias": torch.tensor([[0.0, -900.0]])}
+    chain = LayerChain.of(module, weights)
+    assert chain is not None
+    x, classes = torch.tensor([[[1.0], [-1.0]]]), torch.tensor([[1, 0]])
+    losses, gradients = chain.gradients(weights, x, classes, torch.ones(1, 2))
+    assert losses.item() == pytest.approx(1800 + np.log(2))
+    assert gradients["0.bias"].tolist() == [[0.5, -0.5]]
+
+
 def hooked() -> nn.Module:
     """A layer to which somebody has added something."""
     layer = nn.Linear(6, 4)
