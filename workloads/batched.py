@@ -74,18 +74,10 @@ class BatchedTraining:
         return self._objections[training.kind]
 
     def pays(self) -> bool:
-        """Whether a stack is faster than one training after the other, by what was measured.
-
-        docs/simulator.md has the figures: on a CPU small models without convolutions gain, by all that
-        a step costs besides its arithmetic. On a GPU, which a single device's batch leaves idle, all do.
-        """
+        """Whether a stack of the whole model is faster than one training after the other."""
         if self._own or self._trainer.app.zeroth is not None:
             return False
-        if self._trainer.runtime.device.type == "cuda":
-            return True
-        parts = self._trainer.resident(None).module.modules()
-        convolves = any(isinstance(part, self._torch.nn.modules.conv._ConvNd) for part in parts)
-        return self._trainer.spec.size < PAYS_BELOW and not convolves
+        return not self._slower(self._trainer.resident(None).module, self._trainer.spec.size)
 
     def train(self, trainings: Sequence[Training], frozen: Tensors) -> list[TrainResult]:
         """The results, in order, of trainings of one kind that there is no objection to."""
@@ -122,7 +114,19 @@ class BatchedTraining:
             if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
                 return f"{name or 'the model'} ({type(part).__name__}) draws at random"
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
-        return "layers share their weights" if tied else ""
+        return "layers share their weights" if tied else self._slower(module, training.vector.size)
+
+    def _slower(self, module: torch.nn.Module, size: int) -> str:
+        """Why a stack of a model of so many numbers takes longer, by what was measured.
+
+        docs/simulator.md has the figures: on a CPU small models without convolutions gain, by all that
+        a step costs besides its arithmetic. On a GPU, which a single device's batch leaves idle, all do.
+        """
+        if self._trainer.runtime.device.type == "cuda":
+            return ""
+        if any(isinstance(part, self._torch.nn.modules.conv._ConvNd) for part in module.modules()):
+            return "a CPU is slower with stacks of convolutions"
+        return f"a CPU is slower with stacks of {size} numbers each" if size >= PAYS_BELOW else ""
 
     def _tried(self, training: Training, frozen: Tensors) -> str:
         plan = replace(training.plan, steps=min(TRIAL_STEPS, training.steps))

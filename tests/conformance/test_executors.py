@@ -301,6 +301,8 @@ def test_where_two_stacks_wait_one_is_begun(make: Make) -> None:
         ("hidden dropout", "torch cannot stack it"),
         ("hidden norm", "a trial in a stack came to another result"),
         ("tied", "layers share their weights"),
+        ("convolution", "a CPU is slower with stacks of convolutions"),
+        ("wide", "a CPU is slower with stacks of 34942 numbers each"),
         ("train", "brief has a train of its own"),
     ],
 )

@@ -45,6 +45,10 @@ LAYERS: dict[str, Any] = {
     "hidden dropout": HiddenDropout,
     "hidden norm": HiddenNorm,
     "tied": Twice,
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 32)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten()
+    ),
+    "wide": lambda: nn.Sequential(nn.Linear(32, 500), nn.Linear(500, 32)),
 }
 
 
