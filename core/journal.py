@@ -172,7 +172,9 @@ KINDS: dict[str, type[Any]] = {
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
-_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+_CANONICAL = json.JSONEncoder(
+    check_circular=False, sort_keys=True, separators=(",", ":"), allow_nan=False
+)  # no record is in itself
 _converter = make_converter(finite)
 written(_converter, AskRecord, later=("holds_parts",))
 written(_converter, ev.LeaseRenewed, absent=("session",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,8 @@ def seed_of(seed: int, *names: Name) -> int:
 
 def stream(seed: int, *names: Name) -> np.random.Generator:
     """A generator of its own for the named purpose."""
-    return np.random.Generator(np.random.PCG64(_Seed(loops.seed_words(_digest(seed, names)))))
+    words: Any = _Seed(loops.seed_words(_digest(seed, names)))  # numpy takes any such, and does not say so
+    return np.random.Generator(np.random.PCG64(words))
 
 
 def rank(seed: int, *names: Name) -> float:

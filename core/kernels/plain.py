@@ -296,7 +296,8 @@ def crc32(data: Data, crc: int = 0) -> int:
 
 def seed_words(entropy: bytes) -> Words:
     """See `Loops`."""
-    return np.random.SeedSequence(int.from_bytes(entropy, "little")).generate_state(4, np.uint64)
+    words = np.random.SeedSequence(int.from_bytes(entropy, "little")).generate_state(4, np.uint64)
+    return words.view(np.uint64)
 
 
 def add_dense(out: Vector, scale: float, values: Vector) -> None:

@@ -82,9 +82,9 @@ def test_outputs_and_gradients_are_those_of_vmap(name: str, shape: tuple[int, ..
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
-def activation(name: str, in_place: bool) -> nn.Module:
+def activation(name: str, in_place: bool) -> Any:
     """One of the layers, which writes on what it is given where it can and shall."""
-    layer: nn.Module = getattr(nn, name)()
+    layer: Any = getattr(nn, name)()
     if in_place and hasattr(layer, "inplace"):
         layer.inplace = True
     return layer
