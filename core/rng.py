@@ -36,7 +36,7 @@ class _Seed(ISeedSequence):
     def __init__(self, words: npt.NDArray[np.uint64]) -> None:
         self._words = words
 
-    def generate_state(self, n_words: int, dtype: object = np.uint32) -> npt.NDArray[np.uint64]:  # noqa: ARG002
+    def generate_state(self, *_: object) -> npt.NDArray[np.uint64]:
         """The words: a PCG64 asks for 4 of 64 bits."""
         return self._words
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,10 +13,12 @@ from torch import nn
 
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import trainer_for
-from anabranch.workloads.app import Shard
+from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.batched import BatchedTraining
 from anabranch.workloads.digits import Digits
+from anabranch.workloads.objective import IGNORED
 from anabranch.workloads.stacked_layers import ELEMENTWISE, LayerChain
+from anabranch.workloads.torch_trainer import TorchTrainer
 from anabranch.workloads.trainer import Training
 
 COUNT, LENGTH = 5, 7
@@ -194,3 +196,21 @@ def test_a_stack_by_layers_is_the_stack_by_vmap(plan: LocalPlan) -> None:
     for mine, other in zip(*deltas, strict=True):
         assert np.linalg.norm(mine) > 0.01
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("app", [Linear(), Unknown()], ids=["by layers", "by vmap"])
+def test_examples_whose_label_is_passed_over_count_for_nothing(app: Linear) -> None:
+    """As in a training alone, where the mean is of those that count."""
+    data, trainer = Digits().data(Shard("test")), trainer_for(app)
+    start = np.linspace(-0.2, 0.2, trainer.spec.size, dtype=np.float32)
+    labels = np.where(np.arange(45) % 3, data.y[:45], IGNORED)
+    plan = LocalPlan(epochs=2, batch_size=16)
+    pair = [
+        Training(start, Examples(data.x[:count], labels[:count]), plan, seed)
+        for seed, count in enumerate((45, 30))
+    ]
+    trained = BatchedTraining(cast("TorchTrainer", trainer)).train(pair, trainer.frozen)
+    for training, found in zip(pair, trained, strict=True):
+        alone = trainer.train(start, trainer.frozen, training.examples, plan, training.seed)
+        np.testing.assert_allclose(found.delta, alone.delta, rtol=1e-4, atol=1e-6)
+        assert found.metrics["loss"] == pytest.approx(alone.metrics["loss"], rel=1e-5)
