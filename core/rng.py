@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.random.bit_generator import ISeedSequence
+from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from anabranch.core.kernels.chosen import loops
 
@@ -30,15 +31,23 @@ def _digest(seed: int, names: tuple[Name, ...]) -> bytes:
     return _hash(seed, names).digest()
 
 
-class _Seed(ISeedSequence):
-    """Words that are known: numpy's own sequence takes ten times as long to come to them."""
+class _Seed(ISpawnableSeedSequence):
+    """numpy's sequence of 16 bytes: to make that and ask it for its words takes ten times as long."""
 
-    def __init__(self, words: npt.NDArray[np.uint64]) -> None:
-        self._words = words
+    def __init__(self, entropy: bytes) -> None:
+        self._entropy = entropy
 
     def generate_state(self, *_: object) -> npt.NDArray[np.uint64]:
         """The words: a PCG64 asks for 4 of 64 bits."""
-        return self._words
+        return loops.seed_words(self._entropy)
+
+    def spawn(self, n_children: int) -> list[Any]:
+        """Those of numpy's, for `Generator.spawn`."""
+        return [*self._numpys.spawn(n_children)]
+
+    @cached_property
+    def _numpys(self) -> np.random.SeedSequence:
+        return np.random.SeedSequence(int.from_bytes(self._entropy, "little"))
 
 
 def seed_of(seed: int, *names: Name) -> int:
@@ -48,7 +57,7 @@ def seed_of(seed: int, *names: Name) -> int:
 
 def stream(seed: int, *names: Name) -> np.random.Generator:
     """A generator of its own for the named purpose."""
-    words: Any = _Seed(loops.seed_words(_digest(seed, names)))  # numpy takes any such, and does not say so
+    words: Any = _Seed(_digest(seed, names))  # numpy takes any such, and does not say so
     return np.random.Generator(np.random.PCG64(words))
 
 

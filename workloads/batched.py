@@ -69,8 +69,8 @@ class BatchedTraining:
         the same. So no model is trained otherwise because nobody had thought of its peculiarity.
         """
         if training.kind not in self._objections:
-            found = self._known_objection(training) or self._tried(training, frozen)
-            self._objections[training.kind] = found
+            found = self._known_objection(training) or self._slower_here(training)
+            self._objections[training.kind] = found or self._tried(training, frozen)
         return self._objections[training.kind]
 
     def pays(self) -> bool:
@@ -114,7 +114,13 @@ class BatchedTraining:
             if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
                 return f"{name or 'the model'} ({type(part).__name__}) draws at random"
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
-        return "layers share their weights" if tied else self._slower(module, training.vector.size)
+        return "layers share their weights" if tied else ""
+
+    def _slower_here(self, training: Training) -> str:
+        """Why a stack takes longer on this device, if that is known of it."""
+        module = self._trainer.resident(training.submodel).module
+        on_cpu = self._trainer.runtime.device.type == "cpu"
+        return self._slower(module, training.vector.size) if on_cpu else ""
 
     def _slower(self, module: torch.nn.Module, size: int) -> str:
         """Why a stack of a model of so many numbers takes longer, by what was measured.
@@ -252,9 +258,8 @@ class _Stack:
             self._torch.stack([one.view(steps, length, *one.shape[1:]) for one in each], 1)
             for each in zip(*parts, strict=True)
         )
-        ignored = y == IGNORED
-        counted = self._torch.from_numpy(real.swapaxes(0, 1)).to(y.device) & ~ignored
-        return x, y.masked_fill(ignored, 0), counted.to(dtype) / counted.sum(2, keepdim=True)
+        counted = self._torch.from_numpy(real.swapaxes(0, 1)).to(y.device) & (y != IGNORED)
+        return x, y, counted.to(dtype) / counted.sum(2, keepdim=True)
 
     def _deltas(self) -> list[Vector]:
         """Trained - given, (size,) each."""

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from anabranch.workloads.objective import IGNORED
 from anabranch.workloads.torch_loop import import_torch
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class LayerChain:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The losses (count,) of the stack, and the gradient of each at the weights of its model, by name.
 
-        x (count, length, ...), `classes` and m (count, length); the classes count from 0.
+        x (count, length, ...), `classes` and m (count, length). m is 0 at examples that are passed over, or
+        NaN where a batch has no others.
         """
         found: dict[str, torch.Tensor] = {}
         with import_torch().no_grad():
@@ -155,12 +157,13 @@ def _cross_entropy(
     z: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses (count,) of the scores z (count, classes, length), and their gradient, as z."""
-    at, counted = classes.unsqueeze(1), m.unsqueeze(1)
+    at, counted = classes.masked_fill(classes == IGNORED, 0).unsqueeze(1), m.unsqueeze(1)
+    pulls = counted.nan_to_num(0.0)  # a batch in which none counts has no mean, and no gradient
     z = z - z.amax(1, keepdim=True)
     g = z.exp()
     total = g.sum(1, keepdim=True)
     losses = ((total.log() - z.gather(1, at)) * counted).sum((1, 2))
-    g.mul_(counted / total).scatter_add_(1, at, -counted)
+    g.mul_(pulls / total).scatter_add_(1, at, -pulls)
     return losses, g
 
 
@@ -172,7 +175,8 @@ def _layers(module: torch.nn.Module, prefix: str, trained: Mapping[str, Any]) ->
         return None
     kind = type(module)
     if kind is nn.Sequential:
-        parts = [_layers(part, f"{prefix}{name}.", trained) for name, part in module.named_children()]
+        named = module._modules.items()  # a layer in two places is in `named_children` once
+        parts = [None if part is None else _layers(part, f"{prefix}{name}.", trained) for name, part in named]
         return None if None in parts else [layer for part in parts for layer in part or ()]
     if kind is nn.Linear:
         has_both = f"{prefix}weight" in trained and f"{prefix}bias" in trained

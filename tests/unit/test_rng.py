@@ -75,3 +75,13 @@ def test_an_id_is_a_uuid_of_version_8() -> None:
         assert [found.bytes[i] for i in free] == [digest(5, "update", n)[i] for i in free]
         assert [found.bytes[i] % 16 for i in (6, 8)] == [digest(5, "update", n)[i] % 16 for i in (6, 8)]
         assert found.bytes[8] % 64 == digest(5, "update", n)[8] % 64
+
+
+def test_a_stream_has_children_as_numpys_has() -> None:
+    drawn = stream(7, "a")
+    digest = hashlib.blake2b(b"7\x1fstr:a", digest_size=16).digest()
+    numpys = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
+    for _ in range(2):
+        ours, theirs = drawn.spawn(2), numpys.spawn(2)
+        assert [g.random() for g in ours] == [g.random() for g in theirs]
+    assert drawn.random() == numpys.random()
