@@ -31,6 +31,7 @@ from anabranch.host.secagg import check_masking, cohorts_of
 from anabranch.strategies.memory import RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
+from anabranch.strategies.scheduled import Scheduled, unscheduled
 from anabranch.strategies.submodels.progressive import Progressive
 from anabranch.strategies.submodels.registry import make_planner
 
@@ -71,6 +72,7 @@ class Blueprint:
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
         _check_memory(config, spec, strategy)
+        _check_scheduler(config, strategy)
         _check_publishing(config, strategy)
         _warn(doubt(strategy))
         settings = EngineSettings.of(config, limits)
@@ -139,7 +141,8 @@ def _warn(text: str) -> None:
 
 def _parts(strategy: Strategy) -> tuple[Strategy, ...]:
     """The strategies of a run, one after the other."""
-    return strategy.parts if isinstance(strategy, Phased) else (strategy,)
+    found = strategy.parts if isinstance(strategy, Phased) else (strategy,)
+    return tuple(map(unscheduled, found))
 
 
 def _check_memory(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
@@ -147,6 +150,15 @@ def _check_memory(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
     for part in _parts(strategy):
         if isinstance(part, RememberingStrategy):
             part.check_fleet(spec, config.fleet.clients)
+
+
+def _check_scheduler(config: Config, strategy: Strategy) -> None:
+    """What is private of an update must not be told by how its device is treated next."""
+    if isinstance(strategy, Scheduled) and (config.secagg.on or config.privacy.on):
+        raise ConfigError(
+            f"strategy.scheduler {strategy.scheduler.name!r} with [privacy] or [secagg]: "
+            "their sums are of tasks of one kind: leave the scheduler out"
+        )
 
 
 def _check_publishing(config: Config, strategy: Strategy) -> None:

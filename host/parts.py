@@ -5,7 +5,8 @@ from __future__ import annotations
 from anabranch.compress.registry import CODEC_STAGES
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.strategies.robust.registry import RULES
+from anabranch.strategies.schedulers.registry import SCHEDULERS
 from anabranch.strategies.staleness import STALENESS
 from anabranch.strategies.submodels.registry import PLANNERS
 
-ENGINE_PARTS = (STRATEGIES, STALENESS, RULES, PLANNERS, CODEC_STAGES)
+ENGINE_PARTS = (STRATEGIES, STALENESS, SCHEDULERS, RULES, PLANNERS, CODEC_STAGES)

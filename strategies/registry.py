@@ -29,9 +29,12 @@ from anabranch.strategies.port import PORT
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rule import Rule
+from anabranch.strategies.scheduled import Scheduled, unscheduled
+from anabranch.strategies.schedulers.registry import make_scheduler
 from anabranch.strategies.teasq import Teasq
 from anabranch.strategies.teasq_drop import TeasqDrop
 
+SCHEDULER_KEY = "scheduler"  # of any strategy
 OUTER_KEY = "outer"  # of strategies with a server optimiser
 
 BUILT_IN: dict[str, type[Any]] = {
@@ -45,6 +48,7 @@ BUILT_IN: dict[str, type[Any]] = {
 
 def doubt(strategy: Strategy) -> str:
     """What its user should know of a strategy that is as they want it; empty: nothing."""
+    strategy = unscheduled(strategy)
     momentum = getattr(getattr(strategy, "optimiser", None), "momentum", 0.0)
     if isinstance(strategy, FedBuff) and strategy.buffer_size == 1 and momentum > 0:
         return (
@@ -79,6 +83,8 @@ def make_strategy(name: str, params: Mapping[str, Any], robust: RobustTable | No
     Raises `ConfigError`, naming the nearest name or key, or where the strategy gathers no buffer.
     """
     cls = STRATEGIES.find(name)
+    if SCHEDULER_KEY in params and SCHEDULER_KEY not in {f.name for f in fields(cls)}:
+        return _scheduled(name, params, robust)
     if OUTER_KEY in params and OUTER_KEY not in {f.name for f in fields(cls)}:
         raise ConfigError(
             f"strategy.{OUTER_KEY}: {name!r} takes no step along a mean of updates that a server optimiser "
@@ -87,9 +93,24 @@ def make_strategy(name: str, params: Mapping[str, Any], robust: RobustTable | No
     return with_rule(build(cls, params, "strategy"), None if robust is None else make_rule(robust))
 
 
+def _scheduled(name: str, params: Mapping[str, Any], robust: RobustTable | None) -> Strategy:
+    """A strategy whose tasks a scheduler deals."""
+    if name == Phased.name:
+        raise ConfigError(
+            f"strategy.{SCHEDULER_KEY}: each phase has a scheduler of its own: write it into its table"
+        )
+    scheduler = make_scheduler(params[SCHEDULER_KEY])
+    rest = {key: value for key, value in params.items() if key != SCHEDULER_KEY}
+    scheduled: Any = Scheduled(make_strategy(name, rest, robust), scheduler)
+    made: Strategy = scheduled  # its name is that of what it has, and not of its class
+    return made
+
+
 def with_rule(strategy: Any, rule: Rule | None) -> Strategy:
     """A strategy with this rule in the place of its mean. Raises `ConfigError` where it gathers no buffer."""
-    if rule is not None:
+    if isinstance(strategy, Scheduled):
+        strategy = replace(strategy, strategy=with_rule(strategy.strategy, rule))
+    elif rule is not None:
         if "rule" not in {f.name for f in fields(strategy)}:
             raise ConfigError(
                 f"robust.rule is {rule.name!r}, but strategy {strategy.name!r} gathers no buffer that takes "

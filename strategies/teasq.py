@@ -60,7 +60,7 @@ from typing import Annotated, ClassVar
 from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.strategy import Context, Plan, Refusal
 from anabranch.core.model.chains import RAW
-from anabranch.core.model.updates import Ask, LocalPlan, Reason
+from anabranch.core.model.updates import Ask, LocalPlan
 from anabranch.strategies.cache import CacheState, CacheStrategy
 from anabranch.strategies.compression_schedule import BITS, DIRECTIONS, Schedule, Strength
 from anabranch.strategies.parameters import (
@@ -72,12 +72,12 @@ from anabranch.strategies.parameters import (
     one_of,
 )
 from anabranch.strategies.robust.rule import Rule
+from anabranch.strategies.schedulers.capped import FEW, at_capacity
 from anabranch.strategies.staleness import StalenessFunction, make_staleness
 
 MODES = ("robust", "paper")
 PAPER_ALPHA = 0.6
 CLIP = 4.0
-FEW = 4  # devices that train at a time in a small fleet
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ class Teasq(CacheStrategy):
         """As long as fewer devices than may be are in training."""
         least = 1 if self.mode == "paper" else FEW
         cap = self.cap or max(least, math.ceil(self.concurrency_fraction * len(context.clients)))
-        if context.live_tasks < cap:
-            return None
-        return Refusal(Reason.AT_CAPACITY, f"{context.live_tasks} of {cap} devices are in training")
+        return at_capacity(context, cap)
 
     def plan(self, state: CacheState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """Local training with the proximal term; the chain of this version for the result."""

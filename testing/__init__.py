@@ -22,6 +22,7 @@ _HOMES = {
     "ExecutorConformance": "executor",
     "PlannerConformance": "planner",
     "RuleConformance": "rule",
+    "SchedulerConformance": "scheduler",
     "StageConformance": "stage",
     "StoreConformance": "store",
     "StrategyConformance": "strategy",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from anabranch.testing.executor import ExecutorConformance
     from anabranch.testing.planner import PlannerConformance
     from anabranch.testing.rule import RuleConformance
+    from anabranch.testing.scheduler import SchedulerConformance
     from anabranch.testing.stage import StageConformance
     from anabranch.testing.store import StoreConformance
     from anabranch.testing.strategy import StrategyConformance
@@ -47,6 +49,7 @@ __all__ = [
     "ExecutorConformance",
     "PlannerConformance",
     "RuleConformance",
+    "SchedulerConformance",
     "StageConformance",
     "StoreConformance",
     "StrategyConformance",

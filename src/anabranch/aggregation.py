@@ -32,6 +32,7 @@ from anabranch.host.run import NoLine, Run
 from anabranch.host.secagg import mask_sum_arrived
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.phased import Phased
+from anabranch.strategies.scheduled import unscheduled
 from anabranch.strategies.teasq import Teasq
 from anabranch.support.code import let_in
 
@@ -120,6 +121,7 @@ def _check_fields(u: Update) -> None:
 
 def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
     """A strategy that lets everybody take part: here the updates say who does."""
+    strategy = unscheduled(strategy)
     if isinstance(strategy, FedAvg):
         clients = len({u.client for u in updates})
         over = max(strategy.over_selection, clients / strategy.clients_per_round)

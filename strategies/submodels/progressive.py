@@ -38,6 +38,7 @@ from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.stages import Growth
 from anabranch.core.model.submodels import Submodel, TensorSet
 from anabranch.strategies.registry import strategy_of
+from anabranch.strategies.scheduled import unscheduled
 
 LAST_GROWTH = 0.375  # of the run, where `grow_at` says nothing
 
@@ -119,7 +120,7 @@ def versions_of(run: RunTable, strategy: Strategy) -> float:
     """V. Raises `ConfigError` where nobody says it."""
     if run.versions_max:
         return run.versions_max
-    updates: int = getattr(strategy, "updates_in_sum", 0)
+    updates: int = getattr(unscheduled(strategy), "updates_in_sum", 0)
     if run.updates_max and updates:
         return run.updates_max / updates
     if run.updates_max:

@@ -19,6 +19,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
 from anabranch.core.model.updates import Reason
 from anabranch.protos.v1 import devices_pb2, keepers_pb2, operators_pb2
 from anabranch.strategies.registry import BUILT_IN
+from anabranch.strategies.schedulers.registry import SCHEDULERS
 
 ROOT = Path(__file__).parents[2]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -98,6 +99,18 @@ def test_the_settings() -> None:
         assert documented == {
             key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()
         }, name
+
+
+def test_the_settings_of_schedulers() -> None:
+    page = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+    section = page.split("## Schedulers\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(.*?)` \|", section, re.MULTILINE)
+    documented = {(name, key): tomllib.loads(f"x = {value}")["x"] for name, key, value in rows}
+    assert documented == {
+        (name, f.name): getattr(cls(), f.name)
+        for name, cls in SCHEDULERS.built_in.items()
+        for f in fields(cls)
+    }
 
 
 def test_the_settings_of_strategies() -> None:

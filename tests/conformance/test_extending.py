@@ -17,8 +17,9 @@ from anabranch import Update, aggregate
 from anabranch.client.transport import Transport
 from anabranch.core.config.tables import FleetTable, merge
 from anabranch.core.engine.robust import RobustTable
-from anabranch.core.engine.strategy import Strategy
+from anabranch.core.engine.strategy import Context, Plan, Strategy
 from anabranch.core.limits import Limits
+from anabranch.core.model.updates import Ask, LocalPlan
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
 from anabranch.simulation.attacks import Attack, hostile_devices
@@ -26,12 +27,15 @@ from anabranch.simulation.run import simulate
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rule import Rule
+from anabranch.strategies.schedulers.registry import make_scheduler
+from anabranch.strategies.schedulers.scheduler import Scheduler
 from anabranch.strategies.staleness import make_staleness
 from anabranch.testing import (
     AppConformance,
     ExecutorConformance,
     PlannerConformance,
     RuleConformance,
+    SchedulerConformance,
     StageConformance,
     StoreConformance,
     StrategyConformance,
@@ -58,6 +62,23 @@ class TestStrategy(StrategyConformance):
     def strategy(self, request: pytest.FixtureRequest) -> Strategy:
         own_parts.STRATEGY.let_in()
         return make_strategy(own_parts.STRATEGY.place, {"warm_up": request.param})
+
+
+class TestScheduler(SchedulerConformance):
+    @pytest.fixture(params=[{}, {"ahead": 3}], ids=len)
+    def scheduler(self, request: pytest.FixtureRequest) -> Scheduler:
+        own_parts.SCHEDULER.let_in()
+        return make_scheduler({"name": own_parts.SCHEDULER.place, **request.param})
+
+    def test_a_device_again_only_after_all_the_others(self) -> None:
+        own_parts.SCHEDULER.let_in()
+        of, clients = make_scheduler({"name": "fair_turns"}), ("a", "b", "c")
+        state, had = of.init(), list[str]()
+        for number, client in enumerate("aabacbacb"):
+            ask, context = Ask(client, f"t{number}"), Context(float(number), 0, 7, clients)
+            if of.admit(state, ask, context) is None:
+                state, had = of.plan(state, ask, Plan(None, LocalPlan()), context).state, [*had, client]
+        assert had == list("abcacb")
 
 
 class TestComposition(StrategyConformance):

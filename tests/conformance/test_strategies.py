@@ -32,6 +32,8 @@ VARIANTS: list[Variant] = [
     ("fedbuff", {"buffer_size": 2, "flush_s": 3.0, "outer": {"name": "schedule_free", "lr": 0.5}}),
     ("fedasmu", {"staleness_max": 2, "floor": 0.1}),
     ("fedfa", {"window_size": 2}),
+    ("fedbuff", {"buffer_size": 2, "flush_s": 3.0, "scheduler": {"name": "fedluck"}}),
+    ("fedasync", {"scheduler": {"name": "equal_time", "task_s": 2.0}}),
     ("phased", {"phases": PHASES}),
     ("phased", {"phases": [{**PHASES[1], "until_versions": 12}, {"strategy": "fedasync"}]}),
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),

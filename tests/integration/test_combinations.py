@@ -73,6 +73,13 @@ WORKS: dict[str, Tables] = {
     "an adaptive server, a rule, few bits": {
         **strategy("fadas", buffer_size=4, flush_s=20.0), **CENTRED, "uplink": {"codec": "int4(256)|zstd"},
     },
+    "steps and chains by speed and link, the delta log": {
+        **strategy("fedbuff", buffer_size=3, scheduler={"name": "fedluck", "steps_max": 8}), **LOG,
+    },
+    "steps by speed, parts, mixed in": {
+        **strategy("fedasync", scheduler={"name": "equal_time", "task_s": 3.0}), **EF,
+        "submodel": {"name": "heterofl"},
+    },
     "groups by speed, few bits, a cut": {
         **strategy("fedcompass", steps_min=1), **LOG,
         "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},
@@ -142,6 +149,10 @@ REFUSED: dict[str, tuple[Tables, str]] = {
     "parts for an adaptive server": (
         {**strategy("fadas"), "submodel": {"name": "fedrolex"}},
         "'fadas' takes whole models only",
+    ),
+    "one schedule for all phases": (
+        strategy("phased", scheduler={"name": "capped"}),
+        "each phase has a scheduler of its own",
     ),
     "parts for groups by speed": (
         {**strategy("fedcompass"), "submodel": {"name": "heterofl"}},

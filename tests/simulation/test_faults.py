@@ -76,6 +76,7 @@ def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
         (440, {"name": "fedcompass", "steps_min": 1}),
         (448, {"name": "port", "buffer_size": 3}),
         (456, {"name": "fedfa", "window_size": 4}),
+        (472, {"name": "fedbuff", "buffer_size": 3, "scheduler": {"name": "fedluck"}}),
         (464, {"name": "annealed", "buffer_size": 2, "growth": 0.05}),
     ],
 )

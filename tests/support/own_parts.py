@@ -20,6 +20,7 @@ from anabranch.simulation.attacks import ATTACKS
 from anabranch.simulation.executors.names import EXECUTORS
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.strategies.robust.registry import RULES
+from anabranch.strategies.schedulers.registry import SCHEDULERS
 from anabranch.strategies.staleness import STALENESS
 from anabranch.strategies.submodels.registry import PLANNERS
 from anabranch.support.code import let_in_one, load
@@ -66,6 +67,7 @@ TRACKER = Own(TRACKERS, "tracker.py", "Csv", "csv")
 RULE = Own(RULES, "rule.py", "NormBound", "norm_bound")
 PLANNER = Own(PLANNERS, "planner.py", "OddEven", "odd_even")
 HALF_LIFE = Own(STALENESS, "staleness.py", "HalfLife", "half_life")
+SCHEDULER = Own(SCHEDULERS, "scheduler.py", "FairTurns", "fair_turns")
 SPLIT = Own(SPLITS, "split.py", "steps", "steps")
 ATTACK = Own(ATTACKS, "attack.py", "Backwards", "backwards")
 EXECUTOR = Own(EXECUTORS, "executor.py", "Counting", "counting")
@@ -73,7 +75,7 @@ STORE = Own(STORES, "store.py", "Elsewhere", "elsewhere")
 TRANSPORT = Own(TRANSPORTS, "transport.py", "FromFile", "file")
 APP = Own(APPS, "app.py", "Line", "Line")
 ALL = (
-    *(STRATEGY, STAGE, TRACKER, RULE, PLANNER, HALF_LIFE),
+    *(STRATEGY, STAGE, TRACKER, RULE, PLANNER, HALF_LIFE, SCHEDULER),
     *(SPLIT, ATTACK, EXECUTOR, STORE, TRANSPORT, APP),
 )
 

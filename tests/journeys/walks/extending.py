@@ -67,6 +67,7 @@ WALKS = (
     page("executor", types(SIMULATED, says="40 updates")),
     page("planner", types(SIMULATED, says="40 updates"), needs="all"),
     page("robust rule", types(SIMULATED, says="40 updates")),
+    page("scheduler", types(SIMULATED, says="40 updates")),
     page("split", types(SIMULATED, says="40 updates"), needs="all"),
     page("stage", types(SIMULATED, says="40 updates"), quick=True),
     page("staleness", types(SIMULATED, says="40 updates")),

@@ -1,6 +1,10 @@
 """docs/strategies.md: every strategy that has a command of its own, on a virtual clock."""
 
-from walking import Walk, types
+from signal import SIGINT
+
+from walking import End, Walk, also, also_starts, types
+
+SCHEDULED = """anabranch server --model model --set 'strategy.scheduler={name="fedluck"}'"""
 
 CHOOSING = Walk(
     "choosing a strategy",
@@ -11,6 +15,17 @@ CHOOSING = Walk(
         types("anabranch simulate synthetic --strategy fadas", says="48 updates"),
         types("anabranch simulate synthetic --strategy ca2fl", says="48 updates"),
         types("anabranch simulate synthetic --strategy aced", says="48 updates"),
+        *(
+            types(
+                f'anabranch simulate synthetic --set \'strategy.scheduler={{name="{name}"', says="48 updates"
+            )
+            for name in ("fedluck", "equal_time", "capped")
+        ),
+        also("anabranch init synthetic --out model"),
+        also_starts(SCHEDULED, until="serving"),
+        also("anabranch client synthetic --id device-0 --tasks-max 6", says="6 tasks done"),
+        End(SCHEDULED, by=SIGINT, says="drained"),
+        also("anabranch verify", says="sound"),
         types("anabranch simulate synthetic --strategy fedcompass", says="48 updates"),
         types("anabranch simulate synthetic --strategy port", says="48 updates"),
         types("anabranch simulate synthetic --strategy fedasmu", says="48 updates"),

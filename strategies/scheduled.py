@@ -1,0 +1,160 @@
+"""A strategy whose tasks another part deals: `strategy.scheduler = {name = "...", ...}` (`schedulers/`).
+
+Both have to admit a device. The strategy plans its task, then the scheduler, which may change how many
+steps it has and by which chain its update travels. What becomes of the update is the strategy's, and so is
+all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, make_dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
+from anabranch.core.model.params import Vector
+from anabranch.core.model.updates import Ask, LocalPlan, Task, Update, Verdict
+from anabranch.strategies.schedulers.scheduler import Scheduler
+
+
+@lru_cache(maxsize=64)
+def _state_of(types: tuple[type[Any], type[Any]]) -> type[Any]:
+    """`schedule`: what a scheduler remembers; `rest`: what a strategy does."""
+    parts = list(zip(("schedule", "rest"), types, strict=True))
+    return make_dataclass("ScheduledState", parts, frozen=True, namespace={"__module__": __name__})
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """`strategy`, whose tasks are dealt by `scheduler`. See the module."""
+
+    strategy: Strategy
+    scheduler: Scheduler
+
+    @property
+    def name(self) -> str:
+        """The strategy's."""
+        return self.strategy.name
+
+    @property
+    def state_type(self) -> type[Any]:
+        """With what both remember."""
+        return _state_of((self.scheduler.state_type, self.strategy.state_type))
+
+    @property
+    def synchronous(self) -> bool:
+        """As the strategy."""
+        return self.strategy.synchronous
+
+    @property
+    def rolls_back(self) -> bool:
+        """As the strategy: what a scheduler has learned is learned anew of the updates that count."""
+        return self.strategy.rolls_back
+
+    @property
+    def supports_submodels(self) -> bool:
+        """As the strategy."""
+        return self.strategy.supports_submodels
+
+    @property
+    def submodel(self) -> str:
+        """As the strategy."""
+        return self.strategy.submodel
+
+    @property
+    def needs_base(self) -> bool:
+        """As the strategy."""
+        return self.strategy.needs_base
+
+    @property
+    def mixes_models(self) -> bool:
+        """As the strategy."""
+        return self.strategy.mixes_models
+
+    @property
+    def keeps_updates(self) -> bool:
+        """As the strategy, where that knows of it."""
+        return bool(getattr(self.strategy, "keeps_updates", False))
+
+    @property
+    def clip(self) -> float:
+        """As the strategy."""
+        return self.strategy.clip
+
+    def downlink(self, version: int) -> str:
+        """As the strategy."""
+        return self.strategy.downlink(version)
+
+    def is_synchronous(self, state: State) -> bool:
+        """As the strategy."""
+        return self.strategy.is_synchronous(state.rest)
+
+    def init(self, vector: Vector) -> State:
+        """Both at their beginning."""
+        return self.state_type(self.scheduler.init(), self.strategy.init(vector))
+
+    def selected(self, state: State) -> list[str] | None:
+        """As the strategy."""
+        return self.strategy.selected(state.rest)
+
+    def timer(self, state: State) -> float | None:
+        """As the strategy."""
+        return self.strategy.timer(state.rest)
+
+    # --- tasks -------------------------------------------------------------------------------
+
+    def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
+        """Whoever both admit."""
+        refusal = self.strategy.admit(state.rest, ask, context)
+        return refusal or self.scheduler.admit(state.schedule, ask, context)
+
+    def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        """The strategy's task, as the scheduler changes it."""
+        planned = self.strategy.plan(state.rest, ask, local, context)
+        dealt = self.scheduler.plan(state.schedule, ask, planned, context)
+        return replace(dealt, state=replace(state, schedule=dealt.state, rest=planned.state))
+
+    def on_lost(self, state: State, task: Task, context: Context) -> State:
+        """Both are told."""
+        schedule = self.scheduler.lost(state.schedule, task, context)
+        return replace(state, schedule=schedule, rest=self.strategy.on_lost(state.rest, task, context))
+
+    def reopened(self, state: State, training: Collection[str]) -> State:
+        """Both are told."""
+        schedule = self.scheduler.reopened(state.schedule, training)
+        return replace(state, schedule=schedule, rest=self.strategy.reopened(state.rest, training))
+
+    # --- updates -----------------------------------------------------------------------------
+
+    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+        """The strategy's; of an update that counts the scheduler is told."""
+        step = self.strategy.step(state.rest, vector, update, context)
+        if step.decision is not None and step.decision.verdict is Verdict.REJECTED:
+            return replace(step, state=state)
+        schedule = self.scheduler.arrived(state.schedule, update, context)
+        return replace(step, state=replace(state, schedule=schedule, rest=step.state))
+
+    def long_part(self, state: State, vector: Vector, update: Update, context: Context) -> LongPartOf | None:
+        """The strategy's."""
+        return self.strategy.long_part(state.rest, vector, update, context)
+
+    def long_in(self, state: State, context: Context) -> int:
+        """As in the strategy."""
+        long_in = getattr(self.strategy, "long_in", None)  # there are older ones of others
+        return 0 if long_in is None else long_in(state.rest, context)
+
+    def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
+        """The strategy's."""
+        step = self.strategy.on_timer(state.rest, vector, context)
+        return None if step is None else replace(step, state=replace(state, rest=step.state))
+
+    def shifted(self, state: State, versions: int) -> State:
+        """Both are told."""
+        schedule = self.scheduler.shifted(state.schedule, versions)
+        return replace(state, schedule=schedule, rest=self.strategy.shifted(state.rest, versions))
+
+
+def unscheduled(strategy: Strategy) -> Strategy:
+    """The strategy itself, whoever deals its tasks."""
+    return strategy.strategy if isinstance(strategy, Scheduled) else strategy
