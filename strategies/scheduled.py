@@ -158,3 +158,11 @@ class Scheduled:
 def unscheduled(strategy: Strategy) -> Strategy:
     """The strategy itself, whoever deals its tasks."""
     return strategy.strategy if isinstance(strategy, Scheduled) else strategy
+
+
+def parameters_of(strategy: Strategy) -> dict[str, Any]:
+    """What `[strategy]` says of it, by key; of a scheduler as a table."""
+    found = dict(vars(unscheduled(strategy)))
+    return (
+        {**found, "scheduler": dict(vars(strategy.scheduler))} if isinstance(strategy, Scheduled) else found
+    )

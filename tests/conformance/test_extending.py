@@ -78,7 +78,7 @@ class TestScheduler(SchedulerConformance):
             ask, context = Ask(client, f"t{number}"), Context(float(number), 0, 7, clients)
             if of.admit(state, ask, context) is None:
                 state, had = of.plan(state, ask, Plan(None, LocalPlan()), context).state, [*had, client]
-        assert had == list("abcacb")
+        assert had == list("abcbacb")
 
 
 class TestComposition(StrategyConformance):

@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Strategy
+from anabranch.core.parts import members
 from anabranch.strategies.registry import BUILT_IN, make_strategy
 from anabranch.testing import StrategyConformance
 
@@ -32,8 +33,6 @@ VARIANTS: list[Variant] = [
     ("fedbuff", {"buffer_size": 2, "flush_s": 3.0, "outer": {"name": "schedule_free", "lr": 0.5}}),
     ("fedasmu", {"staleness_max": 2, "floor": 0.1}),
     ("fedfa", {"window_size": 2}),
-    ("fedbuff", {"buffer_size": 2, "flush_s": 3.0, "scheduler": {"name": "fedluck"}}),
-    ("fedasync", {"scheduler": {"name": "equal_time", "task_s": 2.0}}),
     ("phased", {"phases": PHASES}),
     ("phased", {"phases": [{**PHASES[1], "until_versions": 12}, {"strategy": "fedasync"}]}),
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),
@@ -51,6 +50,12 @@ VARIANTS: list[Variant] = [
     ("teasq_drop", {"cache_size": 4, "mode": "paper"}, RobustTable(rule="multi_krum")),
 ]
 
+SCHEDULED: list[tuple[str, dict[str, Any]]] = [
+    ("fedbuff", {"buffer_size": 2, "flush_s": 3.0, "scheduler": {"name": "fedluck"}}),
+    ("fedasync", {"scheduler": {"name": "equal_time", "task_s": 2.0}}),
+    ("port", {"buffer_size": 2, "scheduler": {"name": "capped"}}),
+]
+
 
 class TestStrategies(StrategyConformance):
     @pytest.fixture(
@@ -58,3 +63,15 @@ class TestStrategies(StrategyConformance):
     )
     def strategy(self, request: pytest.FixtureRequest) -> Strategy:
         return make_strategy(*request.param)
+
+
+class TestScheduledStrategies(StrategyConformance):
+    """With a scheduler a strategy is one still; what it is called is what it has, and not its class."""
+
+    @pytest.fixture(params=SCHEDULED, ids=lambda v: f"{v[0]}-{v[1]['scheduler']['name']}")
+    def strategy(self, request: pytest.FixtureRequest) -> Strategy:
+        return make_strategy(*request.param)
+
+    def test_it_has_what_a_strategy_has(self, strategy: Strategy) -> None:
+        assert [name for name in members(Strategy) if not hasattr(strategy, name)] == []
+        assert strategy.name in BUILT_IN

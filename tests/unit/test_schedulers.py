@@ -19,10 +19,12 @@ from kept_state import Tables, config_of
 from machines import SPEC, Bench
 
 from anabranch.aggregation import aggregate
+from anabranch.api.tune_ranges import value_of
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.effects import Granted, Refused
 from anabranch.core.engine.robust import RobustTable
+from anabranch.core.engine.strategy import Context, Plan
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.updates import Ask, Capability, LocalPlan, Reason, Task, Update, Verdict
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
@@ -58,6 +60,11 @@ def answered(bench: Bench, task: Task, now: float, train_s: float, steps: int = 
     ids = (f"u-{task.task_id}", task.task_id, task.client_id)
     update = Update(*ids, task.base_version, 1, delta, None, task.local.steps or steps, {"train_s": train_s})
     return bench.do(ev.UpdateArrived(now, update, ev.Payload("00" * 32, 16), ""))
+
+
+def scheduler_of(bench: Bench) -> Any:
+    strategy: Any = bench.engine.strategy
+    return strategy.scheduler
 
 
 def schedule(bench: Bench) -> Any:
@@ -287,7 +294,9 @@ def test_every_chain_is_one() -> None:
         for kept in (1.0, 0.5, 0.01):
             for decay in (0.0, 1.0):
                 made = FedLuck(bits=bits, kept=[kept], feedback_decay=decay)
-                make_codec(made.chain(kept))
+                head, _, chain = made.chain(kept).partition("|") if decay else ("ef(1)", "", made.chain(kept))
+                assert head == "ef(1)"  # which is the device's, and no part of the codec
+                make_codec(chain)
 
 
 def test_the_period_is_measured_where_it_is_not_given() -> None:
@@ -300,6 +309,13 @@ def test_the_period_is_measured_where_it_is_not_given() -> None:
         bench.do(ev.Ticked(now))
     assert schedule(bench).period_s == 6.0
     assert (schedule(bench).version, schedule(bench).version_at) == (3, 16.0)
+    of = scheduler_of(bench)
+    moved = of.shifted(schedule(bench), 5)  # as by a rollback, which gives its version the next number
+    ask, plan = Ask("a", "next"), Plan(None, LocalPlan())
+    later = of.plan(moved, ask, plan, Context(30.0, 8, 0)).state
+    assert (later.period_s, later.version_at) == (6.0, 16.0)
+    later = of.plan(moved, ask, plan, Context(30.0, 9, 0)).state
+    assert later.period_s == 10.0, "one of 14 s"
 
 
 # --- a server's life -------------------------------------------------------------------------
@@ -385,3 +401,12 @@ def test_private_runs_have_none(private: Tables) -> None:
     strategy = {"strategy": {"name": "fedbuff", "scheduler": {"name": "fedluck"}}}
     with pytest.raises(ConfigError, match="leave the scheduler out"):
         Blueprint.of(config_of("", {**strategy, **private}), SPEC)
+
+
+def test_its_parameters_can_be_tuned() -> None:
+    config = config_of(
+        "", {"strategy": {"name": "fedbuff", "scheduler": {"name": "fedluck", "steps_max": 9}}}
+    )
+    assert value_of(config, "strategy.scheduler.steps_max") == 9
+    assert value_of(config, "strategy.scheduler.bits") == 32
+    assert value_of(config, "strategy.buffer_size") == 10

@@ -18,7 +18,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO, RAW
 from anabranch.core.rng import stream
 from anabranch.strategies.registry import strategy_of
-from anabranch.strategies.scheduled import unscheduled
+from anabranch.strategies.scheduled import parameters_of
 
 Scale = Literal["log", "even", "list"]
 Choice = Mapping[str, Any]
@@ -99,7 +99,7 @@ def default_ranges(config: Config, bytes_count: bool) -> list[TuneRange]:
 
     `bytes_count`: whether compression is worth its errors, as it is where bytes are paid for.
     """
-    client, params = config.client, vars(unscheduled(strategy_of(config)))
+    client, params = config.client, parameters_of(strategy_of(config))
     found = [TuneRange("client.learning_rate", RATES)]
     found.append(TuneRange("client.steps", STEPS) if client.steps else TuneRange("client.epochs", EPOCHS))
     devices = max(2, config.fleet.clients)
@@ -128,7 +128,7 @@ def value_of(config: Config, path: str) -> Any:
     """What a setting is, also by default of the strategy. Raises `ConfigError` where there is none."""
     table, key, inner = _parts(path)
     of_strategy = table == "strategy" and key != "name"
-    values = vars(unscheduled(strategy_of(config)) if of_strategy else getattr(config, table, config))
+    values = parameters_of(strategy_of(config)) if of_strategy else vars(getattr(config, table, config))
     try:
         return values[key][inner] if inner else values[key]
     except (KeyError, TypeError):
