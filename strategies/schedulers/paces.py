@@ -113,8 +113,10 @@ def _age(item: tuple[str, Begun]) -> tuple[float, str]:
 
 
 def _with_begun(state: State, client: str, tasks: dict[str, Begun]) -> State:
-    others = {name: found for name, found in state.begun.items() if name != client}
-    return replace(state, begun={**others, client: tasks} if tasks else others)
+    begun = {**state.begun, client: tasks}
+    if not tasks:
+        del begun[client]
+    return replace(state, begun=begun)
 
 
 def _mean(before: Pace | None, newest: Pace) -> Pace:
