@@ -113,17 +113,17 @@ class Scheduled:
         """The strategy's task, as the scheduler changes it."""
         planned = self.strategy.plan(state.rest, ask, local, context)
         dealt = self.scheduler.plan(state.schedule, ask, planned, context)
-        return replace(dealt, state=replace(state, schedule=dealt.state, rest=planned.state))
+        return replace(dealt, state=_with(state, dealt.state, planned.state))
 
     def on_lost(self, state: State, task: Task, context: Context) -> State:
         """Both are told."""
         schedule = self.scheduler.lost(state.schedule, task, context)
-        return replace(state, schedule=schedule, rest=self.strategy.on_lost(state.rest, task, context))
+        return _with(state, schedule, self.strategy.on_lost(state.rest, task, context))
 
     def reopened(self, state: State, training: Collection[str]) -> State:
         """Both are told."""
         schedule = self.scheduler.reopened(state.schedule, training)
-        return replace(state, schedule=schedule, rest=self.strategy.reopened(state.rest, training))
+        return _with(state, schedule, self.strategy.reopened(state.rest, training))
 
     # --- updates -----------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Scheduled:
         if step.decision is not None and step.decision.verdict is Verdict.REJECTED:
             return replace(step, state=state)
         schedule = self.scheduler.arrived(state.schedule, update, context)
-        return replace(step, state=replace(state, schedule=schedule, rest=step.state))
+        return replace(step, state=_with(state, schedule, step.state))
 
     def long_part(self, state: State, vector: Vector, update: Update, context: Context) -> LongPartOf | None:
         """The strategy's."""
@@ -147,12 +147,18 @@ class Scheduled:
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
         """The strategy's."""
         step = self.strategy.on_timer(state.rest, vector, context)
-        return None if step is None else replace(step, state=replace(state, rest=step.state))
+        return None if step is None else replace(step, state=_with(state, state.schedule, step.state))
 
     def shifted(self, state: State, versions: int) -> State:
         """Both are told."""
         schedule = self.scheduler.shifted(state.schedule, versions)
-        return replace(state, schedule=schedule, rest=self.strategy.shifted(state.rest, versions))
+        return _with(state, schedule, self.strategy.shifted(state.rest, versions))
+
+
+def _with(state: State, schedule: State, rest: State) -> State:
+    # The same state where nothing has changed: what was made of it beforehand still counts.
+    same = schedule is state.schedule and rest is state.rest
+    return state if same else replace(state, schedule=schedule, rest=rest)
 
 
 def unscheduled(strategy: Strategy) -> Strategy:

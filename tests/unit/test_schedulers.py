@@ -104,6 +104,15 @@ def test_both_have_to_admit() -> None:
         assert sum(granted) == expected
 
 
+def test_what_was_made_beforehand_counts_as_long_as_nothing_has_changed() -> None:
+    """A cap learns nothing, so an ask leaves the state as it is; who learns has another."""
+    for table, same in (({"name": "capped"}, True), ({"name": "equal_time"}, False)):
+        bench = bench_of("a", scheduler=table)
+        before = bench.engine.state
+        asked(bench, "a", "t", now=1.0)
+        assert (bench.engine.state is before) == same
+
+
 def test_each_devices_task_takes_as_long() -> None:
     """T = 12: of 1 s a step and 2 on the way 10 steps; of 5 and 1, two; of 100 one; of 0.1 the most."""
     bench = bench_of(*"abcd", scheduler={"name": "equal_time", "task_s": 12.0, "steps_max": 40})
