@@ -25,7 +25,7 @@ CHOOSING = Walk(
         also_starts(SCHEDULED, until="serving"),
         also("anabranch client synthetic --id device-0 --tasks-max 6", says="6 tasks done"),
         End(SCHEDULED, by=SIGINT, says="drained"),
-        also("anabranch verify", says="sound"),
+        also("anabranch verify anabranch-data", says="sound"),
         types("anabranch simulate synthetic --strategy fedcompass", says="48 updates"),
         types("anabranch simulate synthetic --strategy port", says="48 updates"),
         types("anabranch simulate synthetic --strategy fedasmu", says="48 updates"),
