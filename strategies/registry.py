@@ -99,6 +99,10 @@ def _scheduled(name: str, params: Mapping[str, Any], robust: RobustTable | None)
         raise ConfigError(
             f"strategy.{SCHEDULER_KEY}: each phase has a scheduler of its own: write it into its table"
         )
+    if name == FedCompass.name:
+        raise ConfigError(
+            f"strategy.{SCHEDULER_KEY}: {name!r} deals steps itself, by when groups arrive: leave it out"
+        )
     scheduler = make_scheduler(params[SCHEDULER_KEY])
     rest = {key: value for key, value in params.items() if key != SCHEDULER_KEY}
     scheduled: Any = Scheduled(make_strategy(name, rest, robust), scheduler)

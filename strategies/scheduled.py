@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
+from anabranch.core.errors import AnabranchError
+from anabranch.core.model.chains import parse_chain
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Ask, LocalPlan, Task, Update, Verdict
 from anabranch.strategies.schedulers.scheduler import Scheduler
@@ -113,6 +115,8 @@ class Scheduled:
         """The strategy's task, as the scheduler changes it."""
         planned = self.strategy.plan(state.rest, ask, local, context)
         dealt = self.scheduler.plan(state.schedule, ask, planned, context)
+        if dealt.local.steps < 0 or not _parses(dealt.uplink):  # the ask is in the log: no error may stop it
+            dealt = replace(dealt, local=planned.local, uplink=planned.uplink)
         return replace(dealt, state=_with(state, dealt.state, planned.state))
 
     def on_lost(self, state: State, task: Task, context: Context) -> State:
@@ -153,6 +157,14 @@ class Scheduled:
         """Both are told."""
         schedule = self.scheduler.shifted(state.schedule, versions)
         return _with(state, schedule, self.strategy.shifted(state.rest, versions))
+
+
+def _parses(chain: str) -> bool:
+    try:
+        parse_chain(chain)
+    except AnabranchError:
+        return False
+    return True
 
 
 def _with(state: State, schedule: State, rest: State) -> State:

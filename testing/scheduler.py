@@ -90,6 +90,16 @@ class SchedulerConformance:
             asked = [scheduler.admit(state, Ask(c, "t99"), context(99.0, 11)) for c in CLIENTS]
             assert None in asked, "a fleet that is all refused does nothing for ever"
 
+    def test_nobody_waits_for_ever_for_who_has_left(self, scheduler: Scheduler) -> None:
+        """All but one ask again and again, an hour long, and nobody is in training."""
+        state, granted = life(scheduler)[0], 0
+        for number in range(60):
+            client, now = CLIENTS[1 + number % (len(CLIENTS) - 1)], context(100.0 + 60 * number, 11)
+            ask = Ask(client, f"later{number}")
+            if scheduler.admit(state, ask, now) is None:
+                state, granted = scheduler.plan(state, ask, Plan(None, LOCAL), now).state, granted + 1
+        assert granted > 30
+
     def test_plans_change_steps_and_chain_alone(self, scheduler: Scheduler) -> None:
         for plan in life(scheduler)[1]:
             assert plan.local.steps >= 0

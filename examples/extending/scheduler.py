@@ -1,9 +1,8 @@
-"""A scheduler of one's own: devices in turn, a device again only after all the others have asked."""
+"""A scheduler of one's own: a device that has had a task rests before the next, so that batteries last."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from anabranch.core.engine.strategy import Context, Plan, Refusal, State
@@ -12,28 +11,25 @@ from anabranch.strategies.schedulers.scheduler import OpenScheduler
 
 
 @dataclass(frozen=True)
-class Turns:
-    """How many tasks each device has had."""
+class LastTasks:
+    """When each device was given its last task."""
 
-    tasks: dict[str, int] = field(default_factory=dict)
+    granted_at: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class FairTurns(OpenScheduler):
-    name: ClassVar[str] = "fair_turns"
-    state_type: ClassVar[type[Any]] = Turns
+class Resting(OpenScheduler):
+    name: ClassVar[str] = "resting"
+    state_type: ClassVar[type[Any]] = LastTasks
 
-    ahead: int = 1  # strategy.scheduler = {name = "...", ahead = 2}
+    rest_s: float = 2.0  # strategy.scheduler = {name = "...", rest_s = 60}
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
-        had = state.tasks.get(ask.client_id, 0)
-        if had - self._fewest(state, context.clients) < self.ahead:
+        had_at = state.granted_at.get(ask.client_id)
+        if had_at is None or context.now - had_at >= self.rest_s:
             return None
-        return Refusal(Reason.NOT_SELECTED, f"has had {had} tasks, and it is the others' turn")
+        return Refusal(Reason.NOT_SELECTED, f"it rests for {self.rest_s:g} s after each task")
 
     def plan(self, state: State, ask: Ask, plan: Plan, context: Context) -> Plan:
-        tasks = {**state.tasks, ask.client_id: state.tasks.get(ask.client_id, 0) + 1}
-        return Plan(replace(state, tasks=tasks), plan.local, plan.uplink)
-
-    def _fewest(self, state: State, clients: Collection[str]) -> int:
-        return min((state.tasks.get(client, 0) for client in clients), default=0)
+        granted_at = {**state.granted_at, ask.client_id: context.now}
+        return Plan(LastTasks(granted_at), plan.local, plan.uplink)

@@ -129,7 +129,8 @@ def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
     if isinstance(strategy, Phased):
         opened = [_opened(part, updates) for part in strategy.parts]
         tables: list[Mapping[str, Any]] = [
-            {**table, **own} for table, own in zip(strategy.phases, opened, strict=True)
+            {**{key: value for key, value in table.items() if key != "scheduler"}, **own}
+            for table, own in zip(strategy.phases, opened, strict=True)
         ]
         return replace(strategy, phases=tables)
     if isinstance(strategy, Teasq):
@@ -139,7 +140,7 @@ def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
 
 def _opened(part: Any, updates: Sequence[Update]) -> dict[str, Any]:
     """The parameters of a phase's strategy that let everybody take part."""
-    opened: Any = _for_all(part, updates)
+    opened, part = _for_all(part, updates), unscheduled(part)
     names = [f.name for f in fields(part)]
     return {name: getattr(opened, name) for name in names if getattr(opened, name) != getattr(part, name)}
 

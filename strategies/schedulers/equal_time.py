@@ -22,7 +22,7 @@ from anabranch.core.engine.strategy import Context, Plan, State
 from anabranch.core.model.updates import LocalPlan
 from anabranch.strategies.parameters import AT_LEAST_ONE, POSITIVE, check_parameters
 from anabranch.strategies.schedulers.capped import PLACE
-from anabranch.strategies.schedulers.paces import Pace, PacedScheduler
+from anabranch.strategies.schedulers.paces import DevicePace, PacedScheduler
 from anabranch.strategies.schedulers.steps import check_steps
 
 
@@ -40,8 +40,10 @@ class EqualTime(PacedScheduler):
         check_parameters(self, PLACE)
         check_steps(self.steps_min, self.steps_max)
 
-    def paced(self, state: State, pace: Pace, plan: Plan, context: Context) -> tuple[LocalPlan, str, float]:
+    def paced(
+        self, state: State, pace: DevicePace, plan: Plan, context: Context
+    ) -> tuple[LocalPlan, str, float]:
         """k_i, and the strategy's own chain."""
-        steps = math.floor((self.task_s - pace.transfer_s) / pace.step_s)
-        steps = max(self.steps_min, min(self.steps_max, steps))
-        return replace(plan.local, steps=steps), plan.uplink, 1.0
+        steps = (self.task_s - pace.transfer_s) / pace.step_s
+        whole = math.floor(max(self.steps_min, min(self.steps_max, steps)))  # first, as it may be infinite
+        return replace(plan.local, steps=whole), plan.uplink, 1.0

@@ -4,7 +4,7 @@
 |--------------|----------------------|----------------------------------------------------------------------|
 | k            | local.steps          | local steps of a task                                                |
 | delta        | kept                 | fraction of the values that travels (top-k, with error feedback)     |
-| T            | period_s             | seconds of an aggregation; 0: the mean of a version's, lately        |
+| T            | period_s             | seconds of an aggregation                                            |
 | alpha_i      | step_s / T           | a step of device i, in periods                                       |
 | beta_i       | transfer / T         | the way of a whole model of device i, in periods                     |
 | k_min, k_max | steps_min, steps_max | local steps that may be chosen                                       |
@@ -23,47 +23,37 @@ is.
 
 Source: FedLuck, Euro-Par 2024; phi as in its authors' published code and appendix. Ours: that beta is
 measured, and how: the part of a task's time in which the device did not train is the way of `down` of the
-model one way and of delta the other, both at one speed; the grid of deltas; that T is measured where it is
-not given; `bits`.
+model one way and of delta the other, both at one speed; the grid of deltas; `bits`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
-
-import numpy as np
+from typing import Annotated, ClassVar
 
 from anabranch.core.engine.strategy import Context, Plan, State
 from anabranch.core.errors import ConfigError
-from anabranch.core.model.updates import Ask, LocalPlan, Update
+from anabranch.core.model.updates import LocalPlan
 from anabranch.strategies.compression_schedule import BITS, Strength
 from anabranch.strategies.parameters import (
     AT_LEAST_ONE,
     FRACTION,
     NOT_NEGATIVE,
+    POSITIVE,
     check_parameters,
     one_of,
 )
 from anabranch.strategies.schedulers.capped import PLACE
-from anabranch.strategies.schedulers.paces import MOMENTUM, Pace, PacedScheduler, Paces
+from anabranch.strategies.schedulers.paces import DevicePace, PacedScheduler
 from anabranch.strategies.schedulers.steps import check_steps
 
 KEPT = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01)
 
 
-@dataclass(frozen=True)
-class FedLuckState(Paces):
-    """With the period: `version` is the newest that was seen, first at `version_at`. 0: none is known."""
-
-    version: int = 0
-    version_at: float = 0.0
-    period_s: float = 0.0
-
-
-def phi(steps: Any, kept: Any, alpha: float, beta: float) -> Any:
-    """What a choice costs; alpha and beta in periods. Of arrays, or of numbers."""
+def phi(steps: int, kept: float, alpha: float, beta: float) -> float:
+    """What a choice costs; alpha and beta in periods."""
     return ((steps * alpha + kept * beta) ** 2 * (2 - kept) + 1) / (steps * kept)
 
 
@@ -72,9 +62,8 @@ class FedLuck(PacedScheduler):
     """Chooses steps and compression together. Symbols and equations: see the module."""
 
     name: ClassVar[str] = "fedluck"
-    state_type: ClassVar[type[Any]] = FedLuckState
 
-    period_s: Annotated[float, NOT_NEGATIVE] = 0.0
+    period_s: Annotated[float, POSITIVE] = 10.0
     steps_min: Annotated[int, AT_LEAST_ONE] = 1
     steps_max: Annotated[int, AT_LEAST_ONE] = 50
     kept: list[float] = field(default_factory=lambda: list(KEPT))
@@ -94,11 +83,15 @@ class FedLuck(PacedScheduler):
         return sorted(set(self.kept), reverse=True)
 
     def chosen(self, alpha: float, beta: float) -> tuple[int, float]:
-        """K and delta."""
-        steps = np.arange(self.steps_min, self.steps_max + 1, dtype=np.float64)[:, None]
-        cost = phi(steps, np.array(self.deltas)[None, :], alpha, beta)
-        row, column = divmod(int(np.argmin(cost)), len(self.deltas))
-        return self.steps_min + row, self.deltas[column]
+        """K and delta. For each delta phi is least at k = sqrt((delta beta)^2 + 1 / (2 - delta)) / alpha."""
+        found = []
+        for kept in self.deltas:
+            best = math.hypot(kept * beta, math.sqrt(1 / (2 - kept))) / alpha
+            least = math.floor(max(self.steps_min, min(self.steps_max, best)))  # first, as it may be infinite
+            near = (least, min(self.steps_max, least + 1))
+            found += [(phi(steps, kept, alpha, beta), steps, -kept) for steps in near]
+        _, steps, kept = min(found)
+        return steps, -kept
 
     def chain(self, kept: float) -> str:
         """By which an update of so many values travels; what is left out is made up for later."""
@@ -109,36 +102,10 @@ class FedLuck(PacedScheduler):
         """All values."""
         return plan.local, self.chain(1.0), 1.0
 
-    def paced(self, state: State, pace: Pace, plan: Plan, context: Context) -> tuple[LocalPlan, str, float]:
-        """The best of the grid, once it is known how long a period is."""
-        period_s = self.period_s or state.period_s
-        if not period_s:
-            return self.unpaced(plan)
+    def paced(
+        self, state: State, pace: DevicePace, plan: Plan, context: Context
+    ) -> tuple[LocalPlan, str, float]:
+        """The best of what there is."""
         whole_s = pace.transfer_s / (self.down + pace.sent)
-        steps, kept = self.chosen(pace.step_s / period_s, whole_s / period_s)
+        steps, kept = self.chosen(pace.step_s / self.period_s, whole_s / self.period_s)
         return replace(plan.local, steps=steps), self.chain(kept), kept
-
-    def plan(self, state: State, ask: Ask, plan: Plan, context: Context) -> Plan:
-        """With the period as it is by now."""
-        return super().plan(_timed(state, context), ask, plan, context)
-
-    def arrived(self, state: State, update: Update, context: Context) -> State:
-        """With the period as it is by now."""
-        return super().arrived(_timed(state, context), update, context)
-
-    def shifted(self, state: State, versions: int) -> State:
-        """As if the newest had that number."""
-        return replace(state, version=state.version + versions) if state.version else state
-
-
-def _timed(state: FedLuckState, context: Context) -> FedLuckState:
-    """The state that has seen this version."""
-    more = context.version - state.version
-    if more <= 0:
-        return state
-    seen = replace(state, version=context.version, version_at=context.now)
-    took_s = (context.now - state.version_at) / more
-    if not state.version or took_s <= 0:  # the first is made of what began with the run
-        return seen
-    mean = MOMENTUM * (state.period_s or took_s) + (1 - MOMENTUM) * took_s
-    return replace(seen, period_s=mean)

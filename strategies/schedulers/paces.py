@@ -24,11 +24,13 @@ from anabranch.core.model.updates import Ask, LocalPlan, Task, Update
 from anabranch.strategies.schedulers.scheduler import OpenScheduler
 
 MOMENTUM = 0.5
+STEP_S_MIN = 1e-6  # a device may say anything
+JUMP_MAX = 4.0  # so many times the last value, one task may tell at the most: a server may have stood still
 UNANSWERED_MAX = 8  # of a device: rejected updates are not told, so their tasks stay until then
 
 
 @dataclass(frozen=True)
-class Begun:
+class DealtTask:
     """An open task: since when, of how many steps (0: as configured), how much of the model it sends."""
 
     started_at: float
@@ -37,7 +39,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Pace:
+class DevicePace:
     """Of a device: seconds of a step, seconds of the way, and how much of the model went it."""
 
     step_s: float
@@ -49,8 +51,8 @@ class Pace:
 class Paces:
     """`begun` by device and task, `known` by device."""
 
-    begun: dict[str, dict[str, Begun]] = field(default_factory=dict)
-    known: dict[str, Pace] = field(default_factory=dict)
+    begun: dict[str, dict[str, DealtTask]] = field(default_factory=dict)
+    known: dict[str, DevicePace] = field(default_factory=dict)
 
 
 class PacedScheduler(OpenScheduler):
@@ -58,7 +60,9 @@ class PacedScheduler(OpenScheduler):
 
     state_type: ClassVar[type[Any]] = Paces
 
-    def paced(self, state: State, pace: Pace, plan: Plan, context: Context) -> tuple[LocalPlan, str, float]:
+    def paced(
+        self, state: State, pace: DevicePace, plan: Plan, context: Context
+    ) -> tuple[LocalPlan, str, float]:
         """Local training, chain, and how much of the model that sends, of a device of this pace."""
         raise NotImplementedError
 
@@ -71,7 +75,7 @@ class PacedScheduler(OpenScheduler):
         pace = state.known.get(ask.client_id)
         found = self.unpaced(plan) if pace is None else self.paced(state, pace, plan, context)
         local, uplink, sent = found
-        begun = {**state.begun.get(ask.client_id, {}), ask.task_id: Begun(context.now, local.steps, sent)}
+        begun = {**state.begun.get(ask.client_id, {}), ask.task_id: DealtTask(context.now, local.steps, sent)}
         newest = dict(sorted(begun.items(), key=_age)[-UNANSWERED_MAX:])
         return Plan(replace(state, begun={**state.begun, ask.client_id: newest}), local, uplink)
 
@@ -91,7 +95,7 @@ class PacedScheduler(OpenScheduler):
         trained_s = min(took_s, update.metrics.get(TRAIN_S, took_s))
         if steps < 1 or not trained_s > 0:
             return state
-        newest = Pace(trained_s / steps, took_s - trained_s, task.sent)
+        newest = DevicePace(max(STEP_S_MIN, trained_s / steps), took_s - trained_s, task.sent)
         return replace(state, known={**state.known, client: _mean(state.known.get(client), newest)})
 
     def lost(self, state: State, task: Task, context: Context) -> State:
@@ -107,20 +111,26 @@ class PacedScheduler(OpenScheduler):
         return replace(state, begun={c: tasks for c, tasks in state.begun.items() if c in training})
 
 
-def _age(item: tuple[str, Begun]) -> tuple[float, str]:
+def _age(item: tuple[str, DealtTask]) -> tuple[float, str]:
     """A restart may change the order of a dict, so it is not gone by."""
     return item[1].started_at, item[0]
 
 
-def _with_begun(state: State, client: str, tasks: dict[str, Begun]) -> State:
+def _with_begun(state: State, client: str, tasks: dict[str, DealtTask]) -> State:
     begun = {**state.begun, client: tasks}
     if not tasks:
         del begun[client]
     return replace(state, begun=begun)
 
 
-def _mean(before: Pace | None, newest: Pace) -> Pace:
+def _mean(before: DevicePace | None, newest: DevicePace) -> DevicePace:
     if before is None:
         return newest
-    pairs = ((getattr(before, key), getattr(newest, key)) for key in ("step_s", "transfer_s", "sent"))
-    return Pace(*(MOMENTUM * old + (1 - MOMENTUM) * new for old, new in pairs))
+    step_s = _between(before.step_s, min(newest.step_s, JUMP_MAX * before.step_s))
+    known_s = before.step_s + before.transfer_s  # there may have been no way at all
+    transfer_s = _between(before.transfer_s, min(newest.transfer_s, JUMP_MAX * known_s))
+    return DevicePace(step_s, transfer_s, _between(before.sent, newest.sent))
+
+
+def _between(old: float, new: float) -> float:
+    return MOMENTUM * old + (1 - MOMENTUM) * new

@@ -65,20 +65,20 @@ class TestStrategy(StrategyConformance):
 
 
 class TestScheduler(SchedulerConformance):
-    @pytest.fixture(params=[{}, {"ahead": 3}], ids=len)
+    @pytest.fixture(params=[{}, {"rest_s": 30.0}], ids=len)
     def scheduler(self, request: pytest.FixtureRequest) -> Scheduler:
         own_parts.SCHEDULER.let_in()
         return make_scheduler({"name": own_parts.SCHEDULER.place, **request.param})
 
-    def test_a_device_again_only_after_all_the_others(self) -> None:
+    def test_a_device_rests_after_each_task(self) -> None:
         own_parts.SCHEDULER.let_in()
-        of, clients = make_scheduler({"name": "fair_turns"}), ("a", "b", "c")
-        state, had = of.init(), list[str]()
-        for number, client in enumerate("aabacbacb"):
-            ask, context = Ask(client, f"t{number}"), Context(float(number), 0, 7, clients)
+        of = make_scheduler({"name": "resting", "rest_s": 3.0})
+        state, had = of.init(), list[float]()
+        for now in (0.0, 1.0, 2.9, 3.0, 5.0, 6.5):
+            ask, context = Ask("a", f"t{now}"), Context(now, 0, 7, ("a",))
             if of.admit(state, ask, context) is None:
-                state, had = of.plan(state, ask, Plan(None, LocalPlan()), context).state, [*had, client]
-        assert had == list("abcbacb")
+                state, had = of.plan(state, ask, Plan(None, LocalPlan()), context).state, [*had, now]
+        assert had == [0.0, 3.0, 6.5]
 
 
 class TestComposition(StrategyConformance):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.scheduled import Scheduled, unscheduled
 from anabranch.strategies.schedulers.fedluck import FedLuck
 from anabranch.strategies.schedulers.paces import UNANSWERED_MAX, Paces
+from anabranch.strategies.schedulers.scheduler import OpenScheduler
 
 PRIVATE = {"clip": 1.0, "noise": 1.0, "participations": 4}
 MASKED = {"mode": "keeper", "keepers": ["ab" * 32], "clip": 1.0}
@@ -60,11 +61,6 @@ def answered(bench: Bench, task: Task, now: float, train_s: float, steps: int = 
     ids = (f"u-{task.task_id}", task.task_id, task.client_id)
     update = Update(*ids, task.base_version, 1, delta, None, task.local.steps or steps, {"train_s": train_s})
     return bench.do(ev.UpdateArrived(now, update, ev.Payload("00" * 32, 16), ""))
-
-
-def scheduler_of(bench: Bench) -> Any:
-    strategy: Any = bench.engine.strategy
-    return strategy.scheduler
 
 
 def schedule(bench: Bench) -> Any:
@@ -222,7 +218,7 @@ class Luck:
     def ended(self, client: str, took: Fraction, trained: Fraction, steps: int, sent: Fraction) -> None:
         new = (trained / steps, took - trained, sent)
         old = self.known.get(client, new)
-        self.known[client] = tuple((a + b) / 2 for a, b in zip(old, new, strict=True))  # type: ignore[assignment]
+        self.known[client] = ((old[0] + new[0]) / 2, (old[1] + new[1]) / 2, (old[2] + new[2]) / 2)
 
 
 def play(
@@ -308,23 +304,36 @@ def test_every_chain_is_one() -> None:
                 make_codec(chain)
 
 
-def test_the_period_is_measured_where_it_is_not_given() -> None:
-    """Versions at 4, 6 and 16 s, of one update each: periods of 2, then (2 + 10) / 2 s."""
-    bench = bench_of("a", "b", buffer_size=1, scheduler={"name": "fedluck"})
-    for number, now in enumerate((4.0, 6.0, 16.0)):
-        task = asked(bench, "a", f"t{number}", now - 1.0)
-        answered(bench, task, now, train_s=0.5, steps=5)
-        asked(bench, "b", f"look{number}", now)  # which sees the version at once
-        bench.do(ev.Ticked(now))
-    assert schedule(bench).period_s == 6.0
-    assert (schedule(bench).version, schedule(bench).version_at) == (3, 16.0)
-    of = scheduler_of(bench)
-    moved = of.shifted(schedule(bench), 5)  # as by a rollback, which gives its version the next number
-    ask, plan = Ask("a", "next"), Plan(None, LocalPlan())
-    later = of.plan(moved, ask, plan, Context(30.0, 8, 0)).state
-    assert (later.period_s, later.version_at) == (6.0, 16.0)
-    later = of.plan(moved, ask, plan, Context(30.0, 9, 0)).state
-    assert later.period_s == 10.0, "one of 14 s"
+def test_a_wide_range_of_steps_is_no_long_search() -> None:
+    """All of 2 ** 40 steps would take days."""
+    wide = FedLuck(steps_max=2**40)
+    assert wide.chosen(0.02, 30.0) == (1501, 1.0)
+    assert wide.chosen(1e-300, 1.0)[0] == 2**40
+
+
+@pytest.mark.parametrize("name", ["equal_time", "fedluck"])
+@pytest.mark.parametrize("train_s", [5e-324, 1e-309, 1e308])
+def test_whatever_a_device_says_of_its_time_it_gets_a_task(name: str, train_s: float) -> None:
+    """A denormal number is a finite one, and what it divides is infinite."""
+    bench = bench_of("a", scheduler={"name": name, "steps_max": 40})
+    for number in range(4):
+        task = asked(bench, "a", f"t{number}", float(number))
+        assert 0 <= task.local.steps <= 40
+        answered(bench, task, number + 0.5, train_s=train_s, steps=1)
+
+
+def test_a_standstill_of_the_server_is_not_a_devices_way() -> None:
+    """A task that was out over an hour's stop: the device is given steps again soon."""
+    bench = bench_of("a", scheduler={"name": "equal_time", "task_s": 10.0})
+    now, steps = 0.0, []
+    for number in range(8):
+        task = asked(bench, "a", f"t{number}", now)
+        took = (task.local.steps or 4) * 1.0 + 1.0 + (3600.0 if number == 3 else 0.0)
+        now += took
+        answered(bench, task, now, train_s=took - 1.0 - (3600.0 if number == 3 else 0.0), steps=4)
+        steps.append(task.local.steps)
+    assert steps[1:4] == [9, 9, 9]
+    assert steps[4:] == [5, 7, 8, 8]
 
 
 # --- a server's life -------------------------------------------------------------------------
@@ -333,7 +342,7 @@ def test_the_period_is_measured_where_it_is_not_given() -> None:
 @pytest.mark.parametrize(
     "table", [{"name": "fedluck"}, {"name": "equal_time", "task_s": 4.0}, {"name": "capped", "fraction": 1.0}]
 )
-@pytest.mark.parametrize("strategy", ["fedbuff", "fedasync", "fedcompass", "fedavg"])
+@pytest.mark.parametrize("strategy", ["fedbuff", "fedasync", "teasq", "fedavg"])
 def test_a_restart_goes_on_to_the_same_bits(strategy: str, table: dict[str, Any]) -> None:
     """A restart after every event."""
     bench = bench_of("a", "b", "c", strategy=strategy, scheduler=table)
@@ -383,6 +392,44 @@ def test_updates_that_are_at_hand_need_no_schedule() -> None:
     table = {"name": "capped", "fraction": 0.1, "least": 1}
     found = aggregate("fedasync", {"scheduler": table}, {"w": np.zeros(3)}, sent)
     assert len(found.steps) == 9
+
+
+def test_nor_in_phases() -> None:
+    from anabranch import Update as Sent
+
+    table = {"name": "capped", "fraction": 0.1, "least": 1}
+    first = {"strategy": "fedavg", "until_versions": 1, "clients_per_round": 3, "scheduler": table}
+    phases = [first, {"strategy": "fedasync", "scheduler": table}]
+    sent = [Sent(f"c{i}", f"t{i}", base_version=0, delta={"w": np.ones(3)}) for i in range(3)]
+    found = aggregate("phased", {"phases": phases}, {"w": np.zeros(3)}, sent)
+    np.testing.assert_allclose(found.model["w"], np.ones(3))
+
+
+def test_who_deals_steps_takes_no_scheduler() -> None:
+    with pytest.raises(ConfigError, match="'fedcompass' deals steps itself"):
+        make_strategy("fedcompass", {"scheduler": {"name": "capped"}})
+
+
+@dataclass(frozen=True)
+class Careless(OpenScheduler):
+    """Whose tasks are none."""
+
+    name: ClassVar[str] = "careless"
+
+    steps: int = -3
+    chain: str = "raw"
+
+    def plan(self, state: Any, ask: Ask, plan: Plan, context: Context) -> Plan:
+        return Plan(state, replace(plan.local, steps=self.steps), self.chain)
+
+
+@pytest.mark.parametrize("of", [Careless(), Careless(4, "topk(0.1"), Careless(4, "")])
+def test_what_is_no_task_is_the_strategys_own(of: Careless) -> None:
+    bench = bench_of("a")
+    made = Scheduled(make_strategy("fedbuff", {}), of)
+    state = made.init(np.zeros(4, np.float32))
+    plan = made.plan(state, Ask("a", "t"), LocalPlan(steps=7), bench.engine.context(0.0))
+    assert (plan.local.steps, plan.uplink) == (7, "raw")
 
 
 @pytest.mark.parametrize(
