@@ -182,7 +182,7 @@ class Engine:
             lease_s=lease_s,
             seed=seed_of(self.settings.seed, "task", ask.client_id, self.counters.granted),
             local=plan.local,
-            uplink=chain_for(client.capability.codecs, self.settings.uplink, plan.uplink),
+            uplink=self._uplink_for(ask.client_id, plan.uplink),
             submodel=submodel,
         )
         self.counters.granted += 1
@@ -490,7 +490,14 @@ class Engine:
         live, slowness = self.ledger.live, self.ledger.slowness
         place = now, self.version, self.settings.seed
         parts = self.part_changes
-        return Context(*place, clients, live, staleness, None, self.spec, slowness, self.sums, parts)
+        uplink_for = self._uplink_for
+        return Context(
+            *place, clients, live, staleness, None, self.spec, slowness, self.sums, parts, None, uplink_for
+        )
+
+    def _uplink_for(self, client_id: str, wanted: str) -> str:
+        client = self.ledger.clients[client_id]
+        return chain_for(client.capability.codecs, self.settings.uplink, wanted)
 
     def _donated(self, base: Vector | None = None) -> Vector:
         """The vector for a strategy to write on: a copy where a live task may need the old one.

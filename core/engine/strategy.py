@@ -60,7 +60,9 @@ class Context:
     `clients` are the enrolled ones, in their order, as they are during the call. `spec` is the model's; it
     is never None in a run. `slowness` is a client's place among those whose speed is known, 0 the fastest,
     1 the slowest; None of others. `sums`: of a private run, whose strategy adds up by nothing else.
-    `beforehand`: what came of `long_part`, where that was made before the step.
+    `beforehand`: what came of `long_part`, where that was made before the step. `uplink_for`: by which chain
+    the update of a client travels where a plan wants this one: another where `[uplink] codec` says so or the
+    device lacks a stage.
     """
 
     now: float
@@ -75,6 +77,7 @@ class Context:
     sums: Sums | None = None
     part_changes: PartChanges = field(default_factory=PartChanges)
     beforehand: Any = None
+    uplink_for: Callable[[str, str], str] = lambda _, wanted: wanted
 
     def staleness_of(self, submodel: Submodel | None, base_version: int) -> int:
         """By how much an update is late by now: of some tensors only by versions that changed them."""

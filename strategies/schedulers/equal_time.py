@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from anabranch.core.engine.strategy import Context, Plan, State
+from anabranch.core.engine.strategy import Context, Plan
 from anabranch.core.model.updates import LocalPlan
 from anabranch.strategies.parameters import AT_LEAST_ONE, POSITIVE, check_parameters
 from anabranch.strategies.schedulers.capped import PLACE
@@ -41,7 +41,7 @@ class EqualTime(PacedScheduler):
         check_steps(self.steps_min, self.steps_max)
 
     def paced(
-        self, state: State, pace: DevicePace, plan: Plan, context: Context
+        self, pace: DevicePace, client_id: str, plan: Plan, context: Context
     ) -> tuple[LocalPlan, str, float]:
         """k_i, and the strategy's own chain."""
         steps = (self.task_s - pace.transfer_s) / pace.step_s

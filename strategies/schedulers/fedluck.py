@@ -29,12 +29,14 @@ model one way and of delta the other, both at one speed; the grid of deltas; `bi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
 
-from anabranch.core.engine.strategy import Context, Plan, State
+from anabranch.core.engine.strategy import Context, Plan
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import parse_chain
 from anabranch.core.model.updates import LocalPlan
 from anabranch.strategies.compression_schedule import BITS, Strength
 from anabranch.strategies.parameters import (
@@ -49,6 +51,8 @@ from anabranch.strategies.schedulers.capped import PLACE
 from anabranch.strategies.schedulers.paces import DevicePace, PacedScheduler
 from anabranch.strategies.schedulers.steps import check_steps
 
+# Stages that leave values out: how many stay is their first argument.
+SPARSE = ("topk", "deadzone", "threshold", "mask")
 KEPT = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01)
 
 
@@ -82,10 +86,10 @@ class FedLuck(PacedScheduler):
         """The fractions that may be chosen, the largest first."""
         return sorted(set(self.kept), reverse=True)
 
-    def chosen(self, alpha: float, beta: float) -> tuple[int, float]:
+    def chosen(self, alpha: float, beta: float, deltas: Sequence[float] = ()) -> tuple[int, float]:
         """K and delta. For each delta phi is least at k = sqrt((delta beta)^2 + 1 / (2 - delta)) / alpha."""
         found = []
-        for kept in self.deltas:
+        for kept in deltas or self.deltas:
             best = math.hypot(kept * beta, math.sqrt(1 / (2 - kept))) / alpha
             least = math.floor(max(self.steps_min, min(self.steps_max, best)))  # first, as it may be infinite
             near = (least, min(self.steps_max, least + 1))
@@ -98,14 +102,30 @@ class FedLuck(PacedScheduler):
         chain = Strength(kept, self.bits).chain
         return f"ef({self.feedback_decay:g})|{chain}" if self.feedback_decay else chain
 
-    def unpaced(self, plan: Plan) -> tuple[LocalPlan, str, float]:
+    def deltas_for(self, client_id: str, context: Context) -> list[float]:
+        """Those by whose chains the device's updates would travel; if none does, that of what they travel by.
+
+        `[uplink] codec` may name a chain, and a device may lack a stage and send all values.
+        """
+        heard = [d for d in self.deltas if context.uplink_for(client_id, self.chain(d)) == self.chain(d)]
+        return heard or [kept_by(context.uplink_for(client_id, self.chain(1.0)))]
+
+    def unpaced(self, client_id: str, plan: Plan, context: Context) -> tuple[LocalPlan, str, float]:
         """All values."""
-        return plan.local, self.chain(1.0), 1.0
+        chain = self.chain(1.0)
+        return plan.local, chain, kept_by(context.uplink_for(client_id, chain))
 
     def paced(
-        self, state: State, pace: DevicePace, plan: Plan, context: Context
+        self, pace: DevicePace, client_id: str, plan: Plan, context: Context
     ) -> tuple[LocalPlan, str, float]:
         """The best of what there is."""
         whole_s = pace.transfer_s / (self.down + pace.sent)
-        steps, kept = self.chosen(pace.step_s / self.period_s, whole_s / self.period_s)
+        alpha, beta = pace.step_s / self.period_s, whole_s / self.period_s
+        steps, kept = self.chosen(alpha, beta, self.deltas_for(client_id, context))
         return replace(plan.local, steps=steps), self.chain(kept), kept
+
+
+def kept_by(chain: str) -> float:
+    """Which fraction of the values an update has that travels by a chain."""
+    found = [float(s.arguments[0]) for s in parse_chain(chain) if s.name in SPARSE and s.arguments]
+    return math.prod(found)

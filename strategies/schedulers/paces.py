@@ -61,20 +61,19 @@ class PacedScheduler(OpenScheduler):
     state_type: ClassVar[type[Any]] = Paces
 
     def paced(
-        self, state: State, pace: DevicePace, plan: Plan, context: Context
+        self, pace: DevicePace, client_id: str, plan: Plan, context: Context
     ) -> tuple[LocalPlan, str, float]:
         """Local training, chain, and how much of the model that sends, of a device of this pace."""
         raise NotImplementedError
 
-    def unpaced(self, plan: Plan) -> tuple[LocalPlan, str, float]:
+    def unpaced(self, client_id: str, plan: Plan, context: Context) -> tuple[LocalPlan, str, float]:
         """The same of a device that has not finished a task: as the strategy has it."""
         return plan.local, plan.uplink, 1.0
 
     def plan(self, state: State, ask: Ask, plan: Plan, context: Context) -> Plan:
         """As suits the device's pace."""
-        pace = state.known.get(ask.client_id)
-        found = self.unpaced(plan) if pace is None else self.paced(state, pace, plan, context)
-        local, uplink, sent = found
+        pace, given = state.known.get(ask.client_id), (ask.client_id, plan, context)
+        local, uplink, sent = self.unpaced(*given) if pace is None else self.paced(pace, *given)
         begun = {**state.begun.get(ask.client_id, {}), ask.task_id: DealtTask(context.now, local.steps, sent)}
         newest = dict(sorted(begun.items(), key=_age)[-UNANSWERED_MAX:])
         return Plan(replace(state, begun={**state.begun, ask.client_id: newest}), local, uplink)

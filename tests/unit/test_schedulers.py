@@ -201,6 +201,35 @@ def test_no_choice_costs_less(alpha: int, beta: int, most: int) -> None:
     assert cost(found[0], Fraction(str(found[1])), a, b) <= least * (1 + Fraction(1, 10**12))
 
 
+@pytest.mark.parametrize(
+    ("uplink", "codecs", "travels", "delta"),
+    [
+        ("auto", ("raw",), "raw", Fraction(1)),  # a device that lacks the stages
+        ("raw", CODECS, "raw", Fraction(1)),
+        ("topk(0.01)|f32|gaps|zstd", CODECS, "topk(0.01)|f32|gaps|zstd", Fraction(1, 100)),
+    ],
+)
+def test_steps_are_chosen_by_what_travels_not_by_what_was_wished(
+    uplink: str, codecs: tuple[str, ...], travels: str, delta: Fraction
+) -> None:
+    """A step of 0.5 s, a way of 100 s, a period of 8 s: what the way says of the link depends on delta."""
+    table = {"name": "fedluck", "period_s": 8.0, "steps_max": 400, "kept": [float(k) for k in KEPT]}
+    bench = bench_of(scheduler=table, uplink=uplink)
+    bench.do(ev.Enrolled(0.0, "a", Capability(codecs=codecs)))
+    now = Fraction(0)
+    alpha, beta = Fraction(1, 16), Fraction(100) / (1 + delta) / 8
+    costs = {k: cost(k, delta, alpha, beta) for k in range(1, 401)}
+    for number in range(5):
+        task = asked(bench, "a", f"t{number}", float(now))
+        assert task.uplink == travels
+        if number:
+            assert costs[task.local.steps] == min(costs.values())
+        steps = task.local.steps or 4
+        now += 100 + Fraction(steps, 2)
+        answered(bench, task, float(now), steps / 2, steps=4)
+    assert schedule(bench).known["a"].sent == float(delta)
+
+
 class Luck:
     """FedLuck by its paper's symbols: told when tasks began and ended, it says what the next one is."""
 
