@@ -10,9 +10,8 @@ through, a scale of channels) the units of both are one choice.
 from __future__ import annotations
 
 import copy
-import inspect
 import operator
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -22,11 +21,11 @@ from torch import fx, nn
 
 from anabranch.core.errors import AppError
 from anabranch.core.model.units import UnitGroup
+from anabranch.workloads.fixed_sizes import SIZES, counted
+from anabranch.workloads.fx_trace import ROOT, trace
 from anabranch.workloads.unit_functions import FUNCTIONS, RULES
 from anabranch.workloads.unit_layers import LAYERS, Rule
 from anabranch.workloads.unit_values import Slot, TracedCall, Value, Variable, WholeWidth, lock, values_in
-
-ROOT = "model"
 
 
 def find_units(module: nn.Module) -> tuple[UnitGroup, ...]:
@@ -41,8 +40,10 @@ def find_units(module: nn.Module) -> tuple[UnitGroup, ...]:
 def units_and_widths(module: nn.Module) -> tuple[tuple[UnitGroup, ...], tuple[WholeWidth, ...]]:
     """As `find_units`, and the widths of which no unit may be left out, in the order of the graph."""
     traced = copied(module).train()  # tracing runs `forward`, which may change buffers
-    walk = _Walk(traced, _trace(traced))
+    graph = trace(traced)
+    walk = _Walk(traced, graph)
     walk.run()
+    walk.keep_whole(counted(module, graph, walk.groups()))
     return walk.groups(), walk.whole_widths()
 
 
@@ -89,40 +90,6 @@ def _overlapping(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-class _Tracer(fx.Tracer):
-    """Remembers the innermost module in which tracing failed."""
-
-    failed: str | None = None
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        try:
-            return super().call_module(m, forward, args, kwargs)
-        except Exception:
-            self.failed = self.failed or self.path_of_module(m)
-            raise
-
-
-def _trace(module: nn.Module) -> fx.Graph:
-    tracer = _Tracer()
-    root = module
-    if tracer.is_leaf_module(module, ""):
-        root = nn.Sequential(OrderedDict({ROOT: module}))
-    try:
-        return tracer.trace(root, _defaults(root))
-    except Exception as error:
-        place = f"module {tracer.failed!r}" if tracer.failed else f"forward of {type(module).__name__}"
-        raise AppError(
-            f"torch.fx cannot trace the model, in {place}: {type(error).__name__}: {error}; "
-            "write units(self, model) in the App, which returns the groups of units"
-        ) from error
-
-
-def _defaults(module: nn.Module) -> dict[str, Any]:
-    """Arguments of `forward` that are not given in training, where the model is called with x alone."""
-    named = inspect.signature(module.forward).parameters.values()
-    return {p.name: p.default for p in named if p.default is not p.empty}
-
-
 class _Walk:
     """Follows the values through the graph of a module."""
 
@@ -145,6 +112,12 @@ class _Walk:
                 self._explain(self._what(node))
         self._lock_shared()
         self._explain("its weights are used elsewhere too")
+
+    def keep_whole(self, groups: Iterable[UnitGroup]) -> None:
+        """These groups of units are not to be cut, for their number is in the model's code."""
+        names = {group.name for group in groups}
+        _lock_all(v for v in self._roots() if v.name in names)
+        self._explain(SIZES)
 
     def _explain(self, because: str) -> None:
         """What has just been locked was locked by this."""

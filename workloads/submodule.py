@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
 from torch import nn
 
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import UnitMap
 from anabranch.workloads.model_graph import find_units
-from anabranch.workloads.small_attention import SmallAttention
-
-Shape = tuple[int, ...]
+from anabranch.workloads.resized import ADAPT, cut_of, resized
 
 
 def smaller(module: nn.Module, submodel: UnitMap) -> nn.Module:
@@ -26,53 +19,19 @@ def smaller(module: nn.Module, submodel: UnitMap) -> nn.Module:
     tensors was followed to the very units that are cut.
     """
     shapes = {t.name: t.shape for t in submodel.small.tensors}
-    found: nn.Module = copy.deepcopy(module, _cut_tensors(module, shapes))
     followed: frozenset[str] | None = None
-    for path, part in list(found.named_modules()):
-        if not (cut := _cut_of(module.get_submodule(path), shapes, path)):
+    for path, part in module.named_modules():
+        known = type(part) is nn.MultiheadAttention or type(part) in ADAPT
+        if known or not (cut := cut_of(part, shapes, path)):
             continue
-        if not _is_known(found, path, part):
-            followed = _followed(module, submodel.spec) if followed is None else followed
-            if not cut <= followed:
-                raise AppError(
-                    f"module {path or type(part).__name__!r} ({type(part).__name__}) is not known to work "
-                    "with fewer units: build it from the layers of torch.nn, or leave it out of "
-                    "units(self, model)"
-                )
-            continue
-        found = _adapted(found, path, part, module.get_submodule(path))
-    for part in found.modules():
-        if isinstance(part, nn.TransformerEncoder) and any(
-            isinstance(m, SmallAttention) for m in part.modules()
-        ):
-            part.use_nested_tensor = False  # its fast path reads whole heads
-    return found
-
-
-def _cut_tensors(module: nn.Module, shapes: Mapping[str, Shape]) -> dict[int, Any]:
-    """For `deepcopy`: what takes the place of each tensor, so that no whole one is copied first."""
-    found: dict[int, Any] = {}
-    for name, whole in module.state_dict(keep_vars=True).items():
-        same, data = tuple(whole.shape) == shapes[name], whole.detach()
-        data = data.clone() if same else data.new_zeros(shapes[name])
-        if isinstance(whole, nn.Parameter):
-            data = nn.Parameter(data, whole.requires_grad)
-        found[id(whole)] = data
-    return found
-
-
-def _cut_of(whole: nn.Module, shapes: Mapping[str, Shape], path: str) -> set[str]:
-    """The tensors of the layer itself that are smaller (or of the projection that an attention owns)."""
-    dot = f"{path}." if path else ""
-    deep = isinstance(whole, nn.MultiheadAttention)
-    own = (*whole.named_parameters(recurse=deep), *whole.named_buffers(recurse=deep))
-    return {dot + name for name, t in own if tuple(t.shape) != shapes.get(dot + name, tuple(t.shape))}
-
-
-def _is_known(root: nn.Module, path: str, part: nn.Module) -> bool:
-    """Whether it is a layer of torch's that works in another size, or a part of one."""
-    projection = path.endswith("out_proj") and isinstance(_parent(root, path), SmallAttention)
-    return projection or type(part) is nn.MultiheadAttention or type(part) in ADAPT
+        followed = _followed(module, submodel.spec) if followed is None else followed
+        if not cut <= followed:
+            raise AppError(
+                f"module {path or type(part).__name__!r} ({type(part).__name__}) is not known to work "
+                "with fewer units: build it from the layers of torch.nn, or leave it out of "
+                "units(self, model)"
+            )
+    return resized(module, shapes)
 
 
 def _followed(module: nn.Module, spec: ParamSpec) -> frozenset[str]:
@@ -80,92 +39,9 @@ def _followed(module: nn.Module, spec: ParamSpec) -> frozenset[str]:
 
     Groups that an App declares, or an older release found, may be others.
     """
-    with torch.random.fork_rng(devices=[]):  # what a forward draws is none of the training's
-        try:
-            found = frozenset(find_units(module))
-        except AppError:
-            return frozenset()
+    try:
+        found = frozenset(find_units(module))
+    except AppError:
+        return frozenset()
     doubted = {m.tensor for group in spec.groups if group not in found for m in group.members}
     return frozenset(m.tensor for group in spec.groups for m in group.members) - doubted
-
-
-def _adapted(root: nn.Module, path: str, part: nn.Module, whole: nn.Module) -> nn.Module:
-    if type(part) is nn.MultiheadAttention:
-        small = SmallAttention(part)
-        if not path:
-            return small
-        root.set_submodule(path, small)
-        return root
-    if path.endswith("out_proj") and isinstance(_parent(root, path), SmallAttention):
-        return root  # it is set already
-    ADAPT[type(part)](part, whole)
-    return root
-
-
-def _parent(root: nn.Module, path: str) -> nn.Module:
-    return root.get_submodule(path.rpartition(".")[0])
-
-
-Adapt = Callable[[Any, Any], None]
-
-
-def _linear(part: nn.Linear, _: nn.Linear) -> None:
-    part.out_features, part.in_features = part.weight.shape
-
-
-def _convolution(part: Any, whole: Any) -> None:
-    """`groups` > 1: each group keeps its width."""
-    first, second = part.weight.shape[:2]
-    part.groups = first // (whole.weight.shape[0] // whole.groups) if whole.groups > 1 else 1
-    second *= part.groups
-    part.in_channels, part.out_channels = (first, second) if whole.transposed else (second, first)
-
-
-def _channels(part: Any, _: Any) -> None:
-    part.num_features = _length(part)
-
-
-def _group_norm(part: nn.GroupNorm, whole: nn.GroupNorm) -> None:
-    part.num_channels = _length(part)
-    if whole.num_groups > 1:
-        part.num_groups = part.num_channels // (whole.num_channels // whole.num_groups)
-
-
-def _last_axis_norm(part: Any, _: Any) -> None:
-    part.normalized_shape = tuple(part.weight.shape)
-
-
-def _prelu(part: nn.PReLU, _: nn.PReLU) -> None:
-    part.num_parameters = part.weight.shape[0]
-
-
-def _recurrent(part: nn.RNNBase, _: nn.RNNBase) -> None:
-    tensors = dict(part.named_parameters(recurse=False))
-    part.hidden_size = tensors["weight_hh_l0"].shape[1]
-    part.input_size = tensors["weight_ih_l0"].shape[1]
-    part.flatten_parameters()
-
-
-def _embedding(part: nn.Embedding, _: nn.Embedding) -> None:
-    part.num_embeddings, part.embedding_dim = part.weight.shape
-
-
-def _length(part: nn.Module) -> int:
-    """Of the first tensor that has a place for each channel."""
-    tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-    return next(int(t.shape[0]) for t in tensors if t.dim() == 1)
-
-
-ADAPT: dict[type, Adapt] = {
-    nn.Linear: _linear,
-    nn.modules.linear.NonDynamicallyQuantizableLinear: _linear,
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
-    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _convolution),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _channels),
-    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _channels),
-    nn.GroupNorm: _group_norm,
-    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _last_axis_norm),
-    nn.PReLU: _prelu,
-    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _recurrent),
-    nn.Embedding: _embedding,
-}
