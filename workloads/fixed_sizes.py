@@ -58,9 +58,10 @@ def _unchanged(module: nn.Module, graph: fx.Graph, groups: Sequence[UnitGroup]) 
             whole = shapes[m.tensor]
             shapes[m.tensor] = (*whole[: m.axis], m.outer * kept * m.inner, *whole[m.axis + 1 :])
     small = resized(module, shapes).train()
+    values = small.state_dict()
     for name in {m.tensor for group in groups for m in group.members}:
         # The sum of a tensor that was cut must be another one, also where all its values are 0.
-        small.state_dict()[name].fill_(torch.nan)
+        values[name].fill_(torch.nan)
     try:
         return _nodes(trace(small)) == _nodes(graph)
     except AppError:

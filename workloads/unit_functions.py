@@ -52,10 +52,11 @@ def _product(call: TracedCall) -> Any:
         slot = _joined(one, two) if one and two else (one and b.bare and one) or (two and a.bare and two)
         if not slot:
             return None
+        slot.variable.shared = True
         slots[axis] = slot
     ranks = a.rank, b.rank
     known = None if None in ranks else max(rank or 0 for rank in ranks)
-    return Value(slots, known, batched=_counts_examples(a, b), bare=a.bare and b.bare)
+    return Value(slots, known, a.raw and b.raw, _counts_examples(a, b), a.bare and b.bare)
 
 
 def _joined(one: Slot, two: Slot) -> Slot | None:
@@ -99,6 +100,8 @@ def _units_apart(x: Value, units: Slot, ones: tuple[Any, ...]) -> Value | None:
     if len(x.slots) != 1 or any(type(length) is not int or length != 1 for length in ones):
         return None
     (slot,) = x.slots.values()
+    if slot.single or units.single:
+        return None  # one unit is not so many, and its axes are not of length 1 then
     return Value({-1 - len(ones): slot}, 2 + len(ones), batched=True) if _joined(slot, units) else None
 
 

@@ -87,6 +87,8 @@ def _channelwise(lengths: str, rank: int | None = None) -> Rule:
             return None
         axis = -1 if found is None else 1 - found
         if found is None and axis in x.slots and x.slots[axis].of_length(length) is not None:
+            if x.slots[axis].variable.shared:
+                return None  # only what a layer alone has made is worth a question
             raise AppError(
                 f"{type(call.module).__name__} {call.path!r} is over the {length} units before it, or over a "
                 f"sequence of {length}: the model does not say. Begin it with nn.Flatten() where examples "
@@ -203,6 +205,7 @@ def dealt(x: Value, dim: int, parts: int) -> Value | None:
     if (slot.outer, slot.inner) != (1, 1):
         return None
     slot.variable.deal(parts)
+    slot.of.root.shared = True  # `variable` would lock what was dealt
     return Value({**_others(x, axis), axis: Slot(slot.of)}, x.rank, batched=x.batched)
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.units import MEMBERS_MAX, Member, UnitGroup
+
+NUMPY = {"dim": "axis", "keepdim": "keepdims"}  # torch takes these names, too
 
 
 @dataclass(eq=False)
@@ -19,8 +21,9 @@ class Variable:
     """The units that one layer produces, and the tensors they were seen to run through.
 
     `locked`: something needs all of them. `block`: so many neighbours can only go together. `bare`: an axis
-    of a tensor that no layer owns, such as a scale of channels; alone it is no layer's units. `place`: in the
-    graph's order. `into`: the variable that it was joined to.
+    of a tensor that no layer owns, such as a scale of channels; alone it is no layer's units. `shared`: they
+    are in a product, or in runs of one axis, so that they are not just what the layer returned. `place`: in
+    the graph's order. `into`: the variable that it was joined to.
     """
 
     name: str
@@ -29,13 +32,19 @@ class Variable:
     locked: bool = False
     block: int = 1
     bare: bool = False
+    shared: bool = False
     place: int = 0
     into: Variable | None = None
 
     @property
     def root(self) -> Variable:
         """What stands for this one and all that were joined with it."""
-        return self if self.into is None else self.into.root
+        found = self
+        while found.into is not None:
+            found = found.into
+        if self is not found:
+            self.into = found  # the next who asks has one step to go
+        return found
 
     def join(self, other: Variable) -> None:
         """Both are roots of one size: a unit of either is left out with the other's unit of its number."""
@@ -45,7 +54,7 @@ class Variable:
         for (tensor, axis), m in second.members.items():
             first.add(tensor, axis, m.outer, m.inner)
         first.keep_together(second.block)
-        first.locked = first.locked or second.locked
+        first.locked, first.shared = first.locked or second.locked, first.shared or second.shared
         second.into = first
 
     def deal(self, parts: int) -> None:
@@ -57,10 +66,10 @@ class Variable:
         self.members = {at: Member(m.tensor, m.axis, parts) for at, m in self.members.items()}
 
     def add(self, tensor: str, axis: int, outer: int = 1, inner: int = 1) -> None:
-        """A tensor that the units run through; two different ways along one axis lock them."""
+        """A tensor that the units run through; two different ways along one axis, or too many, lock them."""
         member = Member(tensor, axis, outer, inner)
-        if self.members.setdefault((tensor, axis), member) != member:
-            self.locked = True
+        one_way = self.members.setdefault((tensor, axis), member) == member
+        self.locked = self.locked or not one_way or len(self.members) > MEMBERS_MAX
 
     def keep_together(self, units: int) -> None:
         """Blocks of `units` neighbours, on top of the blocks there are; locks where that does not fit."""
@@ -194,7 +203,9 @@ class TracedCall:
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """An argument by its place or its name."""
-        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
+        if place < len(self.args):
+            return self.args[place]
+        return self.kwargs.get(name, self.kwargs.get(NUMPY.get(name, name), default))
 
     def only_value(self) -> Value | None:
         """The first argument where it is the only tensor, else None."""

@@ -134,6 +134,39 @@ def test_config_show_names_the_source(config: Path) -> None:
     assert rows["server.lease_s"]["source"] == "default"
 
 
+def test_init_says_what_is_whole_in_a_model_of_one_layer_and_where_its_code_counts(tmp_path: Path) -> None:
+    source = """
+import torch
+from anabranch.workloads.digits import Digits
+
+class Line(Digits):
+    def model(self):
+        return torch.nn.Linear(64, 10)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(64, 16), torch.nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu()) / self.b.in_features
+
+class Counting(Digits):
+    def model(self):
+        return Net()
+"""
+    (tmp_path / "apps.py").write_text(source)
+    for app, whole in (
+        ("Line", "10 of the model (the model's output)"),
+        (
+            "Counting",
+            "16 of a (a number in the model's code that is made of its size), 10 of b (the model's output)",
+        ),
+    ):
+        said = anabranch("init", f"{tmp_path / 'apps.py'}:{app}", "--out", tmp_path / app)
+        assert f"whole in each: {whole}\n" in said.stdout
+
+
 def test_init_writes_what_a_server_starts_from(tmp_path: Path) -> None:
     said = answer(anabranch("init", "synthetic", "--out", tmp_path / "model", "--json"))
     assert said["parameters"] > 0

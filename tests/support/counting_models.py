@@ -158,6 +158,10 @@ COUNTING: dict[str, tuple[Callable[[], Made], set[str]]] = {
         ),
         {"heads"},
     ),
+    "dropout by a function": (
+        lambda: (pair(lambda s, x: s.out(functional.dropout(s.a(x), 0.1, s.training))), rows()),
+        {"a"},
+    ),
     "a random factor": (lambda: (pair(lambda s, x: s.out(s.a(x).relu()) * random.random()), rows()), {"a"}),
     "a buffer that counts calls": (
         lambda: with_buffer(lambda s, x: s.out(s.a(x).relu()) * float(s.m.add_(1.0)[0]), some()),

@@ -325,6 +325,47 @@ GATED: dict[str, Callable[[], Made]] = {
 }
 
 
+def normed_product(norm: nn.Module, body: Callable[[Any, Tensor], Tensor], **more: nn.Module) -> Made:
+    """A norm behind a product, whose axes are not known, and a hidden layer behind the norm."""
+    return (
+        Body(
+            lambda s, x: s.out(s.hidden(s.norm(body(s, x))).relu()),
+            a=nn.Linear(6, 8),
+            b=nn.Linear(6, 8),
+            norm=norm,
+            hidden=nn.Linear(8, 7),
+            out=nn.Linear(7, 3),
+            **more,
+        ),
+        rows(),
+    )
+
+
+def gate(self: Any, x: Tensor) -> Tensor:
+    found: Tensor = self.a(x) * self.b(x).sigmoid()
+    return found
+
+
+# What a norm takes for units or for steps is whole where it was multiplied; the layers behind it have units.
+NORMED: dict[str, Callable[[], Made]] = {
+    "batch norm behind a gate": lambda: normed_product(nn.BatchNorm1d(8), gate),
+    "group norm behind a gate": lambda: normed_product(nn.GroupNorm(2, 8), gate),
+    "prelu behind a gate": lambda: normed_product(nn.PReLU(8), gate),
+    "batch norm behind a scale": lambda: normed_product(
+        nn.BatchNorm1d(8), lambda s, x: s.own(s.a(x)), own=ChannelScale(8)
+    ),
+    "batch norm behind a scale of one number": lambda: normed_product(
+        nn.BatchNorm1d(8), lambda s, x: s.own(s.a(x)), own=ChannelScale(1)
+    ),
+    "batch norm behind a glu": lambda: normed_product(
+        nn.BatchNorm1d(8), lambda s, x: F.glu(s.wide(x)), wide=nn.Linear(6, 16)
+    ),
+    "batch norm behind a half": lambda: normed_product(
+        nn.BatchNorm1d(8), lambda s, x: s.wide(x).chunk(2, -1)[0], wide=nn.Linear(6, 16)
+    ),
+}
+
+
 def flat_and_dealt(self: Any, x: Tensor) -> Tensor:
     """One map as a whole and as two halves: flattened, its places would be other units'."""
     wide = self.wide(self.stem(x))
@@ -461,6 +502,37 @@ ZOO: dict[str, Callable[[], Made]] = {
     "branching": lambda: (Branching(), rows()),
     "hidden twice": lambda: (pair(lambda s, x: s.out(s.a(x)) + s.out(s.b(x))), rows()),
     **GATED,
+    **NORMED,
+    "the input squared": lambda: (
+        Body(
+            lambda s, x: s.out(s.wide(s.stem(x * x)).relu().mean((2, 3))),
+            stem=nn.Conv2d(2, 4, 1),
+            wide=nn.Conv2d(4, 8, 1),
+            out=nn.Linear(8, 3),
+        ),
+        grid(2),
+    ),
+    "softmax over an axis kept by numpy's word": lambda: (
+        Body(
+            lambda s, x: s.out(s.wide(s.stem(x)).mean(2, keepdims=True).softmax(-2).flatten(1)),
+            stem=nn.Conv1d(2, 4, 1),
+            wide=nn.Conv1d(4, 8, 1),
+            out=nn.Linear(8, 3),
+        ),
+        grid(1),
+    ),
+    "one unit viewed as all": lambda: (
+        Body(
+            lambda s, x: s.out(
+                ((h := s.wide(s.stem(x))) * s.one(h).view(h.size(0), h.size(1), 1, 1)).mean((2, 3))
+            ),
+            stem=nn.Conv2d(2, 4, 1),
+            wide=nn.Conv2d(4, 8, 1),
+            one=nn.Conv2d(8, 1, 1),
+            out=nn.Linear(8, 3),
+        ),
+        torch.randn(5, 2, 2, 4),
+    ),
     "halves of a map that is read whole": lambda: (
         Body(
             flat_and_dealt,

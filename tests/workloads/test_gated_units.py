@@ -5,6 +5,8 @@ The oracle is arithmetic of numpy's, which knows of neither graphs nor torch.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_zoo import GATED, ZOO, ChannelScale, Llama, SwiGlu
+from model_zoo import GATED, NORMED, ZOO, Body, ChannelScale, Llama, SwiGlu
 from torch import nn
 
 from anabranch.core.errors import AppError
@@ -24,6 +26,7 @@ from anabranch.workloads.model_graph import find_units, units_and_widths
 from anabranch.workloads.submodule import smaller
 from anabranch.workloads.torch_trainer import TorchTrainer
 from anabranch.workloads.trainer import NO_UNITS
+from anabranch.workloads.unit_values import Variable
 
 Array = np.ndarray[Any, Any]
 
@@ -162,6 +165,35 @@ def test_a_scale_of_its_own_is_cut_only_along_the_units_that_tracing_finds() -> 
     unread = UnitGroup("mine", 6, tuple(Member(tensor, axis) for tensor, axis in tensors))
     with pytest.raises(AppError, match=r"module '1' \(ChannelScale\) is not known to work with fewer units"):
         smaller(model, unit_map(described(model, (unread,)), [[0, 3]]))
+
+
+def test_a_stem_of_the_input_squared_stays_whole() -> None:
+    assert [group.name for group in find_units(ZOO["the input squared"]()[0])] == ["wide"]
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_a_norm_behind_a_product_keeps_its_units_and_no_others(name: str) -> None:
+    assert [(group.name, group.size) for group in find_units(ZOO[name]()[0])] == [("hidden", 7)]
+
+
+def test_a_product_of_more_layers_than_a_group_may_have_is_whole() -> None:
+    """In any order, and what else there is has its units."""
+    layers = nn.ModuleList(nn.Linear(6, 4) for _ in range(1100))
+    model = Body(
+        lambda s, x: s.out(s.hidden(reduce(mul, [layer(x).sigmoid() for layer in s.layers][::-1])).relu()),
+        layers=layers,
+        hidden=nn.Linear(4, 5),
+        out=nn.Linear(5, 3),
+    )
+    assert [group.name for group in described(model).groups] == ["hidden"]
+    assert ("layers.0", "mul") in [(width.name, width.because) for width in units_and_widths(model)[1]]
+
+
+def test_what_is_joined_to_a_product_is_in_one() -> None:
+    first, second = Variable("first", 4, place=0), Variable("second", 4, shared=True, place=1)
+    first.join(second)
+    assert second.root is first
+    assert first.shared
 
 
 def test_looking_for_units_draws_nothing() -> None:

@@ -175,6 +175,7 @@ def test_heads_with_keys_and_values_of_their_own_width() -> None:
 CUT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "mean over the picture": lambda m, x: m.take(m.make(x).mean((2, 3))),
     "mean, axes from the end": lambda m, x: m.take(m.make(x).amax(dim=[-1, -2])),
+    "mean, by numpy's words": lambda m, x: m.take(m.make(x).mean(axis=(2, 3), keepdims=True).flatten(1)),
     "mean, then flatten": lambda m, x: m.take(m.make(x).mean((2, 3), keepdim=True).flatten(1)),
     "two squeezes": lambda m, x: m.take(functional.adaptive_avg_pool2d(m.make(x), 1).squeeze(-1).squeeze(2)),
     "a place": lambda m, x: m.take(m.make(x)[:, :, 0, 1]),

@@ -83,7 +83,9 @@ def init(
 
 
 def _layer(name: str) -> str:
-    """What a layer is called: one without a name of its own has its place for it."""
+    """What a layer is called: one without a name of its own has its place for it, the model's root none."""
+    if not name:
+        return "the model"
     return f"layer {name}" if name.rpartition(".")[2].isdecimal() else name
 
 
