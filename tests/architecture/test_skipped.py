@@ -1,0 +1,32 @@
+"""What a machine lacks keeps its own tests from running, and no others."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NEEDY = "tests/cockpit/browser/test_report.py"
+OTHERS = "tests/unit/test_ids.py"
+
+
+def outcomes(*paths: str, path: str) -> dict[str, int]:
+    """What became of the tests in these files, run where programs are looked for in `path`: counts."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", *paths]
+    environment = {**os.environ, "PATH": path}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = ended.stdout.strip().splitlines()[-1]
+    return {word: int(count) for count, word in re.findall(r"(\d+) (\w+)", summary)}
+
+
+def test_without_a_browser_only_its_own_tests_are_skipped(tmp_path: Path) -> None:
+    """A fresh machine has no Chromium: `make test` skipped every test there, and said that all was well."""
+    alone = outcomes(OTHERS, path=str(tmp_path))
+    assert alone.keys() == {"passed"}
+    both = outcomes(OTHERS, NEEDY, path=str(tmp_path))
+    assert both.get("passed") == alone["passed"]
+    assert both.get("skipped", 0) > 0
