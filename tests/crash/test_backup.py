@@ -43,7 +43,10 @@ def check(folder: Path, plan: Plan) -> None:
     abandon(lost)
     backup, word = put_back(folder / "backup", folder / "elsewhere", None)
     assert backup == made
+    server.start()  # its rows were behind its log
+    assert server.drain() == 0
     same = rows(server.data_dir, made.version)
+    assert len(same) == made.version
     assert rows(folder / "elsewhere", word.version) == same[: word.version]
     again = ServerProcess(folder, plan, data_dir=folder / "elsewhere")
     again.start()
