@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,17 @@ from anabranch.workloads.digits import Digits
 from anabranch.workloads.profiles import level_order
 from benchmarks.arena.cells import DEVICES, Cell
 from benchmarks.arena.intervals import Interval, bootstrap, paired
-from benchmarks.arena.page import reached
-from benchmarks.arena.play import Match, play
-from benchmarks.arena.rows import CHAINS, RAW, SPARSE, Row
+from benchmarks.arena.page import BELOW, chain_of, reached, tuned_to
+from benchmarks.arena.play import Match, play, tell
+from benchmarks.arena.rows import RAW, SPARSE, Row
 from benchmarks.arena.store import Record, Store
-from benchmarks.arena.tuning import SEEDS, Axis, Grid, Run
-from benchmarks.studies import Tables, one_thread, publish, table
+from benchmarks.arena.tuning import SEEDS, Axis, Grid
+from benchmarks.studies import Point, Tables, one_thread, publish, table
 
 RESULTS = Path(__file__).with_name("regimes")
 PAGE = Path(__file__).parents[1] / "docs" / "studies" / "regimes.md"
 ABSENT = Path("runs") / "regimes" / "slower-half-away.csv"  # made anew by each run
 SPEED_LEVELS = 8
-BELOW = 1.0  # points under what whole models come to: the target
 GOAL = 1.25  # times sooner
 
 PROCESSOR, LINK, MEMORY, SPARSE_LINK = "processor", "link", "memory", "sparse-link"
@@ -115,10 +113,10 @@ FREE = (WHOLE, "random, a quarter left out", "random, half left out", "first uni
 class Plan(Row):
     """FedBuff with a way to choose parts."""
 
-    def point(self, cell: Cell, setting: tuple[float, ...], share: float = 1.0) -> Any:
+    def point(self, cell: Cell, setting: tuple[float, ...], share: float = 1.0) -> Point:
         """A run of it in a regime."""
         point = super().point(cell, setting, share)
-        return type(point)(point.method, (*point.layers, PLANS[self.strategy]), point.chosen)
+        return replace(point, layers=(*point.layers, PLANS[self.strategy]))
 
 
 def rows(regime: Regime) -> list[Plan]:
@@ -148,7 +146,7 @@ def main() -> None:
         return
     one_thread()
     write_absent()
-    if play(todo(arguments.regime), 60 * arguments.minutes, _tell):
+    if play(todo(arguments.regime), 60 * arguments.minutes, tell):
         print("everything that was asked for has been run")
 
 
@@ -159,12 +157,6 @@ def write_absent() -> None:
     ABSENT.parent.mkdir(parents=True, exist_ok=True)
     lines = ["device,time_s,state", *(f"{i},0,{state}" for i, state in enumerate(states))]
     ABSENT.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _tell(match: Match, run: Run, record: Record) -> None:
-    said = ", ".join(f"{key} = {value:g}" for key, value in record.setting.items())
-    who = f"{time.strftime('%H:%M:%S')} {match.cell.name} {match.row.name}"
-    print(f"{who}: {said}, seed {run.seed}: {record.accuracy:.1f} %", flush=True)
 
 
 # --- the page ----------------------------------------------------------------------------------
@@ -193,13 +185,9 @@ begin with: three learning rates by two sizes of the buffer. A step of a part ta
 model's operations, which is the best that can be hoped for. Whole values travel, but for `{SPARSE_LINK}`.
 `{PROCESSOR}`: links are fast, the slowest device five times slower than the fastest. `{LINK}`: a whole
 model's way up takes about as long as its training. `{SPARSE_LINK}`: the same links, and updates by
-`{_chain("uplink")}`, versions by
-`{_chain("downlink")}`. `{MEMORY}`: the slower half of the devices can hold half of the units and no more;
+`{chain_of("uplink")}`, versions by
+`{chain_of("downlink")}`. `{MEMORY}`: the slower half of the devices can hold half of the units and no more;
 with whole models they stay away, else everybody trains half."""
-
-
-def _chain(way: str) -> str:
-    return str(CHAINS[SPARSE][way]["codec"])
 
 
 def _map(ended: Mapping[str, Sequence[tuple[Match, list[Record]]]]) -> str:
@@ -228,8 +216,7 @@ def _regime(name: str, of: Sequence[tuple[Match, list[Record]]]) -> str:
             _mean([_seconds(r, _target(reference)) for r in finals]),
             _mean([float(r.updates) for r in finals], 0),
             _mean([r.worst_tenth or 0.0 for r in finals]),
-            ", ".join(f"{key.split('.')[1]} {value:g}" for key, value in finals[0].setting.items())
-            + ("" if match.progress.settled else " †"),
+            tuned_to(match, finals),
         ]
         for match, finals in of
     ]

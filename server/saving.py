@@ -18,7 +18,7 @@ from anabranch.core.engine.ledger import Unsaved
 from anabranch.core.errors import StoreFull
 from anabranch.core.model.params import digest
 from anabranch.core.retention import Keep
-from anabranch.core.snapshot import Snapshot, take_changes
+from anabranch.core.snapshot import VECTOR, Snapshot, take_changes
 from anabranch.server.store.base import Store
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Saving:
     def _write(self, snapshot: Snapshot, with_digest: bool) -> SnapshotFile:
         sha256 = self._store.write_snapshot(snapshot)
         version = snapshot.meta["version"]
-        return SnapshotFile(sha256, {version: digest(snapshot.arrays["vector"])} if with_digest else {})
+        return SnapshotFile(sha256, {version: digest(snapshot.arrays[VECTOR])} if with_digest else {})
 
     def finish(self, project: Callable[[PendingSnapshot, SnapshotFile], None], wait: bool = False) -> bool:
         """Name what was taken, once it is written; whether anything was named. Raises `StoreFull`.

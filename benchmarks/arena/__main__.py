@@ -12,15 +12,13 @@ costs its own runs alone. Shards may run side by side.
 from __future__ import annotations
 
 import argparse
-import time
 from fnmatch import fnmatch
 from pathlib import Path
 
 from benchmarks.arena.cells import CELLS
-from benchmarks.arena.play import Match, matches, play
+from benchmarks.arena.play import matches, play, tell
 from benchmarks.arena.rows import ROWS
-from benchmarks.arena.store import RESULTS, Record
-from benchmarks.arena.tuning import Run
+from benchmarks.arena.store import RESULTS
 from benchmarks.studies import one_thread
 
 
@@ -49,18 +47,8 @@ def main() -> None:
     if arguments.what == "left":
         for match in todo:
             print(f"{match.cell.name} {match.row.name}: {len(match.progress.wanted)} runs next")
-    elif play(todo, 60 * arguments.minutes, _tell):
+    elif play(todo, 60 * arguments.minutes, tell):
         print("everything that was asked for has been run")
-
-
-def _tell(match: Match, run: Run, record: Record) -> None:
-    said = ", ".join(f"{key} = {value:g}" for key, value in record.setting.items())
-    at = time.strftime("%H:%M:%S")
-    print(
-        f"{at} {match.cell.name} {match.row.name}: {said}, {run.share:g} of the time, seed {run.seed}, "
-        f"{run.part}: {record.accuracy:.1f} %",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

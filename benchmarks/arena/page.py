@@ -78,8 +78,8 @@ links are fast; in `link` cells a model's way up takes about as long as its trai
 time, who has waited longest first; rounds, FedCompass and `all at once` have no such bound. Rounds wait for
 all of their cohort, without over-selection or a deadline; in `leavers` cells for
 {DEADLINES_S["compute"]:g} s, on narrow links for {DEADLINES_S["link"]:g}. `raw`: everything
-travels whole. `{SPARSE}`: up `{_chain("uplink")}`,
-down `{_chain("downlink")}`, the same for all. `own`: the strategy's own compression.
+travels whole. `{SPARSE}`: up `{chain_of("uplink")}`,
+down `{chain_of("downlink")}`, the same for all. `own`: the strategy's own compression.
 
 `digits` is a perceptron; `text` a transformer that says the next token of generated texts, whose topics
 are what devices differ in; `regression` a perceptron on generated points, whose regions are. Its accuracy
@@ -97,7 +97,8 @@ somewhat narrow. `times as long`: at the point that was chosen for the usual tim
 the time, tuned for that; its last fifth is that half's, and beside it stands what others come to in all."""
 
 
-def _chain(way: str) -> str:
+def chain_of(way: str) -> str:
+    """The sparse chain of a direction."""
     return str(CHAINS[SPARSE][way]["codec"])
 
 
@@ -159,7 +160,6 @@ def _line(match: Match, finals: Finals, reference: Finals | None, target: float)
         half = _shown(bootstrap(paired({r.seed: r.half for r in finals}, ends)))
     there = [at for r in finals if (at := reached(r, target)) is not None]
     some = "" if len(there) == len(finals) else f" ({len(there)} of {len(finals)})"
-    progress = match.progress
     return [
         match.row.name,
         _mean(finals, lambda r: r.accuracy),
@@ -172,7 +172,7 @@ def _line(match: Match, finals: Finals, reference: Finals | None, target: float)
         _mean(finals, lambda r: r.worst_tenth),
         _mean(finals, lambda r: r.updates, 0),
         _mean(finals, lambda r: r.staleness),
-        _tuned(finals[0].setting) + ("" if progress.settled else " †"),
+        tuned_to(match, finals),
     ]
 
 
@@ -199,8 +199,10 @@ def _average(values: Sequence[float], digits: int) -> str:
     return f"{statistics.fmean(values):.{digits}f}" if values else "-"
 
 
-def _tuned(setting: dict[str, float]) -> str:
-    return ", ".join(f"{key.split('.')[1]} {value:g}" for key, value in setting.items())
+def tuned_to(match: Match, finals: Finals) -> str:
+    """The setting that a row has ended at; †: a neighbour of it was left."""
+    setting = ", ".join(f"{key.split('.')[1]} {value:g}" for key, value in finals[0].setting.items())
+    return setting + ("" if match.progress.settled else " †")
 
 
 def _not_run(cells: Sequence[Cell]) -> str:

@@ -96,3 +96,14 @@ def play(
                     return False
                 tell(match, run, match.play(run, runner))
     return True
+
+
+def tell(match: Match, run: Run, record: Record) -> None:
+    """A line for each run, as it ends."""
+    said = ", ".join(f"{key} = {value:g}" for key, value in record.setting.items())
+    at = time.strftime("%H:%M:%S")
+    print(
+        f"{at} {match.cell.name} {match.row.name}: {said}, {run.share:g} of the time, seed {run.seed}, "
+        f"{run.part}: {record.accuracy:.1f} %",
+        flush=True,
+    )
