@@ -29,12 +29,11 @@ from anabranch.strategies.port import PORT
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rule import Rule
-from anabranch.strategies.scheduled import Scheduled, unscheduled
+from anabranch.strategies.scheduled import SCHEDULER_KEY, Scheduled, unscheduled
 from anabranch.strategies.schedulers.registry import make_scheduler
 from anabranch.strategies.teasq import Teasq
 from anabranch.strategies.teasq_drop import TeasqDrop
 
-SCHEDULER_KEY = "scheduler"  # of any strategy
 OUTER_KEY = "outer"  # of strategies with a server optimiser
 
 BUILT_IN: dict[str, type[Any]] = {

@@ -19,6 +19,8 @@ from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Ask, LocalPlan, Task, Update, Verdict
 from anabranch.strategies.schedulers.scheduler import Scheduler
 
+SCHEDULER_KEY = "scheduler"  # of any strategy's parameters
+
 
 @lru_cache(maxsize=64)
 def _state_of(types: tuple[type[Any], type[Any]]) -> type[Any]:
@@ -182,5 +184,5 @@ def parameters_of(strategy: Strategy) -> dict[str, Any]:
     """What `[strategy]` says of it, by key; of a scheduler as a table."""
     found = dict(vars(unscheduled(strategy)))
     return (
-        {**found, "scheduler": dict(vars(strategy.scheduler))} if isinstance(strategy, Scheduled) else found
+        {**found, SCHEDULER_KEY: dict(vars(strategy.scheduler))} if isinstance(strategy, Scheduled) else found
     )

@@ -32,7 +32,7 @@ from anabranch.host.run import NoLine, Run
 from anabranch.host.secagg import mask_sum_arrived
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.phased import Phased
-from anabranch.strategies.scheduled import unscheduled
+from anabranch.strategies.scheduled import SCHEDULER_KEY, unscheduled
 from anabranch.strategies.teasq import Teasq
 from anabranch.support.code import let_in
 
@@ -129,7 +129,7 @@ def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
     if isinstance(strategy, Phased):
         opened = [_opened(part, updates) for part in strategy.parts]
         tables: list[Mapping[str, Any]] = [
-            {**{key: value for key, value in table.items() if key != "scheduler"}, **own}
+            {**{key: value for key, value in table.items() if key != SCHEDULER_KEY}, **own}
             for table, own in zip(strategy.phases, opened, strict=True)
         ]
         return replace(strategy, phases=tables)
