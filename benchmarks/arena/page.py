@@ -19,6 +19,7 @@ from benchmarks.arena.cells import (
     Cell,
 )
 from benchmarks.arena.intervals import Interval, bootstrap, paired
+from benchmarks.arena.picture import SPARSELY, TITLE, drawn
 from benchmarks.arena.play import Match, matches
 from benchmarks.arena.rows import (
     CAP,
@@ -32,12 +33,14 @@ from benchmarks.arena.rows import (
     TUNED,
     Row,
 )
+from benchmarks.arena.standings import AGAINST, MARK, MET, WORDS, count, standings
 from benchmarks.arena.store import RESULTS, Record
 from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
 from benchmarks.studies import table
 
-REMARKS = Path(__file__).with_name("remarks.md")
+SUMMARY, REMARKS = (Path(__file__).with_name(name) for name in ("summary.md", "remarks.md"))
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "arena.md"
+PICTURE = PAGE.with_suffix(".svg")
 BELOW = 1.0  # points under the reference's accuracy at the end: what time and bytes are counted to
 
 Finals = Sequence[Record]
@@ -46,28 +49,67 @@ Figure = Callable[[Record], float | None]
 
 
 def write(results: Path = RESULTS) -> None:
-    """Make it, with what was found by looking."""
-    PAGE.write_text(
-        text(matches(CELLS, ROWS, results), REMARKS.read_text(encoding="utf-8")), encoding="utf-8"
-    )
+    """Make it and its picture, with what was found by looking."""
+    found = matches(CELLS, ROWS, results)
+    summary, remarks = (path.read_text(encoding="utf-8") for path in (SUMMARY, REMARKS))
+    PAGE.write_text(text(found, summary, remarks), encoding="utf-8")
+    PICTURE.write_text(drawn(standings(CELLS, _finals(_ended(found)))), encoding="utf-8")
 
 
-def text(all_matches: Sequence[Match], remarks: str = "") -> str:
-    """The page of what has ended of these."""
-    ended: Ended = {(m.cell.name, m.row.name): (m, finals) for m in all_matches if (finals := m.finals)}
+def text(all_matches: Sequence[Match], summary: str = "", remarks: str = "") -> str:
+    """The page of what has ended of these; `summary` and `remarks` are what was found by looking."""
+    ended = _ended(all_matches)
     cells = [cell for cell in CELLS if any(at == cell.name for at, _ in ended)]
     shown = [row for row in ROWS if any(whose == row.name for _, whose in ended)]
-    tables = (_cell(cell, ended) for cell in cells)
-    parts = (_head(), remarks.strip(), _overview(cells, shown, ended), *tables, _not_run(cells))
+    first = (_title(), _in_short(ended), summary.strip(), _how(), remarks.strip())
+    parts = (*first, _overview(cells, shown, ended), *(_cell(cell, ended) for cell in cells), _not_run(cells))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head() -> str:
-    return f"""# The arena
+def _ended(all_matches: Sequence[Match]) -> Ended:
+    return {(m.cell.name, m.row.name): (m, finals) for m in all_matches if (finals := m.finals)}
+
+
+def _finals(ended: Ended) -> Mapping[tuple[str, str], Finals]:
+    return {names: finals for names, (_, finals) in ended.items()}
+
+
+def _title() -> str:
+    return """# The arena
 
 Made by `python -m benchmarks.arena page` of what `python -m benchmarks.arena run` has left in
 [benchmarks/arena/results](../../benchmarks/arena/results); do not edit. A cell or a row that is not here
-was not run.
+was not run."""
+
+
+def _in_short(ended: Ended) -> str:
+    """The picture, and in how many cells each is over each."""
+    finals = _finals(ended)
+    found = standings(CELLS, finals)
+    lines = [
+        [
+            WORDS[mine],
+            *("" if mine == theirs else str(count(found, mine, theirs, finals)) for theirs in AGAINST),
+        ]
+        for mine in (MARK, *MET)
+    ]
+    sparsely = sum(standing.chain == SPARSE for standing in found)
+    return f"""## In short
+
+![{TITLE}, by cell]({PICTURE.name})
+
+Accuracy at the end of the same time less that of {WORDS[MARK]}, by cell: the mean of five paired seeds and
+its interval. A ring is level with them. `{SPARSELY}`: all travel by the sparse chain
+({sparsely} cells), else whole.
+
+In how many of these {len(found)} cells a strategy ends over another by the whole interval / level with it /
+under it:
+
+{table(("", *(f"against {WORDS[theirs]}" for theirs in AGAINST)), lines)}"""
+
+
+def _how() -> str:
+    return f"""## How it is run
 
 {DEVICES} devices, {HORIZON_S:g} virtual seconds, measured {EVALUATIONS} times. A task is ten local steps; the
 slowest device's takes 5 s, the fastest's a fifth of that (speed-shards-20: a twentieth). `dirichlet`: devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from anabranch.strategies.registry import strategy_of
 cells = benchmark("arena.cells")
 intervals = benchmark("arena.intervals")
 page = benchmark("arena.page")
+picture = benchmark("arena.picture")
 play = benchmark("arena.play")
 rows = benchmark("arena.rows")
 runs = benchmark("arena.runs")
+standings = benchmark("arena.standings")
 store = benchmark("arena.store")
 tuning = benchmark("arena.tuning")
 
@@ -308,6 +311,71 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
     assert "port" not in text.split("## Not run")[0].split("## Accuracy")[1]
     assert "`digits/dirichlet-0.1/link/leavers`" in text.split("## Not run")[1]
     assert f"`{CELL.name}`" not in text.split("## Not run")[1]
+
+
+def finals(chain: str = "raw", **accuracies: Sequence[float]) -> Any:
+    """Rows of one cell that have ended, at an accuracy for each seed."""
+    recorded: dict[tuple[str, str], list[Any]] = {}
+    for name, values in accuracies.items():
+        whose = row(
+            {"nesterov": "fedavg, Nesterov", "free": "annealed, schedule-free"}.get(name, name), chain
+        )
+        for seed, accuracy in enumerate(values):
+            run = tuning.Run((0.4, 10), 1.0, seed, "test")
+            record = Runner(lambda setting, is_at=accuracy: is_at)(whose.name, run, ["a", "b"], Config())
+            recorded.setdefault((CELL.name, whose.name), []).append(record)
+    return recorded
+
+
+FIELD = {"fedavg": [70, 71, 72], "annealed": [78, 82, 83], "fedbuff": [90, 91, 93], "free": [80, 81, 82]}
+
+
+def test_who_ends_over_whom_is_counted_by_whole_intervals() -> None:
+    ended = finals(nesterov=[80, 80, 82], **FIELD)
+    [found] = standings.standings(cells.CELLS, ended)
+    assert (found.cell, found.chain) == (CELL, "raw")
+    assert [round(found.of[name].mean, 2) for name in standings.MET] == [0.33, 0.33, 10.67, -9.67]
+
+    def counted(mine: str, theirs: str) -> str:
+        return str(standings.count([found], mine, theirs, ended))
+
+    assert counted("fedbuff", standings.MARK) == "1 / 0 / 0"  # 10, 11 and 11 over it
+    assert counted("annealed", standings.MARK) == "0 / 1 / 0"  # -2, 2 and 1
+    assert counted("fedavg", standings.MARK) == "0 / 0 / 1"
+
+
+def test_a_cell_stands_when_all_five_rows_have_ended_there() -> None:
+    assert standings.standings(cells.CELLS, finals(**FIELD)) == []
+    without = {name: values for name, values in FIELD.items() if name != "annealed"}
+    part = finals(nesterov=[80, 80, 82], **without)
+    assert standings.standings(cells.CELLS, part) == []
+    part |= finals("sparse", nesterov=[80, 80, 82], **FIELD)
+    assert [found.chain for found in standings.standings(cells.CELLS, part)] == ["sparse"]
+
+
+def test_the_picture_has_a_dot_where_a_strategy_ends_and_an_arrow_where_that_is_beyond_its_edge() -> None:
+    ended = finals(
+        nesterov=[80, 80, 80],
+        fedavg=[70, 71, 72],
+        annealed=[78, 82, 82],
+        fedbuff=[81.0, 81.0, 81.0],
+        free=[80, 80, 79],
+    )
+    drawn = picture.drawn(standings.standings(cells.CELLS, ended))
+    dots = {
+        key: (float(x), "style" in rest)
+        for key, x, rest in re.findall(
+            r'<circle class="dot (c\d)" cx="([\d.]+)" cy="(?:5\d|6\d|7\d|8\d)[\d.]*"([^>]*)/>', drawn
+        )
+    }
+    zero = float(re.findall(r'<path class="axis" d="M([\d.]+)', drawn)[0])
+    one = (dots["c2"][0] - zero, dots["c2"][1])
+    assert one == (pytest.approx(one[0]), False)  # FedBuff is a point over, told apart: filled
+    assert dots["c0"] == (pytest.approx(zero - one[0] / 3, abs=0.1), True)  # a ring: level
+    assert "c3" not in dots  # nine points under
+    assert ">-9.0<" in drawn
+    assert ">digits, fast links, all stay<" in drawn
+    assert ">iid<" in drawn
 
 
 def test_what_it_took_to_a_target() -> None:

@@ -1,0 +1,97 @@
+"""The arena as a picture: how far strategies end over rounds with momentum, a line a cell."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from anabranch.reports.page import standalone
+from anabranch.reports.scales import AxisScale
+from anabranch.reports.svg import WIDTH, hue, svg, text
+from anabranch.reports.text import COUNT
+from benchmarks.arena.cells import FAULTS, LINKS
+from benchmarks.arena.intervals import Interval
+from benchmarks.arena.rows import SPARSE
+from benchmarks.arena.standings import MARK, MET, WORDS, Standing
+
+LEFT, RIGHT = 112.0, 12.0
+KEY, BELOW = 40.0, 34.0  # what the key takes, and what is under the drawing
+HEAD, STEP, GAP = 24.0, 5.5, 8.0  # a group's title; from a strategy to the next; between cells
+LEAST, MOST = -5.0, 2.0  # points: beyond them an arrow and the number
+RADIUS = 2.2
+TITLE = f"points over {WORDS[MARK]}"
+SPARSELY = "*"  # behind the name of a split where all travel by the sparse chain
+
+
+def drawn(standings: Sequence[Standing]) -> str:
+    """An SVG file of these, in groups of a workload, links and who leaves."""
+    ticks = tuple(float(tick) for tick in range(round(LEAST), round(MOST) + 1))
+    scale = AxisScale(COUNT[0], ticks, 1.0, (LEAST, MOST), (LEFT, WIDTH - RIGHT))
+    parts: list[str] = []
+    y = KEY
+    for title, group in itertools.groupby(sorted(standings, key=_group), key=_group):
+        parts.append(text(4, y + 17, _heading(*title), "legend"))
+        y += HEAD
+        for standing in group:
+            parts += _cell(standing, y, scale)
+            y += STEP * len(MET) + GAP
+    return standalone(svg([*_key(), *_axis(scale, y), *parts], y + BELOW, TITLE))
+
+
+def _group(standing: Standing) -> tuple[str, int, int]:
+    cell = standing.cell
+    return cell.workload, LINKS.index(cell.links), FAULTS.index(cell.faults)
+
+
+def _heading(workload: str, links: int, faults: int) -> str:
+    speed = {"compute": "fast links", "link": "narrow links"}[LINKS[links]]
+    return f"{workload}, {speed}, {'a third leaves' if FAULTS[faults] == 'leavers' else 'all stay'}"
+
+
+def _axis(scale: AxisScale, floor: float) -> list[str]:
+    parts = []
+    for tick in scale.ticks:
+        at = scale.tick_pixel(tick)
+        parts.append(f'<path class="{"grid" if tick else "axis"}" d="M{at:.1f} {KEY:.1f}V{floor:.1f}"/>')
+        parts.append(text(at, floor + 14, f"{tick:+g}" if tick else "0", "tick mid"))
+    return [*parts, text((LEFT + WIDTH - RIGHT) / 2, floor + 29, TITLE, "title mid")]
+
+
+def _key() -> list[str]:
+    """The strategies, and what a ring says."""
+    parts = []
+    for i, name in enumerate(MET):
+        x, y = 4 + (i % 2) * WIDTH / 2, 10 + 17 * (i // 2)
+        parts += [_bar(x, x + 18, y, i), _dot(x + 9, y, i, told=True)]
+        parts.append(text(x + 24, y + 4, WORDS[name].replace("`", ""), "legend"))
+    return parts
+
+
+def _cell(standing: Standing, y: float, scale: AxisScale) -> list[str]:
+    label = standing.cell.split + (SPARSELY if standing.chain == SPARSE else "")
+    parts = [text(LEFT - 8, y + STEP * len(MET) / 2 + 4, label, "tick end")]
+    for i, name in enumerate(MET):
+        parts += _interval(standing.of[name], y + STEP * (i + 0.5), i, scale)
+    return parts
+
+
+def _interval(found: Interval, y: float, colour: int, scale: AxisScale) -> list[str]:
+    if found.mean < LEAST:
+        return [_arrow(y, colour), text(LEFT + 8, y + 4, f"{found.mean:+.1f}", "tick")]
+    low, high = (scale(min(max(end, LEAST), MOST)) for end in (found.low, found.high))
+    told = found.above or found.below
+    return [_bar(low, high, y, colour), _dot(scale(found.mean), y, colour, told)]
+
+
+def _bar(low: float, high: float, y: float, colour: int) -> str:
+    return f'<path class="line {hue(colour)}" d="M{low:.1f} {y:.1f}H{high:.1f}" style="stroke-width:1.2"/>'
+
+
+def _arrow(y: float, colour: int) -> str:
+    return f'<path class="bar {hue(colour)}" d="M{LEFT:.1f} {y:.1f}l6 -3v6z"/>'
+
+
+def _dot(x: float, y: float, colour: int, told: bool) -> str:
+    """Filled where the whole interval is over or under the mark, a ring where it is level with it."""
+    fill = "" if told else ' style="fill:var(--card);stroke:var(--hue);stroke-width:1.2"'
+    return f'<circle class="dot {hue(colour)}" cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS:g}"{fill}/>'

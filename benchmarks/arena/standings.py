@@ -1,0 +1,83 @@
+"""Who ends over whom: the rows that every cell has, against each other, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.arena.cells import Cell
+from benchmarks.arena.intervals import Interval, bootstrap, paired
+from benchmarks.arena.rows import RAW, SPARSE
+from benchmarks.arena.store import Record
+
+MARK = "fedavg, Nesterov"  # rounds with momentum, the strongest peer: zero of the picture
+PLAIN = "fedavg"
+OURS = "annealed, schedule-free"
+MET = (OURS, "annealed", "fedbuff", PLAIN)  # against it
+AGAINST = (MARK, "fedbuff", PLAIN)  # whom each is counted against
+WORDS: Mapping[str, str] = {
+    MARK: "rounds with momentum",
+    PLAIN: "plain rounds",
+    "fedbuff": "FedBuff",
+    "annealed": "`annealed`",
+    OURS: "`annealed`, schedule-free",
+}
+
+Ended = Mapping[tuple[str, str], Sequence[Record]]  # by the names of a cell and a row
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far strategies end over the mark in a cell, in points; all travel by `chain`."""
+
+    cell: Cell
+    chain: str
+    of: Mapping[str, Interval]
+
+
+@dataclass(frozen=True)
+class Count:
+    """In how many cells a strategy is over another by a whole interval, level with it, and under it."""
+
+    over: int
+    level: int
+    under: int
+
+    def __str__(self) -> str:
+        return f"{self.over} / {self.level} / {self.under}"
+
+
+def standings(cells: Sequence[Cell], ended: Ended) -> list[Standing]:
+    """Of each cell in which the mark has ended and all of `MET`: with whole values, else with the chain."""
+    return [found for cell in cells if (found := _standing(cell, ended)) is not None]
+
+
+def _standing(cell: Cell, ended: Ended) -> Standing | None:
+    for chain in (RAW, SPARSE):
+        of = {name: found for name in MET if (found := over(cell, chain, name, MARK, ended)) is not None}
+        if len(of) == len(MET):
+            return Standing(cell, chain, of)
+    return None
+
+
+def over(cell: Cell, chain: str, mine: str, theirs: str, ended: Ended) -> Interval | None:
+    """How far one strategy ends over another, paired by seed; None where either has not been run."""
+    rows = [ended.get((cell.name, f"{name}/{chain}")) for name in (mine, theirs)]
+    if None in rows:
+        return None
+    accuracy = [{record.seed: record.accuracy for record in row or ()} for row in rows]
+    return bootstrap(paired(*accuracy))
+
+
+def count(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
+    """Over these cells."""
+    each = list(_intervals(found, mine, theirs, ended))
+    above, below = sum(i.above for i in each), sum(i.below for i in each)
+    return Count(above, len(each) - above - below, below)
+
+
+def _intervals(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Iterator[Interval]:
+    for standing in found:
+        interval = over(standing.cell, standing.chain, mine, theirs, ended)
+        if interval is not None:
+            yield interval
