@@ -97,5 +97,5 @@ def command_line() -> click.Group:
     assert isinstance(group, click.Group)
     with click.Context(group) as context:
         for name in group.list_commands(context):
-            assert group.get_command(context, name)
+            assert group.resolve_command(context, [name])
     return group

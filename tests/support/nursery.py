@@ -169,9 +169,9 @@ def _nursery(*enter: str) -> socket.socket:
 
 def serve(line: socket.socket) -> list[str]:
     """Fork what is asked for until nobody can ask any more; in a fork, what it shall run."""
-    from anabranch.cli.program import MODULES
+    from anabranch.cli.program import COMMANDS
 
-    for name in (*(f"anabranch.cli.{module}" for module in MODULES.values()), *LATE):
+    for name in (*(f"anabranch.cli.{module}" for module, _ in COMMANDS.values()), *LATE):
         import_module(name)
     import_module("anabranch.core.config.tables").merge([]).to_json()  # how settings are read and written
     gc.freeze()  # what is there stays there, and is shared

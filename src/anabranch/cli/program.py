@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import anabranch
 from anabranch.cli.main import INTERRUPTED
@@ -20,49 +20,87 @@ from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import NO_SPACE, AnabranchError, ConfigError, StoreError, disk_error, outcome_of
 from anabranch.core.text import LAYOUT, visible
 
-# The module of each command or group of commands, in the order in which help lists them.
-MODULES = {
-    "demo": "demo",
-    "simulate": "simulate",
-    "calibrate": "calibrating",
-    "trace": "traces",
-    "tune": "tune",
-    "search": "search",
-    "new": "creating",
-    "check": "check",
-    "init": "initialise",
-    "server": "live",
-    "client": "live",
-    "keeper": "keeper",
-    "bundle": "bundles",
-    "evaluate": "live",
-    "compare": "runs",
-    "report": "runs",
-    "replay": "runs",
-    "verify": "runs",
-    "ui": "cockpit",
-    "health": "admin",
-    "config": "admin",
-    "admin": "admin",
-    "flower": "flower",
+# Of each command or group of commands its module and its line in the list of all, in their order there. The
+# lines are those of the modules: to import all of them takes a second.
+COMMANDS = {
+    "demo": ("demo", "Run a whole federation on this machine: a server, unequal devices, an evaluator."),
+    "simulate": ("simulate", "Simulate a fleet: the same engine and devices as live, on a virtual clock."),
+    "calibrate": (
+        "calibrating",
+        "Measure the devices of a run by its log, and write a simulated fleet like them.",
+    ),
+    "trace": ("traces", "Read a trace and say what is in it; with a source, write it first."),
+    "tune": (
+        "tune",
+        "Tune a run: learning rate, steps, buffer, mixing, staleness and compression, in the simulator.",
+    ),
+    "search": (
+        "search",
+        "Search kept fraction and bits for `teasq`: short simulated runs, judged on the validation part.",
+    ),
+    "new": (
+        "creating",
+        "Make a folder with an App, settings, tests and a README: to run as it is, and to put your own into.",
+    ),
+    "check": (
+        "check",
+        "Check an App: build it, train it, restart, export, reload and measure it; say what will not work.",
+    ),
+    "init": (
+        "initialise",
+        "Write the manifest and the first weights of an App's model, for a server to start from.",
+    ),
+    "server": (
+        "live",
+        "Serve a federation until its budget is used up and an operator stops it (SIGTERM drains).",
+    ),
+    "client": ("live", "Run a device: ask, train on local data, push, again; until the run ends or SIGTERM."),
+    "keeper": ("keeper", "Take masks off sums of updates, as another party than the server's."),
+    "bundle": ("bundles", "The code of an App as a signed file, for devices."),
+    "evaluate": (
+        "live",
+        "Follow a run: fetch each new version as any device does, and measure it on held-out data.",
+    ),
+    "compare": ("runs", "Put runs side by side: a table, and a page with their curves over each other."),
+    "report": ("runs", "Write report.html: again from a run's result.json, or first from a server's data."),
+    "replay": ("runs", "Replay a run's journal through a fresh engine and compare the digests."),
+    "verify": (
+        "runs",
+        "Check every invariant of a server's data: log, blobs, a replay, digests, signatures.",
+    ),
+    "ui": (
+        "cockpit",
+        "Look at runs in a browser: finished ones, and those that are under way, live or simulated.",
+    ),
+    "health": ("admin", "Ask a server whether it serves; exit code 0 if it does."),
+    "config": ("admin", "Look at configurations."),
+    "admin": ("admin", "Look after a running server, through its operators' port."),
+    "flower": ("flower", "Flower apps on Flower's own runtime."),
 }
 
 
 class _Commands(TyperGroup):
-    """Loads a command when it is asked for, and says in one line that it was interrupted.
+    """Loads a command when it runs, and says in one line that it was interrupted.
 
     Click's classes are not named here: later releases of typer carry their own.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return list(MODULES)
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        # Of a name that is none, a near one is looked for among all.
-        for name in [cmd_name] if cmd_name in MODULES else MODULES:
-            if name not in self.commands:
-                self.commands[name] = _loaded(name)
+        """As the list shows it."""
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
+            self.commands[cmd_name] = TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
         return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As it runs."""
+        for name in COMMANDS:  # among which a near one is looked for, where a name is none
+            self.get_command(ctx, name)
+        if args[0] in COMMANDS:
+            self.commands[args[0]] = loaded(args[0])
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -98,9 +136,9 @@ def root(
     """Asynchronous federated learning for real fleets."""
 
 
-def _loaded(name: str) -> Any:
+def loaded(name: str) -> Any:
     """A command, or a group of them, from its module. Importing all of them takes longer than most run."""
-    module = import_module(f"anabranch.cli.{MODULES[name]}")
+    module = import_module(f"anabranch.cli.{COMMANDS[name][0]}")
     group, holder = getattr(module, f"{name}_app", None), typer.Typer()
     if group:
         holder.add_typer(group, name=name)
