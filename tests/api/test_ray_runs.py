@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import re
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,13 @@ from typing import Any
 import pytest
 from commands import anabranch, answer
 from fleets import Broken, Deadly
+from ray_cluster import ray_cluster
 
 import anabranch as ab
 from anabranch.api import ray_runs
 from anabranch.core.config.ray import RayTable
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.reports.result import RESULT_FILE
-from anabranch.simulation.executors.ray import on_this_machine
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 pytestmark = pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
@@ -39,13 +37,9 @@ def cluster() -> Iterator[None]:
     """One for all tests: runs use a Ray that is there, and leave it."""
     import ray
 
-    with warnings.catch_warnings(action="ignore"):  # its own start-up's
-        ray.init(num_cpus=2, log_to_driver=False, logging_level="error", **on_this_machine())
-    yield
-    assert ray.is_initialized(), "whoever found it running leaves it"
-    with warnings.catch_warnings(action="ignore"):  # it does not wait for the processes that it ends
-        ray.shutdown()
-        gc.collect()
+    with ray_cluster(num_cpus=2):
+        yield
+        assert ray.is_initialized(), "whoever found it running leaves it"
 
 
 def test_a_sweep_comes_to_the_same_and_goes_on_where_it_was(tmp_path: Path) -> None:

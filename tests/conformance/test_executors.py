@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 from fleets import Broken, Deadly, Ones, config
 from local_apps import Brief, Linear
+from ray_cluster import ray_cluster
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate
@@ -25,7 +24,6 @@ from anabranch.simulation.executors import ray as ray_executor
 from anabranch.simulation.executors.base import Evaluation, Executor, LocalResult
 from anabranch.simulation.executors.choice import make_executor
 from anabranch.simulation.executors.processes import ProcessesExecutor
-from anabranch.simulation.executors.ray import on_this_machine
 from anabranch.simulation.executors.serial import SerialExecutor
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 from anabranch.simulation.run import simulate
@@ -82,14 +80,8 @@ def fleet(**tables: Any) -> Config:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Ray, with GPUs that are pretended: what is reserved is counted, and nothing computes there."""
-    import ray
-
-    with warnings.catch_warnings(action="ignore"):  # its own start-up's
-        ray.init(num_cpus=2, num_gpus=1, log_to_driver=False, logging_level="error", **on_this_machine())
-    yield
-    with warnings.catch_warnings(action="ignore"):  # it does not wait for the processes that it ends
-        ray.shutdown()
-        gc.collect()
+    with ray_cluster(num_cpus=2, num_gpus=1):
+        yield
 
 
 def opened(name: str, source: ProblemSource, problem: Problem) -> Executor:

@@ -94,6 +94,7 @@ def test_slots_double_and_no_more_than_needed() -> None:
     assert tally(2, [(86_400.0, "a", (0,))]).slot_s * SLOTS > 86_400.0
 
 
+@settings(max_examples=30)
 @given(runs())
 def test_what_was_counted_goes_through_json(run: tuple[int, Heard]) -> None:
     size, heard = run
