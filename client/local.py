@@ -61,6 +61,7 @@ from anabranch.host.submission import (
     examined,
 )
 from anabranch.protos.convert import submodel_from_proto
+from anabranch.support.shelf import ScratchShelf
 from anabranch.workloads.app import App
 from anabranch.workloads.trainer import trainer_for
 
@@ -93,7 +94,7 @@ class LocalServer:
         self.payloads: dict[str, bytes] = {}
         self.turn = threading.RLock()  # of the calls
         self._frozen = self.spec.frozen(tensors)
-        blueprint = Blueprint.of(config, self.spec)
+        blueprint = Blueprint.of(config, self.spec, shelf=ScratchShelf())
         engine = blueprint.engine(tensors)
         # What devices may build version 0 from; None where they fetch it.
         self.first = first_model(blueprint, tensors, seed)

@@ -34,6 +34,7 @@ from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.planner import Planner
 from anabranch.core.engine.settable import in_force
 from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.shelf import ROW, Remembered, Shelf, Shelved
 from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt
 from anabranch.core.model.arrays import own, to_bytes
@@ -81,24 +82,27 @@ class Snapshot:
 
     `rows`: clients and receipts, where they are not in `meta`. That says then under `rows` how many clients
     there are, and the numbers, from 1 for the first ever, of the receipts: the last that is gone, the newest.
+
+    `holds`: what it names on a shelf, which therefore stays there as long as this lives.
     """
 
     meta: dict[str, Any]
     arrays: Mapping[str, Array]
     rows: SnapshotRows | None = None
     loan: Loan | None = field(default=None, repr=False, compare=False)
+    holds: tuple[Shelved, ...] = field(default=(), repr=False, compare=False)
 
 
 def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
     """The engine's state. With `copy=False` the arrays are the engine's own: read them at once."""
-    meta, arrays = _state(engine)
+    meta, arrays, holds = _state(engine)
     ledger = engine.ledger
     meta["clients"] = [_converter.unstructure(c) for c in ledger.clients.values()]
     meta["receipts"] = [[*receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()]
     meta[RECEIPTS_OF] = [[r.client_id, r.sha256] for r in ledger.receipts.values()]
     if copy:
         arrays = {name: a.copy() for name, a in arrays.items()}
-    return Snapshot(meta, arrays)
+    return Snapshot(meta, arrays, holds=holds)
 
 
 def take_changes(engine: Engine) -> Snapshot:
@@ -106,7 +110,7 @@ def take_changes(engine: Engine) -> Snapshot:
 
     The bases of open tasks are the engine's own, which never writes on them, and so is the vector, lent.
     """
-    meta, arrays = _state(engine)
+    meta, arrays, holds = _state(engine)
     loan = engine.lend()
     shared = {name for name in arrays if name.startswith(HISTORY)} | {VECTOR}
     arrays = {name: a if name in shared else a.copy() for name, a in arrays.items()}
@@ -121,7 +125,7 @@ def take_changes(engine: Engine) -> Snapshot:
         receipts=[(r, ledger.answers_task(r)) for r in newest],
         enrolled=list(unsaved.enrolled),
     )
-    return Snapshot(meta, arrays, rows, loan)
+    return Snapshot(meta, arrays, rows, loan, holds)
 
 
 @dataclass(frozen=True)
@@ -172,14 +176,16 @@ class EngineState:
         )
 
 
-def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array]]:
-    """JSON and arrays of everything but clients and receipts."""
+def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array], tuple[Shelved, ...]]:
+    """JSON and arrays of everything but clients and receipts, and what they name on a shelf."""
     arrays: dict[str, Array] = {VECTOR: engine.vector}
+    holds: list[Shelved] = []
     arrays |= {f"{HISTORY}{v}": a for v, a in sorted(engine.history.items())}
     plain = _converter.unstructure(EngineState.of(engine))
     tasks = [_apart(t, f"task/{t['task_id']}", arrays) for t in plain.pop("tasks")]
-    meta = {name: _apart(value, name, arrays) for name, value in {**plain, "tasks": tasks}.items()}
-    return {"format": FORMAT, **{f.name: meta[f.name] for f in fields(EngineState) if f.name in meta}}, arrays
+    meta = {name: _apart(value, name, arrays, holds) for name, value in {**plain, "tasks": tasks}.items()}
+    known = {f.name: meta[f.name] for f in fields(EngineState) if f.name in meta}
+    return {"format": FORMAT, **known}, arrays, tuple(holds)
 
 
 def state_digest(engine: Engine) -> str:
@@ -206,13 +212,14 @@ def restore(
     planner: Planner | None = None,
     sums: Sums | None = None,
     cohorts: Cohorts | None = None,
+    shelf: Shelf | None = None,
 ) -> Engine:
     """An engine that goes on where the snapshot was taken. The snapshot stays as it is.
 
     Raises `StoreCorrupt`, naming the field, where that is no state of such an engine.
     """
     try:
-        return _restored(snapshot, spec, strategy, settings, broadcast, planner, sums, cohorts)
+        return _restored(snapshot, spec, strategy, settings, broadcast, planner, sums, cohorts, shelf)
     except (FieldError, InvalidUpdate) as error:
         raise StoreCorrupt(f"the snapshot of version {snapshot.meta.get('version')}: {error}") from error
 
@@ -226,12 +233,14 @@ def _restored(
     planner: Planner | None,
     sums: Sums | None,
     cohorts: Cohorts | None,
+    shelf: Shelf | None,
 ) -> Engine:
     arrays = {name: own(snapshot.arrays, name) for name in snapshot.arrays if name != VECTOR}
-    meta, rows = _together(snapshot.meta, arrays), snapshot.rows
+    meta, rows = _together(snapshot.meta, arrays, shelf), snapshot.rows
     state = from_plain({k: v for k, v in meta.items() if k not in BESIDE}, EngineState, _converter_of(spec))
     vector = own(snapshot.arrays, VECTOR)
-    engine = Engine(spec, strategy, settings, vector, broadcast, planner, sums, cohorts, own=True)
+    parts = broadcast, planner, sums, cohorts
+    engine = Engine(spec, strategy, settings, vector, *parts, own=True, shelf=shelf)
     if sums is not None:
         sums.history = state.noise
     engine.changes = state.changes
@@ -269,28 +278,45 @@ def unpacked(plain: Any, arrays: Mapping[str, Array], cls: type[T]) -> T:
     return from_plain(_together(plain, arrays), cls, _converter)
 
 
-def _apart(plain: Any, path: str, arrays: dict[str, Array]) -> Any:
+def _apart(plain: Any, path: str, arrays: dict[str, Array], holds: list[Shelved] | None = None) -> Any:
     if isinstance(plain, np.ndarray):
         arrays[path] = plain
         return {ARRAY: path}
+    if isinstance(plain, Shelved):
+        assert holds is not None, "only a strategy has a shelf"
+        holds.append(plain)
+        return {ROW: plain.sha256, "size": plain.size}
     if isinstance(plain, Mapping):
-        return {k: _apart(v, f"{path}/{k}", arrays) for k, v in plain.items()}
+        return {k: _apart(v, f"{path}/{k}", arrays, holds) for k, v in plain.items()}
     if isinstance(plain, list | tuple):
-        return [_apart(v, f"{path}/{i}", arrays) for i, v in enumerate(plain)]
+        return [_apart(v, f"{path}/{i}", arrays, holds) for i, v in enumerate(plain)]
     return plain
 
 
-def _together(plain: Any, arrays: Mapping[str, Array]) -> Any:
+def _together(plain: Any, arrays: Mapping[str, Array], shelf: Shelf | None = None) -> Any:
     if isinstance(plain, dict):
+        if ROW in plain:
+            return _named(plain, shelf)
         if ARRAY in plain:
             name = plain[ARRAY]
             if not isinstance(name, str) or name not in arrays:
                 raise FieldError(f"the array {name!r} is missing")
             return arrays[name]
-        return {k: _together(v, arrays) for k, v in plain.items()}
+        return {k: _together(v, arrays, shelf) for k, v in plain.items()}
     if isinstance(plain, list):
-        return [_together(v, arrays) for v in plain]
+        return [_together(v, arrays, shelf) for v in plain]
     return plain
+
+
+def _named(plain: Any, shelf: Shelf | None) -> Shelved:
+    """The reference of a row. Raises `FieldError`."""
+    try:
+        sha256, size = from_plain([plain[ROW], plain["size"]], tuple[str, int], _converter)
+    except (KeyError, ValueError) as error:
+        raise FieldError(f"a reference to a shelf cannot be read: {error}") from error
+    if shelf is None:
+        raise FieldError(f"{sha256[:16]} lies on a shelf (strategy.memory), and here is none")
+    return shelf.named(sha256, size)
 
 
 def _delta_out(delta: Any) -> Any:
@@ -310,6 +336,10 @@ _converter.register_unstructure_hook(UnitMap, UnitMap.to_json)
 _converter.register_unstructure_hook(TensorSet, TensorSet.to_json)
 _converter.register_unstructure_hook(Delta, _delta_out)
 _converter.register_structure_hook(Delta, _delta_in)
+_converter.register_unstructure_hook(Remembered, lambda it: it if isinstance(it, Shelved) else _delta_out(it))
+_converter.register_structure_hook(
+    Remembered, lambda plain, of: plain if isinstance(plain, Shelved) else _delta_in(plain, of)
+)
 written(_converter, Guard, later=("flaws_in_row", "wasted", "last_flaw"))
 written(_converter, ClientRecord, later=("steps",))
 written(_converter, EngineState, later=("buffers", "changes", "noise", "part_changes", "cohorts"))

@@ -45,6 +45,7 @@ from anabranch.host.records import RunReporter
 from anabranch.host.run import NoLine, Run
 from anabranch.host.submission import announced, arrived, examined
 from anabranch.reports.recorder import Recorder
+from anabranch.support.shelf import ScratchShelf
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -111,7 +112,8 @@ class GridRun:
             if config.uplink.codec == RAW
             else Capability(codecs=simulated_stages(config.uplink.codec))
         )
-        replay = Replay(logbook, partial(Blueprint.of(config, self.spec).engine, logbook.initial))
+        blueprint = Blueprint.of(config, self.spec, shelf=ScratchShelf())
+        replay = Replay(logbook, partial(blueprint.engine, logbook.initial))
         self.engine = replay.engine
         self.host = Run(self.engine, NoLine(), config.limits)
         self._teller = RunReporter(recorder)

@@ -19,6 +19,7 @@ from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.planner import Planner
 from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.shelf import Shelf
 from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import Limits
@@ -28,7 +29,7 @@ from anabranch.core.parts import told_name
 from anabranch.core.snapshot import Snapshot, restore
 from anabranch.host.private import private_sums
 from anabranch.host.secagg import check_masking, cohorts_of
-from anabranch.strategies.memory import RememberingStrategy
+from anabranch.strategies.memory import DISK, RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
 from anabranch.strategies.scheduled import Scheduled, unscheduled
@@ -46,7 +47,10 @@ Begin = Callable[[Snapshot | None], Engine]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What the engines of a run are made of. Two of them share nothing that changes."""
+    """What the engines of a run are made of. Two of them share nothing that changes.
+
+    But the shelf: what lies there is named by what it is, and stays as it is.
+    """
 
     config: Config
     spec: ParamSpec
@@ -54,6 +58,7 @@ class Blueprint:
     settings: EngineSettings
     sums: Callable[[], Sums | None] = lambda: None
     cohorts: Callable[[], Cohorts | None] = lambda: None
+    shelf: Shelf | None = None
 
     @classmethod
     def of(
@@ -63,10 +68,12 @@ class Blueprint:
         limits: Limits | None = None,
         key: bytes | None = None,
         masks: bool = False,
+        shelf: Shelf | None = None,
     ) -> Blueprint:
         """What a configuration says of a model; `limits` stand in for its own. Raises `ConfigError`.
 
         `key`: that of a private run's noise. `masks`: its devices can mask, and its keepers be asked.
+        `shelf`: for what its strategy remembers where that shall lie on a disk.
         """
         others()  # of two codec stages with one number nobody knows which is meant: said at the start
         strategy = strategy_of(config)
@@ -80,12 +87,12 @@ class Blueprint:
             check_masking(masks)
             cohorts = partial(cohorts_of, config, spec, strategy)
             cohorts()  # what is wrong with it is said at the start
-            return cls(config, spec, strategy, settings, cohorts=cohorts)
+            return cls(config, spec, strategy, settings, cohorts=cohorts, shelf=shelf)
         if not config.privacy.on:
-            return cls(config, spec, strategy, settings)
+            return cls(config, spec, strategy, settings, shelf=shelf)
         sums = partial(private_sums, config, spec, strategy, key)
         sums()  # what is wrong with it is said at the start
-        return cls(config, spec, strategy, settings, sums)
+        return cls(config, spec, strategy, settings, sums, shelf=shelf)
 
     @property
     def codec_at(self) -> Callable[[int], str]:
@@ -95,13 +102,21 @@ class Blueprint:
     def engine(self, initial: Tensors, snapshot: Snapshot | None = None) -> Engine:
         """The engine of a snapshot, or of version 0: the weights `initial`, by name.
 
-        Raises as `parts` does.
+        Raises as `parts` does, and `ConfigError` where a shelf is needed and there is none.
         """
+        self._check_shelf()
         parts = (*self.parts(), self.sums(), self.cohorts())
         if snapshot is not None:
-            return restore(snapshot, self.spec, self.strategy, self.settings, *parts)
+            return restore(snapshot, self.spec, self.strategy, self.settings, *parts, shelf=self.shelf)
         first = self.spec.flatten(initial)
-        return Engine(self.spec, self.strategy, self.settings, first, *parts, own=True)
+        return Engine(self.spec, self.strategy, self.settings, first, *parts, own=True, shelf=self.shelf)
+
+    def _check_shelf(self) -> None:
+        if self.shelf is None and any(map(_wants_shelf, _parts(self.strategy))):
+            raise ConfigError(
+                f"strategy.memory = {DISK!r} needs a store that has a shelf, and this one has none "
+                "(server.database): use SQLite, or set memory = 'ram'"
+            )
 
     def parts(self) -> tuple[Broadcast | None, Planner | None]:
         """What an engine sends models by, and what deals sub-models.
@@ -143,6 +158,10 @@ def _parts(strategy: Strategy) -> tuple[Strategy, ...]:
     """The strategies of a run, one after the other."""
     found = strategy.parts if isinstance(strategy, Phased) else (strategy,)
     return tuple(map(unscheduled, found))
+
+
+def _wants_shelf(strategy: Strategy) -> bool:
+    return isinstance(strategy, RememberingStrategy) and strategy.memory == DISK
 
 
 def _check_memory(config: Config, spec: ParamSpec, strategy: Strategy) -> None:

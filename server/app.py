@@ -415,7 +415,7 @@ def _writer(
     )
     kept = kept_manifest(Path(server.data_dir))
 
-    blueprint = Blueprint.of(config, engine.spec, limits, recovered.key, masks=True)
+    blueprint = Blueprint.of(config, engine.spec, limits, recovered.key, masks=True, shelf=engine.shelf)
 
     def begin(snapshot: Snapshot | None) -> Engine:
         return blueprint.engine(read_manifest(kept, limits).tensors, snapshot)

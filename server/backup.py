@@ -28,6 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import quote
 
+from anabranch.core.engine.shelf import rows_named
 from anabranch.core.errors import (
     ConfigError,
     DataError,
@@ -38,7 +39,7 @@ from anabranch.core.errors import (
     StoreFull,
     on_disk,
 )
-from anabranch.core.limits import MIB
+from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.identity.files import write_private
 from anabranch.identity.noise_key import NOISE_KEY
@@ -59,12 +60,15 @@ from anabranch.server.store.files import (
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.packs import PackPlace, Packs
 from anabranch.server.store.segments import Segments
+from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.verify import stored_config, verify
+from anabranch.support.shelf import FOLDER as SHELF
+from anabranch.support.shelf import FolderRows
 
 FILE = "backup.json"
 RESTORING = "restoring"  # in a data directory: a backup that is being put back
 PARTIAL = ".partial"  # after the name of a backup that is not finished
-NAMED = ("blobs", "log", "packs", "snapshots")  # only what the database and the end of the log need
+NAMED = ("blobs", "log", "packs", "shelf", "snapshots")  # only what the database and the end of the log need
 SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, FILE, *NAMED}
 SPARED |= {"spool", "models", NOISE_KEY}
 PAGES = 1024  # of the database, between two signs of progress
@@ -291,9 +295,17 @@ class _Copying:
         self._check_room([*log, *(name for name, _ in named)])
         self._copy(named)
         self._copy_log(log, {name for name, _ in named})
+        self._shelf(snapshots)
         held = Packs(self._target)
         for number, offset, size_bytes, sha256 in packed:
             held.read(PackPlace(number, offset), size_bytes, sha256)
+
+    def _shelf(self, snapshots: list[str]) -> None:
+        """What the copied snapshots name of what a strategy remembers. Raises `_Gone`."""
+        files, rows = SnapshotFiles(self._target, DEFAULT_LIMITS), FolderRows(Path(SHELF))
+        named = sorted({name for sha in snapshots for name in rows_named(files.read(sha).meta)})
+        self._check_room([rows.path(name) for name in named])
+        self._copy([(rows.path(name), name) for name in named])
 
     def _log(self) -> list[Path]:
         """The segments that have what the copied database lacks. Raises `_Gone`, `LogLost`."""

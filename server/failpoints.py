@@ -33,7 +33,13 @@ POINTS = (
     "snapshot_named",  # the database knows it
     "snapshots_cleared",  # and older ones are gone
 )
-# Beside those, where updates are masked.
+# Beside those, where a strategy's memory of devices lies on the disk.
+SHELF_POINTS = (
+    "row_written",  # what a device's update is remembered by is in a file, perhaps not on the disk
+    "rows_flushed",  # the rows of a snapshot are on the disk, the snapshot is not
+    "rows_removed",  # rows that nothing refers to any more are gone
+)
+# And where updates are masked.
 MASKED_POINTS = ("sum_came",)  # a keeper has answered; the log does not have it
 
 _hook: Callable[[str], None] | None = None

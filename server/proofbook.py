@@ -78,15 +78,21 @@ class Proofbook:
             return None
 
     def note(self, info: RunInfo, seq: int, mark: str, engine: Engine, ca_sha256: str) -> None:
-        """All up to an event was proved. Where nothing can be written the next proof is a longer one."""
+        """All up to an event was proved. Where nothing can be written the next proof is a longer one.
+
+        So it is where a snapshot names what lies on a shelf: that of the server goes on meanwhile.
+        """
         try:
             self._write(info, seq, mark, engine, ca_sha256)
         except (StoreError, ConfigError) as error:
             log.warning("how far the data were proved is not noted: %s", error)
 
     def _write(self, info: RunInfo, seq: int, mark: str, engine: Engine, ca_sha256: str) -> None:
+        taken = take_snapshot(engine, copy=False)
+        if taken.holds:
+            return
         self._files.prepare()
-        snapshot = self._files.write(take_snapshot(engine, copy=False))
+        snapshot = self._files.write(taken)
         named = (mark, state_digest(engine), ca_sha256, time.time(), snapshot)
         write_private(self._path, json.dumps(asdict(_Record(info.run_id, seq, *named)), indent=1).encode())
         self._files.remove_all_but({snapshot})

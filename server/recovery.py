@@ -25,6 +25,7 @@ from anabranch.core.engine.settable import (
     why_fixed,
     with_values,
 )
+from anabranch.core.engine.shelf import Shelf
 from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
 from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -88,7 +89,8 @@ def recover(
     _check_same(stored, config)
     found = store.load()
     key = _noise_key(store, config, begun)
-    begin = partial(Blueprint.of(config, manifest.spec, limits, key, masks=True).engine, manifest.tensors)
+    blueprint = Blueprint.of(config, manifest.spec, limits, key, masks=True, shelf=shelf_of(store))
+    begin = partial(blueprint.engine, manifest.tensors)
     replayed_log = Replay(store, begin, found, store.receipt)
     engine = replayed_log.engine
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
@@ -141,6 +143,12 @@ def _said(stored: Config, given: Config, engine: Engine, read_at: float) -> Mapp
 def _sources(given: Config, said: Mapping[str, Any]) -> str:
     sources = dict.fromkeys(given.sources.get(path, "its settings") for path in said)
     return f"the server's start ({', '.join(sources)})"
+
+
+def shelf_of(store: Store) -> Shelf | None:
+    """Where a store keeps what a strategy remembers; older ones of others have no such place."""
+    found: Shelf | None = getattr(store, "shelf", None)
+    return found
 
 
 def refolder(store: Store, begin: Begin) -> Refolder:

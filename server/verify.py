@@ -24,6 +24,7 @@ from anabranch.server.recovery import check_links, check_mark, check_versions
 from anabranch.server.store.base import Recovery, RunInfo, Store
 from anabranch.server.store.factory import open_data
 from anabranch.server.store.sql import SqlStore
+from anabranch.support.shelf import ScratchShelf
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def verify(
         info, manifest = stored_run(store, data_dir)
         config = Config.from_json(info.config)
         key = kept_key(config, key_folder or data_dir)
-        blueprint = Blueprint.of(config, manifest.spec, key=key, masks=True)
+        shelf = ScratchShelf(getattr(store, "shelf", None))  # what is read stays as it is
+        blueprint = Blueprint.of(config, manifest.spec, key=key, masks=True, shelf=shelf)
         begin = partial(blueprint.engine, manifest.tensors)
         first = store.first()
         book = Proofbook(data_dir)

@@ -122,7 +122,7 @@ class Disk:
         if self.is_full or not 0 < self._every_updates <= engine.counters.applied - self._saved.applied:
             return
         snapshot = take_snapshot(engine)
-        kept = Snapshot(json.loads(json.dumps(snapshot.meta)), snapshot.arrays)
+        kept = Snapshot(json.loads(json.dumps(snapshot.meta)), snapshot.arrays, holds=snapshot.holds)
         self._saved = DiskSnapshot(kept, self._chain.copy(), self.seq, engine.counters.applied, self.last_now)
         self._log.clear()
         self._places.clear()

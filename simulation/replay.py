@@ -25,6 +25,7 @@ from anabranch.reports.result import Result
 from anabranch.simulation.parts import PARTS
 from anabranch.simulation.run import open_simulation
 from anabranch.support.code import check_trusted, let_in
+from anabranch.support.shelf import ScratchShelf
 from anabranch.workloads.app import App
 from anabranch.workloads.registry import check_installed
 
@@ -103,7 +104,7 @@ def _admit(config: Config, folder: Path, load_code: bool, with_app: bool) -> Non
 
 def _through_payloads(reader: JournalReader) -> Engine:
     key = kept_key(reader.config, reader.folder)
-    blueprint = Blueprint.of(reader.config, reader.spec, key=key, masks=True)
+    blueprint = Blueprint.of(reader.config, reader.spec, key=key, masks=True, shelf=ScratchShelf())
     begin = partial(blueprint.engine, reader.initial())
     with reader.open_payloads() as payload:
         replay = Replay(WholeLog(reader.records, payload), begin)

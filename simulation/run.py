@@ -64,6 +64,7 @@ from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import World
 from anabranch.support.heap import reused_heap
+from anabranch.support.shelf import ScratchShelf
 from anabranch.workloads.app import App
 from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.traces import read_trace
@@ -262,7 +263,7 @@ class Simulation:
         self.executor, self.hasher = executor, Hasher()
         self.elastic = ElasticTrainings(problem)
         self.clock, self.frozen = VirtualClock(), problem.frozen
-        blueprint = Blueprint.of(config, problem.spec, key=noise_key, masks=True)
+        blueprint = Blueprint.of(config, problem.spec, key=noise_key, masks=True, shelf=ScratchShelf())
         begin = partial(blueprint.engine, problem.initial)
         engine = begin(None)
         versions = Versions(engine, problem.frozen, config.downlink.parts == OWN)

@@ -36,13 +36,15 @@ from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Update
 from anabranch.strategies.memory import (
     MEMORY_BYTES_MAX,
+    PLACES,
+    RAM,
     Kept,
     RememberingStrategy,
+    last_delta,
     no_total,
     shifted_kept,
-    with_newest,
 )
-from anabranch.strategies.parameters import AT_LEAST_ONE, POSITIVE
+from anabranch.strategies.parameters import AT_LEAST_ONE, POSITIVE, one_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class ACE(RememberingStrategy):
     state_type: ClassVar[type[Any]] = ACEState
 
     server_lr: Annotated[float, POSITIVE] = 0.1
+    memory: Annotated[str, one_of(PLACES)] = RAM
     memory_bytes_max: Annotated[int, AT_LEAST_ONE] = MEMORY_BYTES_MAX
 
     def init(self, vector: Vector) -> State:
@@ -79,8 +82,9 @@ class ACE(RememberingStrategy):
             if last.counts and (client == update.client_id or last.base_version < oldest)
         )
         for client in leaving:
-            add_scaled(state.total, -1.0, state.kept[client].delta)
-        kept = with_newest({**state.kept, **{c: state.kept[c].emptied() for c in leaving}}, update)
+            add_scaled(state.total, -1.0, last_delta(state.kept[client], context))
+        emptied = {c: state.kept[c].emptied() for c in leaving}
+        kept = self.with_newest({**state.kept, **emptied}, update, context)
         add_scaled(state.total, 1.0, update.delta)
         counting = sum(last.counts for last in kept.values())
         add_scaled(vector, self.server_lr / counting, state.total)

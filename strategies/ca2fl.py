@@ -35,9 +35,17 @@ from anabranch.core.engine.strategy import Context, State
 from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Update
 from anabranch.strategies.buffer import Aggregate, BufferState, BufferStrategy
-from anabranch.strategies.memory import MEMORY_BYTES_MAX, Kept, RememberingStrategy, no_total, with_newest
+from anabranch.strategies.memory import (
+    MEMORY_BYTES_MAX,
+    PLACES,
+    RAM,
+    Kept,
+    RememberingStrategy,
+    last_delta,
+    no_total,
+)
 from anabranch.strategies.optimisers import Optimiser, Sgd
-from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
+from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, one_of
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,7 @@ class CA2FL(RememberingStrategy, BufferStrategy):
     buffer_size: Annotated[int, AT_LEAST_ONE] = 10
     server_lr: Annotated[float, POSITIVE] = 1.0
     flush_s: Annotated[float, NOT_NEGATIVE] = 0.0
+    memory: Annotated[str, one_of(PLACES)] = RAM
     memory_bytes_max: Annotated[int, AT_LEAST_ONE] = MEMORY_BYTES_MAX
 
     @property
@@ -77,8 +86,8 @@ class CA2FL(RememberingStrategy, BufferStrategy):
         state = super().gather(state, update, weight, context)
         last = state.kept.get(update.client_id)
         if last is not None:
-            add_scaled(state.buffer, -1.0, last.delta)
-        return replace(state, kept=with_newest(state.kept, update))
+            add_scaled(state.buffer, -1.0, last_delta(last, context))
+        return replace(state, kept=self.with_newest(state.kept, update, context))
 
     def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
         """K v and K."""

@@ -6,11 +6,21 @@
 | H      | state.total | a sum of h_i; float64, so that nothing stays of one that left |
 
 The memory is part of the state: it is there after a restart, a replay comes to it again, and a rollback makes
-it of the updates that count. So every snapshot has it, and a copy of it is made for each: n devices and a
-model of P numbers take 4 n P bytes and, while a snapshot is written, as many again. That is bounded by
-`memory_bytes_max`. A run whose fleet does not fit does not begin; where more devices come than fit, those
-that have a place go on, and the others get no task. A place is taken by a device's first update that counts,
-and kept to the end of the run.
+it of the updates that count. `memory` says where the numbers lie.
+
+"ram": in the state. So every snapshot has them, and a copy of them is made for each: n devices and a model of
+P numbers take 4 n P bytes and, while a snapshot is written, as many again.
+
+"disk": on a shelf (`core/engine/shelf.py`), and the state has a reference of a hundred bytes in the place of
+each. What lies there is the very vector that the strategy was given, and not the payload that it came as,
+though the log has that, 10 to 40 times smaller where it is compressed: what an update is to a strategy comes
+of more than its bytes (a length that was bounded by what others had sent, buffers as differences from the
+model as it was), and the log may drop a payload long before its device comes again.
+
+What this takes of the server's memory is bounded by `memory_bytes_max`: of a device its numbers and its name,
+or its name and a reference. A run whose fleet does not fit does not begin; where more devices come than fit,
+those that have a place go on, and the others get no task. A place is taken by a device's first update that
+counts, and kept to the end of the run.
 """
 
 from __future__ import annotations
@@ -21,6 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from anabranch.core.engine.shelf import Remembered, Shelf, Shelved
 from anabranch.core.engine.strategy import Context, Refusal, State, Step, rejected
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import KIB, MIB
@@ -30,13 +41,14 @@ from anabranch.strategies.composition import ComposedStrategy
 
 MEMORY_BYTES_MAX = 256 * MIB
 PLACE_BYTES = KIB  # of a device beside its numbers: its name, in the state and in a snapshot
+RAM, DISK = PLACES = ("ram", "disk")
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
     """What is remembered of a device. An empty `delta` is one that counts no more."""
 
-    delta: Delta
+    delta: Remembered
     base_version: int
 
     @property
@@ -58,8 +70,13 @@ class RememberingStrategy(ComposedStrategy):
     name: ClassVar[str]
 
     @property
+    def memory(self) -> str:
+        """Where the numbers lie: `RAM` or `DISK`."""
+        return RAM
+
+    @property
     def memory_bytes_max(self) -> int:
-        """Bytes of all updates that are remembered."""
+        """Bytes that all of it may take of the server's memory."""
         return MEMORY_BYTES_MAX
 
     def check_fleet(self, spec: ParamSpec, clients: int) -> None:
@@ -69,8 +86,8 @@ class RememberingStrategy(ComposedStrategy):
             raise ConfigError(
                 f"strategy.memory_bytes_max is {self.memory_bytes_max}, but the updates of "
                 f"fleet.clients = {clients} devices, of {spec.size} numbers each, which {self.name!r} "
-                f"remembers, take {takes}: set it to that where twice as much memory is free, or take a "
-                "strategy without such a memory, such as 'fedbuff' or 'fadas'"
+                f"remembers, take {takes} of memory: {self._remedy}, or take a strategy that remembers none, "
+                "such as 'fedbuff' or 'fadas'"
             )
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
@@ -92,13 +109,35 @@ class RememberingStrategy(ComposedStrategy):
         detail = f"strategy.memory_bytes_max has room for the updates of {room} devices, which are there"
         return Refusal(Reason.NOT_SELECTED, detail)
 
+    @property
+    def _remedy(self) -> str:
+        more = "set it to that where so much memory is free"
+        if self.memory == DISK:
+            return more
+        return f"set strategy.memory = 'disk', or {more} twice"
+
     def _place_bytes(self, spec: ParamSpec) -> int:
-        return spec.size * spec.vector_dtype.itemsize + PLACE_BYTES
+        numbers = 0 if self.memory == DISK else spec.size * spec.vector_dtype.itemsize
+        return numbers + PLACE_BYTES
+
+    def with_newest(self, kept: Mapping[str, Kept], update: Update, context: Context) -> dict[str, Kept]:
+        """The memory with an update in the place of its device's last one."""
+        return with_newest(kept, update, context.shelf if self.memory == DISK else None)
 
 
-def with_newest(kept: Mapping[str, Kept], update: Update) -> dict[str, Kept]:
-    """The memory with an update in the place of its device's last one."""
-    return {**kept, update.client_id: Kept(_compact(update.delta), update.base_version)}
+def with_newest(kept: Mapping[str, Kept], update: Update, shelf: Shelf | None = None) -> dict[str, Kept]:
+    """The memory with an update in the place of its device's last one, on the shelf if there is one."""
+    delta = _compact(update.delta)
+    newest = Kept(delta if shelf is None else shelf.put(delta), update.base_version)
+    return {**kept, update.client_id: newest}
+
+
+def last_delta(kept: Kept, context: Context) -> Delta:
+    """The numbers of what is remembered, to be read."""
+    if not isinstance(kept.delta, Shelved):
+        return kept.delta
+    assert context.shelf is not None, "what lies on a shelf was put there"
+    return context.shelf.take(kept.delta)
 
 
 def _compact(delta: Delta) -> Delta:

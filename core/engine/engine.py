@@ -48,6 +48,7 @@ from anabranch.core.engine.outcome import outcome
 from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.planner import Applicant, Planner, PlannerState
 from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.shelf import Shelf
 from anabranch.core.engine.stepping import as_given, stepped
 from anabranch.core.engine.strategy import Context, State, Step, Strategy, Sums, held, rejected
 from anabranch.core.model.chains import chain_for
@@ -75,8 +76,12 @@ class Engine:
         cohorts: Cohorts | None = None,
         *,
         own: bool = False,
+        shelf: Shelf | None = None,
     ) -> None:
-        """`own`: `vector` is nobody else's, so that the engine may write on it; else it makes a copy."""
+        """`own`: `vector` is nobody else's, so that the engine may write on it; else it makes a copy.
+
+        `shelf`: where the strategy puts what its state only refers to.
+        """
         self.spec = spec
         self.strategy = strategy
         self.settings = settings
@@ -92,6 +97,7 @@ class Engine:
         self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
         self.sums = sums
         self.cohorts = cohorts
+        self.shelf = shelf
         self.part_changes = PartChanges()
         self.in_parts: bool = getattr(planner, "of_tensors", False)  # tasks may be of some whole tensors
         self.buffers = Buffers(spec, settings.buffers, self.vector)
@@ -490,9 +496,9 @@ class Engine:
         live, slowness = self.ledger.live, self.ledger.slowness
         place = now, self.version, self.settings.seed
         parts = self.part_changes
-        uplink_for = self._uplink_for
+        more = self._uplink_for, self.shelf
         return Context(
-            *place, clients, live, staleness, None, self.spec, slowness, self.sums, parts, None, uplink_for
+            *place, clients, live, staleness, None, self.spec, slowness, self.sums, parts, None, *more
         )
 
     def _uplink_for(self, client_id: str, wanted: str) -> str:

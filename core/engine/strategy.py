@@ -6,7 +6,8 @@ A snapshot has it by its annotations (`core/plain.py`), so these say what is in 
 
 Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
 
-1. No clock, no randomness but `core.rng`, no I/O: equal calls give equal results.
+1. No clock, no randomness but `core.rng`, no I/O: equal calls give equal results. What is put on
+   `context.shelf` is named by its bytes, so that this holds whoever keeps it, and where.
 2. The version grows by one exactly when a step returns a vector.
 3. A step that rejects leaves state and vector identical. An update that the engine refuses never gets
    to the strategy; its task is lost.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from anabranch.core.engine.part_changes import PartChanges
+from anabranch.core.engine.shelf import Shelf
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import Delta, ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
@@ -62,7 +64,7 @@ class Context:
     1 the slowest; None of others. `sums`: of a private run, whose strategy adds up by nothing else.
     `beforehand`: what came of `long_part`, where that was made before the step. `uplink_for`: by which chain
     the update of a client travels where a plan wants this one: another where `[uplink] codec` says so or the
-    device lacks a stage.
+    device lacks a stage. `shelf`: for what a state refers to and does not hold.
     """
 
     now: float
@@ -78,6 +80,7 @@ class Context:
     part_changes: PartChanges = field(default_factory=PartChanges)
     beforehand: Any = None
     uplink_for: Callable[[str, str], str] = lambda _, wanted: wanted
+    shelf: Shelf | None = None
 
     def staleness_of(self, submodel: Submodel | None, base_version: int) -> int:
         """By how much an update is late by now: of some tensors only by versions that changed them."""

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from anabranch.core.effects import Decided, Published
+from anabranch.core.engine.shelf import rows_named
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record, payload_of
@@ -33,6 +34,7 @@ from anabranch.server.store.ledger_rows import (
     whole,
 )
 from anabranch.server.store.rows import check_same_run, metric_rows, update_id_of
+from anabranch.support.shelf import MemoryRows, RowShelf
 
 log = logging.getLogger(__name__)
 
@@ -167,11 +169,19 @@ class _Books:
         return self.dropped + len(self.lines)
 
 
+def _read(data: bytes) -> Snapshot:
+    """The snapshot of a file's bytes."""
+    arrays = {name: array.copy() for name, array in load(data).items()}
+    meta = json.loads(arrays.pop("$meta").tobytes())
+    return Snapshot(meta, arrays)
+
+
 class MemoryStore:
     """`Store` of base.py. `events_max` makes it full on purpose (0: never)."""
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS, events_max: int = 0) -> None:
         self.blobs = MemoryBlobs(limits)
+        self.shelf = RowShelf(MemoryRows())
         self.events_max = events_max
         self.books = _Books()
         self._started = False
@@ -188,6 +198,8 @@ class MemoryStore:
             self.books.info = info
         check_same_run(self.books.info, info, "the store")
         self._started = True
+        metas = [_read(kept.data).meta for kept in self.books.snapshots]
+        self.shelf.begin(set(rows_named(metas)), max((kept.seq for kept in self.books.snapshots), default=0))
         return self.books.info
 
     @property
@@ -275,6 +287,7 @@ class MemoryStore:
 
     def write_snapshot(self, snapshot: Snapshot) -> str:
         """Keep a copy until it is named."""
+        self.shelf.flush()
         meta = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
         data = save({**plain_tensors(snapshot.arrays), "$meta": meta})
         sha256 = hashlib.sha256(data).hexdigest()
@@ -298,6 +311,7 @@ class MemoryStore:
         if wanted.base is not None and (row := books.versions.get(wanted.base.version)) is not None:
             self._begin = row.seq
         books.snapshots = [marks[mark] for mark in wanted.marks]
+        self.shelf.retain(applied_through_seq, books.snapshots[0].seq)
 
     def trim(self, events_max: int) -> int:
         """Drop so many of the events that need not be kept; returns how many were."""
@@ -340,9 +354,10 @@ class MemoryStore:
     def _recovery(self, snapshots: Sequence[_Kept]) -> Recovery:
         for found in snapshots:
             if hashlib.sha256(found.data).hexdigest() == found.sha256:
-                arrays = {name: array.copy() for name, array in load(found.data).items()}
-                meta = json.loads(arrays.pop("$meta").tobytes())
-                snapshot = self.books.rows.read(Snapshot(meta, arrays), found.seq)
+                snapshot = self.books.rows.read(_read(found.data), found.seq)
+                if missing := self.shelf.missing(set(rows_named(snapshot.meta))):
+                    log.warning("snapshot %d names %d rows that are not there", found.seq, len(missing))
+                    continue
                 return Recovery(snapshot, found.seq, self._after(found.seq), found.at)
             log.warning("snapshot %d is damaged: going on without it", found.seq)
         if self.books.dropped:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, bindparam, delete, func, insert, or_, select
 
+from anabranch.core.engine.shelf import check_row, rows_named
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreError, StoreFull
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
@@ -60,9 +61,11 @@ from anabranch.server.store.projections import upsert
 from anabranch.server.store.quota import Quota
 from anabranch.server.store.schema import events, mask_sums, runs, snapshots, updates
 from anabranch.server.store.segments import Segments
+from anabranch.server.store.shelf import StoredRows
 from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.store.tags import read_tags, write_tags
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
+from anabranch.support.shelf import RowShelf
 
 BEGINS_LATE = "does not begin with its first event (server.keep): restore a backup"
 PAGE = 500  # events read at a time
@@ -114,6 +117,9 @@ class SqlStore:
         self._writes = False
         files: type[SnapshotFiles] = SnapshotFiles
         self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
+        rows = StoredRows(data_dir, limits.free_disk_bytes_min)
+        # In a database that servers share there is none: the next leader would not find it.
+        self.shelf = None if shared else RowShelf(rows)
         self._lock: FolderLock | None = None
         self._last_seq = 0
         self._is_ahead = False  # a snapshot is of a version that no row has published
@@ -168,6 +174,7 @@ class SqlStore:
                 self._segments.prepare(stored.run_id, self._newest_number())
                 self._take_up(stored.run_id)
             self._snapshots.prepare()
+            self._begin_shelf()
             if self.archive_folder is not None:
                 self._archive = Archive(self.archive_folder, stored.run_id).prepared()
             self._collect_garbage()
@@ -244,6 +251,19 @@ class SqlStore:
         if gone := self._blobs.collect_garbage(referenced):
             log.info("removed %d files that nothing references", len(gone))
         self._snapshots.remove_all_but(kept.union(ahead))
+
+    def _begin_shelf(self) -> None:
+        """Clear the shelf of what no snapshot names."""
+        if self.shelf is None or not self.shelf.rows.names():
+            return
+        with self._database.writing() as connection:
+            known = connection.execute(select(snapshots.c.sha256, snapshots.c.applied_through_seq)).all()
+            ahead = files_ahead(connection, self._snapshots)
+        named: set[str] = set()
+        for sha256 in [*(row.sha256 for row in known), *ahead]:
+            with suppress(StoreCorrupt):  # it is of no use without its JSON
+                named.update(rows_named(self._snapshots.read(sha256).meta))
+        self.shelf.begin(named, max((row.applied_through_seq for row in known), default=0))
 
     def _check_ahead(self) -> None:
         """After a replay: raises `LogLost` where a snapshot is of a version that no row has published."""
@@ -487,7 +507,23 @@ class SqlStore:
         with self._reading() as connection:
             if self._overlay.flaw is not None and str(self._overlay.flaw) not in found:
                 found.append(str(self._overlay.flaw))
-            return [*found, *find_problems(connection, self._blobs, self._packs, self._snapshots, after)]
+            found += find_problems(connection, self._blobs, self._packs, self._snapshots, after)
+            known = list(connection.scalars(select(snapshots.c.sha256)))
+        return [*found, *self._shelf_problems(known)]
+
+    def _shelf_problems(self, known: list[str]) -> Iterator[str]:
+        """Which rows that snapshots name are damaged or not there."""
+        if self.shelf is None or not self.shelf.rows.names():
+            return
+        named: set[str] = set()
+        for sha256 in known:
+            with suppress(StoreCorrupt):  # that was said
+                named.update(rows_named(self._snapshots.read(sha256).meta))
+        for name in sorted(named):
+            try:
+                check_row(name, self.shelf.rows.read(name), self.shelf.rows.place(name))
+            except StoreCorrupt as error:
+                yield str(error)
 
     def unproved_snapshots(self) -> dict[Path, int]:
         """The files of snapshots of versions that no row has, and these: a replay of the log comes to them.
@@ -504,6 +540,8 @@ class SqlStore:
 
     def write_snapshot(self, snapshot: Snapshot) -> str:
         """Make the file of a snapshot durable; returns its SHA-256. From any thread. Raises `StoreFull`."""
+        if self.shelf is not None:  # first: it may name all that lies there
+            self.shelf.flush()
         sha256 = self._snapshots.write(snapshot)
         reach("snapshot_written")
         return sha256
@@ -526,6 +564,8 @@ class SqlStore:
             kept = set(connection.scalars(select(s.sha256)))
         self._begin = max(self._begin, begin)
         reach("snapshot_named")
+        if self.shelf is not None:
+            self.shelf.retain(applied_through_seq, seqs[0])
         self._snapshots.remove_all_but(kept)
         reach("snapshots_cleared")
 
@@ -563,6 +603,14 @@ class SqlStore:
             late = trimming.begins_late(connection)
         return self._recovery(newest_first=False) if late else Recovery(None, 0, self._after(0))
 
+    def _check_rows(self, snapshot: Snapshot, sha256: str) -> None:
+        """Raises `StoreCorrupt` where what a snapshot names is not on the shelf."""
+        named = set(rows_named(snapshot.meta))
+        missing = named if self.shelf is None else self.shelf.missing(named)
+        if missing:
+            name = self._snapshots.path(sha256).name
+            raise StoreCorrupt(f"snapshot {name} names {len(missing)} rows that are not on the shelf")
+
     def _recovery(self, newest_first: bool) -> Recovery:
         with self._reading() as connection:
             seq = snapshots.c.applied_through_seq
@@ -572,6 +620,7 @@ class SqlStore:
         for row in known:
             try:
                 snapshot = self._snapshots.read(row.sha256)
+                self._check_rows(snapshot, row.sha256)
                 with self._reading() as connection:
                     snapshot = read_rows(connection, snapshot, row.applied_through_seq)
             except StoreCorrupt as error:

@@ -35,6 +35,7 @@ from anabranch.strategies.phased import Phased
 from anabranch.strategies.scheduled import SCHEDULER_KEY, unscheduled
 from anabranch.strategies.teasq import Teasq
 from anabranch.support.code import let_in
+from anabranch.support.shelf import ScratchShelf
 
 Array = npt.NDArray[Any]
 
@@ -183,7 +184,7 @@ class _Driver:
         )
         if not np.isfinite(self.spec.flatten(tensors)).all():
             raise InvalidUpdate("model: there are values that are not finite")
-        blueprint = Blueprint.of(config, self.spec, masks=config.secagg.on)
+        blueprint = Blueprint.of(config, self.spec, masks=config.secagg.on, shelf=ScratchShelf())
         strategy = _for_all(blueprint.strategy, updates)
         if config.secagg.on:
             settings = settings.masked(config)

@@ -37,6 +37,7 @@ from anabranch.reports.models import BEST, FINAL, Best, write_model
 from anabranch.reports.origin import moment
 from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import RESULT_FILE, Result, Status
+from anabranch.support.shelf import ScratchShelf
 
 
 def report_of_data(data_dir: Path, database: str, folder: Path, archive: Path | None = None) -> Result:
@@ -73,7 +74,9 @@ def result_of_journal(
     """
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
-    blueprint = Blueprint.of(config, spec, key=kept_key(config, data_dir or folder), masks=True)
+    blueprint = Blueprint.of(
+        config, spec, key=kept_key(config, data_dir or folder), masks=True, shelf=ScratchShelf()
+    )
     recorder = Recorder.of(config, folder, spec)
     with recorder, journal.open_payloads() as payload:
         replay = Replay(WholeLog(journal.records, payload), partial(blueprint.engine, initial))

@@ -1,0 +1,82 @@
+"""The shelf of a data directory: rows that survive a kill and a power cut once a snapshot names them.
+
+A row is written when an update is folded, and flushed before the snapshot that names it is. Until then it
+need not survive: the log has the update, and a start folds it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from anabranch.server.failpoints import reach
+from anabranch.server.store.files import (
+    begin_write_out,
+    check_space,
+    disk_errors,
+    make_folder,
+    make_own_folder,
+    open_file,
+    sync_folder,
+)
+from anabranch.support.shelf import FOLDER, FolderRows, Pieces, forget_pages
+
+
+class StoredRows(FolderRows):
+    """The rows of a server. Raises `StoreFull`, also under the disk's watermark, and `DiskFailed`."""
+
+    def __init__(self, data_dir: Path, free_bytes_min: int) -> None:
+        super().__init__(data_dir / FOLDER)
+        self._free_bytes_min = free_bytes_min
+
+    def write(self, sha256: str, row: Pieces) -> None:
+        """See `Rows`."""
+        if not self.folder.exists():
+            with self.errors(f"making {self.folder}"):
+                make_own_folder(self.folder)
+        check_space(self.folder, self._free_bytes_min)
+        super().write(sha256, row)
+        reach("row_written")
+
+    def flush(self, names: Collection[str]) -> None:
+        """See `Rows`."""
+        with self.errors("flushing what a strategy remembers"):
+            folders = {path.parent for path in map(self.path, names) if _flushed(path)}
+            for folder in sorted(folders):
+                sync_folder(folder)
+        if names:
+            reach("rows_flushed")
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See `Rows`."""
+        names = list(names)
+        super().remove(names)
+        if names:
+            reach("rows_removed")
+
+    def errors(self, doing: str) -> AbstractContextManager[None]:
+        """See `FolderRows`."""
+        return disk_errors(doing)
+
+    def make_folder(self, folder: Path) -> None:
+        """With its name durable in the folder above it."""
+        make_folder(folder)
+
+    def begin_flush(self, descriptor: int) -> None:
+        """So that there is less for a flush to wait for."""
+        begin_write_out(descriptor)
+
+
+def _flushed(path: Path) -> bool:
+    """Make a file durable; whether it is there."""
+    with suppress(FileNotFoundError):
+        descriptor = open_file(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            forget_pages(descriptor)
+        finally:
+            os.close(descriptor)
+        return True
+    return False

@@ -1,0 +1,420 @@
+"""Shelves (`core/engine/shelf.py`) by rows that lie somewhere under their names: in a folder, or in memory.
+
+Python counts who has a reference, so nobody says what is not needed any more: a state that a rollback drops,
+a fold that came to nothing, a phase that has ended. A row goes when its last reference has gone, at once
+where no snapshot can name it, and else with the last snapshot that can:
+
+    put -> (flush, before a snapshot is named) -> no reference is left -> every snapshot is newer than that
+
+What is written over a row has the same name, and so the same bytes. What a crash leaves half written was not
+flushed, so no snapshot names it, and it is removed at the next start. Where the disk is full a row stays in
+memory, and the next snapshot waits for room; the log takes no update then, so there are few.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from anabranch.core.engine.shelf import Shelved, check_row, delta_of, name_of, row_of
+from anabranch.core.errors import StoreCorrupt, StoreFull, on_disk
+from anabranch.core.model.params import Delta
+
+log = logging.getLogger(__name__)
+
+Pieces = list[bytes | memoryview]
+Data = bytes | memoryview
+FOLDER = "shelf"  # in a data directory
+
+
+class Rows(Protocol):
+    """Where rows lie, by the SHA-256 (hex) of their bytes. Raises `StoreError` and the like; thread-safe."""
+
+    def place(self, sha256: str) -> str:
+        """Where a row is, in words."""
+        ...
+
+    def write(self, sha256: str, row: Pieces) -> None:
+        """Put a row there; one of that name is written over. Raises `StoreFull`, and has none then."""
+        ...
+
+    def read(self, sha256: str) -> Data:
+        """The bytes of a row, whatever they are. Raises `StoreCorrupt` where there is none."""
+        ...
+
+    def flush(self, names: Collection[str]) -> None:
+        """Make rows durable; those that went meanwhile are left out."""
+        ...
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Drop rows, if they are there."""
+        ...
+
+    def names(self) -> set[str]:
+        """Of all rows."""
+        ...
+
+
+class RowShelf:
+    """A shelf of rows. References may go in any thread, all methods may be called in any."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._lock = threading.RLock()
+        self._live: dict[str, weakref.KeyedRef[str, Shelved]] = {}
+        self._gone: deque[str] = deque()  # names whose reference went, as the collector found them
+        self._dead: dict[str, float] = {}  # rows that no reference is of: by the newest snapshot then
+        self._unflushed: set[str] = set()
+        self._unnamed: set[str] = set()  # no snapshot can name one of these
+        self._unwritten: dict[str, bytes] = {}  # for want of room
+        self._newest = 0.0
+
+    def put(self, delta: Delta) -> Shelved:
+        """See `Shelf`."""
+        row = row_of(delta)
+        name = name_of(row)
+        with self._lock:
+            self._settle()
+            held = self._held(name)
+            if held is None or not self._has(name):
+                self._write(name, row)  # though there may be a row of a start before: it was not looked at
+            return held or self._refer(name, delta.size)
+
+    def take(self, row: Shelved) -> Delta:
+        """See `Shelf`."""
+        with self._lock:
+            data: Data | None = self._unwritten.get(row.sha256)
+        if data is None:
+            data = self.rows.read(row.sha256)
+            check_row(row.sha256, data, self.rows.place(row.sha256))
+        return delta_of(data)
+
+    def named(self, sha256: str, size: int) -> Shelved:
+        """See `Shelf`."""
+        with self._lock:
+            self._settle()
+            return self._held(sha256) or self._refer(sha256, size)
+
+    def begin(self, named: Collection[str], newest: int) -> None:
+        """A start: `named` by the snapshots that there are, of which the newest is of event `newest`.
+
+        Other rows are of no use: a crash left them.
+        """
+        with self._lock:
+            here = self.rows.names()
+            self.rows.remove(here.difference(named))
+            self._newest = newest
+            dead = (name for name in here.intersection(named) if self._held(name) is None)
+            self._dead = dict.fromkeys(dead, self._newest)
+
+    def missing(self, named: Collection[str]) -> set[str]:
+        """Those of these rows that are not there."""
+        return set(named).difference(self.rows.names()) if named else set()
+
+    def flush(self) -> None:
+        """Make durable whatever a snapshot that was taken may name. Raises `StoreFull`."""
+        with self._lock:
+            self._settle()
+            for name, data in list(self._unwritten.items()):
+                self.rows.write(name, [data])
+                del self._unwritten[name]
+                self._unflushed.add(name)
+            names, self._unflushed = self._unflushed, set()
+            self._unnamed.clear()
+        self.rows.flush(names)
+
+    def retain(self, newest: int, oldest: int) -> None:
+        """A snapshot of event `newest` was named; of those that are kept the oldest is of event `oldest`."""
+        with self._lock:
+            self._settle()
+            self._newest = newest
+            self._drop_before(oldest)
+
+    def _drop_before(self, event: float) -> None:
+        names = [name for name, newest in self._dead.items() if newest < event]
+        self.rows.remove(names)
+        for name in names:
+            del self._dead[name]
+
+    def _has(self, name: str) -> bool:  # noqa: ARG002
+        """Whether the row of a reference is there as long as that."""
+        return True
+
+    def _held(self, name: str) -> Shelved | None:
+        found = self._live.get(name)
+        return None if found is None else found()
+
+    def _refer(self, name: str, size: int) -> Shelved:
+        made = Shelved(name, size)
+        self._dead.pop(name, None)
+        self._live[name] = weakref.KeyedRef(made, self._note_gone, name)
+        return made
+
+    def _note_gone(self, reference: weakref.KeyedRef[str, Shelved]) -> None:
+        # It is called wherever the last reference goes, perhaps inside the lock: it must take none.
+        self._gone.append(reference.key)
+
+    def _settle(self) -> None:
+        """See to the rows whose reference went."""
+        going = []
+        while self._gone:
+            name = self._gone.popleft()
+            if self._live.get(name) is None or self._held(name) is not None:  # it is there again
+                continue
+            del self._live[name]
+            if name in self._unnamed:
+                self._unnamed.remove(name)
+                self._unflushed.discard(name)
+                going.append(name)
+            elif self._unwritten.pop(name, None) is None:
+                self._dead[name] = self._newest
+        self.rows.remove(going)
+
+    def _write(self, name: str, row: Pieces) -> None:
+        try:
+            self.rows.write(name, row)
+        except StoreFull as full:
+            if not self._unwritten:
+                log.warning("what a strategy remembers waits in memory: %s", full)
+            self._unwritten[name] = b"".join(row)
+        else:
+            self._written(name)
+
+    def _written(self, name: str) -> None:
+        self._unflushed.add(name)
+        if name not in self._dead:
+            self._unnamed.add(name)
+
+
+class FolderRows:
+    """A file for each row, `FOLDER/ab/ab12...`: a backup copies those it needs, and their room is free."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, sha256: str) -> Path:
+        """Where a row lies, or would lie."""
+        return self.folder / sha256[:2] / sha256
+
+    def place(self, sha256: str) -> str:
+        """See `Rows`."""
+        return str(self.path(sha256))
+
+    def write(self, sha256: str, row: Pieces) -> None:
+        """See `Rows`."""
+        path = self.path(sha256)
+        with self.errors(f"writing {path}"):
+            descriptor, is_new = self._open(path)
+            try:
+                size = _write_all(descriptor, row)
+                os.ftruncate(descriptor, size)  # not before: a row of that name may be a snapshot's
+                self.begin_flush(descriptor)
+            except OSError:
+                if is_new:
+                    path.unlink()
+                raise
+            finally:
+                os.close(descriptor)
+
+    def read(self, sha256: str) -> Data:
+        """See `Rows`."""
+        path = self.path(sha256)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                return _read_all(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreCorrupt(f"{path} cannot be read ({error.strerror}): {RESTART}") from error
+
+    def flush(self, names: Collection[str]) -> None:
+        """See `Rows`: a folder for a trial needs none."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See `Rows`."""
+        for name in names:
+            with self.errors(f"removing rows from {self.folder}"), suppress(FileNotFoundError):
+                self.path(name).unlink()
+
+    def names(self) -> set[str]:
+        """See `Rows`."""
+        return set(self._names())
+
+    def _names(self) -> Iterator[str]:
+        for folder in self.folder.glob("??"):
+            with suppress(FileNotFoundError):
+                yield from (entry.name for entry in os.scandir(folder))
+
+    def _open(self, path: Path) -> tuple[int, bool]:
+        """A descriptor, and whether the file is new."""
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        for _ in range(2):
+            try:
+                return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
+            except FileNotFoundError:
+                self.make_folder(path.parent)
+            except FileExistsError:
+                break
+        return os.open(path, flags), False
+
+    # What differs where rows must survive.
+
+    def errors(self, doing: str) -> AbstractContextManager[None]:
+        """Inside, what the operating system says becomes an error of ours."""
+        return on_disk(doing)
+
+    def make_folder(self, folder: Path) -> None:
+        """One of the folders of rows."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def begin_flush(self, descriptor: int) -> None:
+        """A row was written."""
+
+
+RESTART = (
+    "what a strategy remembers of a device is lost. Start again: it is made again from the log; where that "
+    "does not begin with its first event (server.keep), restore a backup"
+)
+
+
+class MemoryRows:
+    """Rows that a process has, and that go with it."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+
+    def place(self, sha256: str) -> str:
+        """See `Rows`."""
+        return f"row {sha256}"
+
+    def write(self, sha256: str, row: Pieces) -> None:
+        """See `Rows`."""
+        self.data[sha256] = b"".join(row)
+
+    def read(self, sha256: str) -> Data:
+        """See `Rows`."""
+        try:
+            return self.data[sha256]
+        except KeyError:
+            raise StoreCorrupt(f"row {sha256} is not there: {RESTART}") from None
+
+    def flush(self, names: Collection[str]) -> None:
+        """There is no disk."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See `Rows`."""
+        for name in names:
+            self.data.pop(name, None)
+
+    def names(self) -> set[str]:
+        """See `Rows`."""
+        return set(self.data)
+
+
+class ScratchShelf(RowShelf):
+    """A shelf that goes with its process: in a folder of its own, made with the first row, in `TMPDIR`.
+
+    For simulations and replays. `under`: of a server whose data are read, so that what its snapshots name is
+    there; nothing of it is written to.
+    """
+
+    def __init__(self, under: RowShelf | None = None) -> None:
+        self._scratch = _ScratchRows(None if under is None else under.rows)
+        super().__init__(self._scratch)
+
+    def _has(self, name: str) -> bool:
+        return self._scratch.has(name)  # those of a server that goes on may go
+
+    def _settle(self) -> None:
+        super()._settle()
+        self._drop_before(math.inf)  # no snapshot names any, but by what it holds
+
+    def _write(self, name: str, row: Pieces) -> None:
+        self.rows.write(name, row)
+        self._written(name)
+
+
+class _ScratchRows:
+    """Rows in a temporary folder, over others that are only read."""
+
+    def __init__(self, under: Rows | None) -> None:
+        self._under = under
+        self._mine: set[str] = set()
+
+    @cached_property
+    def _rows(self) -> FolderRows:
+        with on_disk(tempfile.gettempdir()):
+            folder = Path(tempfile.mkdtemp(prefix="anabranch-shelf-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return FolderRows(folder)
+
+    def place(self, sha256: str) -> str:
+        """See `Rows`."""
+        return self._of(sha256).place(sha256)
+
+    def write(self, sha256: str, row: Pieces) -> None:
+        """See `Rows`."""
+        self._rows.write(sha256, row)
+        self._mine.add(sha256)
+
+    def read(self, sha256: str) -> Data:
+        """See `Rows`."""
+        return self._of(sha256).read(sha256)
+
+    def flush(self, names: Collection[str]) -> None:
+        """See `Rows`: nothing of it is there after the process."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See `Rows`."""
+        mine = self._mine.intersection(names)
+        if mine:
+            self._rows.remove(mine)
+            self._mine -= mine
+
+    def names(self) -> set[str]:
+        """See `Rows`."""
+        return self._mine | (set() if self._under is None else self._under.names())
+
+    def has(self, sha256: str) -> bool:
+        """Whether it has this row itself."""
+        return sha256 in self._mine
+
+    def _of(self, sha256: str) -> Rows:
+        return self._rows if self._under is None or sha256 in self._mine else self._under
+
+
+def _read_all(descriptor: int) -> memoryview:
+    view, at = memoryview(bytearray(os.fstat(descriptor).st_size)), 0
+    while got := os.preadv(descriptor, [view[at:]], at):
+        at += got
+    forget_pages(descriptor)  # its device comes again after many others, and this is of no use then
+    return view[:at]
+
+
+def forget_pages(descriptor: int) -> None:
+    """Let the system use the memory in which it holds a file, as far as the file is on the disk."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _write_all(descriptor: int, row: Pieces) -> int:
+    """All pieces, from the first byte of a file on; returns how many bytes they are."""
+    at = 0
+    for piece in row:
+        view = memoryview(piece).cast("B")
+        while view:
+            written = os.pwrite(descriptor, view, at)
+            view, at = view[written:], at + written
+    return at
