@@ -12,17 +12,21 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from crash_writer import VALUES, Applied, StreamWriter, Writer
 from server_process import NotServing, Plan, ServerProcess
 
+from anabranch.core.config.tables import Config
 from anabranch.core.journal import Record
 from anabranch.core.model.params import ParamSpec, Vector, digest
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.privacy.mechanism import version_key
 from anabranch.core.privacy.normals import normals
+from anabranch.host.build import Blueprint
+from anabranch.host.journal import Replay
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
@@ -79,14 +83,20 @@ def run(folder: Path, plan: Plan) -> Outcome:
     if (code := server.drain()) != 0:
         outcome.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
     applied = [update for w in writers for update in w.applied]
-    if plan.private:
-        expected = _noised(first, applied, server.data_dir)
-    elif plan.averaged:
-        expected = _averaged(first, applied)
-    else:
-        expected = _mixed(first, applied) if plan.units else summed(first, applied)
+    expected = _expected(server.data_dir, plan, spec, first, applied)
     outcome.problems += broken_promises(server.data_dir, plan, writers, expected)
     return outcome
+
+
+def _expected(data_dir: Path, plan: Plan, spec: ParamSpec, first: Vector, applied: list[Applied]) -> Vector:
+    """The model that a server of this plan comes to."""
+    if plan.private:
+        return _noised(first, applied, data_dir)
+    if plan.remembering:
+        return remembered(data_dir, spec, first)
+    if plan.averaged:
+        return _averaged(first, applied)
+    return _mixed(first, applied) if plan.units else summed(first, applied)
 
 
 def summed(first: Vector, applied: list[Applied]) -> Vector:
@@ -112,6 +122,22 @@ def _averaged(first: Vector, applied: list[Applied]) -> Vector:
         model += np.float32(0.5 / t) * ahead
         ahead *= np.float32(1.0 - 1.0 / t)
     return model
+
+
+def remembered(data_dir: Path, spec: ParamSpec, first: Vector) -> Vector:
+    """The model of the same log where everything is remembered in memory."""
+    store = open_store("", data_dir)
+    try:
+        info = store.info()
+        assert info is not None, "a run was served"
+        config = Config.from_json({**info.config, "strategy": {"name": "ace", "memory": "ram"}})
+        begin = partial(Blueprint.of(config, spec).engine, spec.unflatten(first))
+        replay = Replay(store, begin, store.first())
+        for _ in replay:
+            pass
+        return replay.engine.vector
+    finally:
+        store.close()
 
 
 def _noised(first: Vector, applied: list[Applied], data_dir: Path) -> Vector:

@@ -17,6 +17,7 @@ from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Coordinates, Submodel
 from anabranch.core.model.updates import Ask, Capability, Decision, Update
 from anabranch.strategies.registry import make_strategy
+from anabranch.support.shelf import MemoryRows, RowShelf
 
 SPEC = ParamSpec.of({"w": np.zeros(4, np.float32)})
 
@@ -37,6 +38,7 @@ class Bench:
             make_strategy(strategy, options, robust),
             EngineSettings(**settings),
             vector(0, 0, 0, 0) if start is None else start,
+            shelf=RowShelf(MemoryRows()),
         )
         self.log: list[ev.Event] = []
 

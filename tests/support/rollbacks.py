@@ -24,6 +24,7 @@ from anabranch.host.rollback import Refolder
 from anabranch.host.submission import loader
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows
+from anabranch.support.shelf import MemoryRows, RowShelf
 from anabranch.testing.models import GROUPS, tensors
 
 CLIENTS = "abcd"
@@ -57,6 +58,7 @@ class World:
         self.units, self.downlink, self.settings = units, downlink, EngineSettings(clip=3.0, **settings)
         self.log: list[tuple[int, Record]] = []
         self.payloads: dict[str, bytes] = {}
+        self.shelf = RowShelf(MemoryRows())
         self.engine = self.fresh()
         self.refold = Refolder(WholeLog(self.records, self.payload), lambda _: self.fresh())
         self.load = loader(self.payload, self.spec)
@@ -67,7 +69,7 @@ class World:
         strategy, zeros = make_strategy(name, params, table), np.zeros(self.spec.size, np.float32)
         broadcast = make_broadcast(self.spec, strategy, self.downlink)
         planner = HeteroWindows(self.spec, 0.5, coverage_versions=3) if self.units else None
-        return Engine(self.spec, strategy, self.settings, zeros, broadcast, planner)
+        return Engine(self.spec, strategy, self.settings, zeros, broadcast, planner, shelf=self.shelf)
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
         return iter(json.loads(json.dumps(self.log[after:])))

@@ -41,6 +41,7 @@ class Plan:
     standby: bool = False
     private: bool = False
     averaged: bool = False  # by a schedule-free optimiser
+    remembering: bool = False  # of every device, on the disk
     stream: bool = False  # devices speak over streams
     flaw: str = ""  # "unlogged" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
@@ -78,6 +79,7 @@ class ServerProcess:
             *["phases"][: plan.phases],
             *["private"][: plan.private],
             *["averaged"][: plan.averaged],
+            *["remembering"][: plan.remembering],
             *["standby"][: plan.standby],
             *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),
@@ -151,6 +153,11 @@ class ServerProcess:
             return self._process.wait(within_s) == -signal.SIGKILL
         except subprocess.TimeoutExpired:
             return False
+
+    def ended(self) -> int:
+        """The exit code of a server that ends by itself."""
+        assert self._process is not None
+        return self._process.wait(SERVING_S)
 
     def drain(self) -> int:
         """SIGTERM; returns the exit code."""

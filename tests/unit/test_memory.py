@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from machines import SPEC, Bench, part
 from rollbacks import World
 
@@ -15,15 +19,17 @@ from anabranch.core.config.tables import merge
 from anabranch.core.effects import Granted, Refused, RolledBackTo
 from anabranch.core.engine.invariants import violations
 from anabranch.core.engine.robust import RobustTable
+from anabranch.core.engine.shelf import Shelved
 from anabranch.core.engine.strategy import Context
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, StoreCorrupt
 from anabranch.core.limits import KIB, MIB
-from anabranch.core.model.params import ParamSpec, SparseVector, dense
+from anabranch.core.model.params import ParamSpec, SparseVector, Vector, dense
 from anabranch.core.model.updates import Reason, Update, Verdict
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.host.build import Blueprint
-from anabranch.strategies.memory import Kept, with_newest
+from anabranch.strategies.memory import PLACES, Kept, with_newest
 from anabranch.strategies.registry import make_strategy
+from anabranch.support.shelf import FolderRows, MemoryRows, Rows, RowShelf, ScratchShelf
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 FLEET = "abcde"  # of which the last one never sends anything
@@ -243,11 +249,18 @@ def test_updates_that_leave_together_leave_in_one_order() -> None:
 # --- all that remember -------------------------------------------------------------------------
 
 REMEMBERING: list[tuple[str, dict[str, Any]]] = [
-    ("ca2fl", {"buffer_size": 3}),
-    ("ace", {}),
-    ("aced", {"staleness_max": 8}),
+    (name, {**params, "memory": place})
+    for name, params in (("ca2fl", {"buffer_size": 3}), ("ace", {}), ("aced", {"staleness_max": 8}))
+    for place in PLACES
 ]
-each = pytest.mark.parametrize(("name", "params"), REMEMBERING, ids=[name for name, _ in REMEMBERING])
+each = pytest.mark.parametrize(
+    ("name", "params"), REMEMBERING, ids=[f"{name}-{params['memory']}" for name, params in REMEMBERING]
+)
+
+
+def place_bytes(params: dict[str, Any], model_bytes: int = 16) -> int:
+    """What a device takes of the server's memory."""
+    return KIB + (model_bytes if params["memory"] == "ram" else 0)
 
 
 @each
@@ -255,9 +268,11 @@ def test_it_goes_on_from_a_snapshot_in_the_middle(name: str, params: dict[str, A
     bench = bench_of(name, params)
     history(bench, 20)
     snapshot = take_snapshot(bench.engine)
-    assert "strategy/kept/a/delta/values" in snapshot.arrays
+    assert ("strategy/kept/a/delta/values" in snapshot.arrays) == (params["memory"] == "ram")
+    assert bool(snapshot.holds) == (params["memory"] == "disk")
     again = bench_of(name, params)
-    again.engine = restore(snapshot, SPEC, bench.engine.strategy, bench.engine.settings)
+    shelf = bench.engine.shelf
+    again.engine = restore(snapshot, SPEC, bench.engine.strategy, bench.engine.settings, shelf=shelf)
     for one in (bench, again):
         for n in range(4):
             one.work("abcd"[n], f"later-{n}", (n, 1, -1, 2), now=100.0)
@@ -270,10 +285,11 @@ def test_a_sparse_update_is_remembered_as_the_whole_one_would_be(name: str, para
     for is_sparse in (False, True):
         vector, version = np.zeros(4, np.float32), 0
         state = strategy.init(vector)
+        shelf = RowShelf(MemoryRows())
         for n in range(12):
             delta = np.array([0, n, 0, -1], np.float32)
             sent = SparseVector(np.array([3, 1]), delta[[3, 1]], 4) if is_sparse else delta
-            context = Context(1.0, version, 0, ("a", "b"), spec=SPEC)
+            context = Context(1.0, version, 0, ("a", "b"), spec=SPEC, shelf=shelf)
             update = Update(f"u{n}", f"t{n}", "ab"[n % 2], version, 1, sent)
             step = strategy.step(state, vector, update, context)
             state, version = step.state, version + (step.vector is not None)
@@ -298,7 +314,7 @@ def test_what_is_remembered_is_never_larger_than_all_numbers() -> None:
 @each
 def test_a_full_memory_gives_no_task_to_more_devices(name: str, params: dict[str, Any]) -> None:
     """Two places, and two devices that were both asked for more when one was left: the later one is told."""
-    bench = bench_of(name, {**params, "memory_bytes_max": 2 * (16 + KIB)})
+    bench = bench_of(name, {**params, "memory_bytes_max": 2 * place_bytes(params)})
     bench.enrol(*"abcd")
     bench.work("a", "t0")
     for client in "bc":
@@ -339,9 +355,10 @@ def test_a_fleet_that_does_not_fit_does_not_begin(name: str, params: dict[str, A
         table = {"name": name, **params, "memory_bytes_max": bytes_max}
         return Blueprint.of(merge([("t", {"strategy": table, "fleet": {"clients": clients}})]), SPEC)
 
-    takes = 1000 * (16 + KIB)
+    takes = 1000 * place_bytes(params)
     assert begin(takes, 1000).strategy.name == name
-    words = f"memory_bytes_max is {takes - 1}.*fleet.clients = 1000 .*4 numbers.*{takes}.*'fadas'"
+    remedy = "set strategy.memory = 'disk'.*" if params["memory"] == "ram" else ": set it to that"
+    words = f"memory_bytes_max is {takes - 1}.*fleet.clients = 1000 .*4 numbers.*{takes}.*{remedy}.*'fadas'"
     with pytest.raises(ConfigError, match=words):
         begin(takes - 1, 1000)
 
@@ -374,6 +391,7 @@ def test_parts_of_a_model_and_rules_are_refused(name: str, params: dict[str, Any
     [
         ({"server_lr": 0.0}, "server_lr must be greater than 0"),
         ({"memory_bytes_max": 0}, "memory_bytes_max must be at least 1"),
+        ({"memory": "tape"}, "strategy.memory must be one of ram, disk, not 'tape'"),
         ({"staleness": {"name": "constant"}}, "unknown key in .strategy.*'staleness'"),
         ({"outer": {"name": "sgd"}}, "such as 'fedbuff' or 'fedavg'"),
     ],
@@ -385,3 +403,96 @@ def test_bad_parameters_name_the_field_and_the_fix(
         make_strategy(name, {**params, **said})
     made: Any = make_strategy(name, params)
     assert made.memory_bytes_max == 256 * MIB
+
+
+# --- on a disk -----------------------------------------------------------------------------------
+
+KINDS = [("ca2fl", {"buffer_size": 3}), ("ace", {}), ("aced", {"staleness_max": 8})]
+finite = st.floats(-1e6, 1e6, width=32)
+
+
+def lived(
+    name: str, params: dict[str, Any], rows: Rows, deltas: Sequence[tuple[str, SparseVector | Vector]]
+) -> list[bytes]:
+    """The model after each of these updates, as bytes."""
+    strategy, shelf = make_strategy(name, params), RowShelf(rows)
+    vector, version, models = np.zeros(4, np.float32), 0, []
+    state = strategy.init(vector)
+    for n, (client, delta) in enumerate(deltas):
+        context = Context(1.0, version, 0, tuple("abcd"), spec=SPEC, shelf=shelf)
+        step = strategy.step(state, vector, Update(f"u{n}", f"t{n}", client, version, 1, delta), context)
+        state, version = step.state, version + (step.vector is not None)
+        models.append(vector.tobytes())
+    kept = len([one for one in state.kept.values() if one.counts])
+    shelf.flush()
+    assert len(rows.names()) <= kept  # a row of what was replaced is gone; equal ones are one row
+    return models
+
+
+@pytest.mark.parametrize(("name", "params"), KINDS)
+@given(
+    history=st.lists(
+        st.tuples(st.sampled_from("abcd"), st.lists(finite, min_size=4, max_size=4), st.booleans()),
+        max_size=24,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_a_memory_on_disk_comes_to_the_same_bits(
+    name: str, params: dict[str, Any], history: list[tuple[str, list[float], bool]]
+) -> None:
+    deltas: list[tuple[str, SparseVector | Vector]] = [
+        (client, SparseVector(np.array([2]), np.array(values[:1], np.float32), 4))
+        if is_sparse
+        else (client, np.array(values, np.float32))
+        for client, values, is_sparse in history
+    ]
+    in_memory = lived(name, {**params, "memory": "ram"}, MemoryRows(), deltas)
+    with TemporaryDirectory() as folder:
+        assert lived(name, {**params, "memory": "disk"}, FolderRows(Path(folder)), deltas) == in_memory
+
+
+@pytest.mark.parametrize(("name", "params"), KINDS)
+def test_golden_paths_are_those_of_a_memory_on_disk(name: str, params: dict[str, Any]) -> None:
+    """The same models, and of the state all but where the numbers are."""
+    ends = []
+    for place in PLACES:
+        bench = bench_of(name, {**params, "memory": place})
+        _, models = history(bench, 40)
+        state = bench.engine.state
+        ages = {client: kept.base_version for client, kept in state.kept.items()}
+        ends.append((np.array(models).tobytes(), state.total.tobytes(), ages))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(("name", "params"), KINDS)
+def test_a_rollback_comes_to_the_same_bits_wherever_the_memory_is(name: str, params: dict[str, Any]) -> None:
+    ends = []
+    for place in PLACES:
+        world = World(name, {**params, "memory": place}, {})
+        world.enrol()
+        world.play([("abcd"[n % 4], n % 3, 0.3 * n) for n in range(24)])
+        world.roll_back(7, 0, "b")
+        world.play([("acd"[n % 3], 1, 0.7) for n in range(9)])
+        ends.append(world.engine.vector.tobytes())
+        kept = [one for one in world.engine.state.kept.values() if one.counts]
+        if place == "disk":
+            named = {one.delta.sha256 for one in kept if isinstance(one.delta, Shelved)}
+            world.shelf.flush()  # what nobody refers to goes with the next call
+            assert world.shelf.rows.names() == named
+    assert ends[0] == ends[1]
+
+
+def test_a_store_without_a_shelf_is_refused() -> None:
+    config = merge([("t", {"strategy": {"name": "ace", "memory": "disk"}})])
+    tensors = {"w": np.zeros(4, np.float32)}
+    with pytest.raises(ConfigError, match=r"strategy\.memory = 'disk' needs a store that has a shelf"):
+        Blueprint.of(config, SPEC).engine(tensors)
+    assert Blueprint.of(config, SPEC, shelf=ScratchShelf()).engine(tensors).version == 0
+
+
+def test_a_reference_without_a_shelf_is_no_state() -> None:
+    bench = bench_of("ace", {"memory": "disk"})
+    history(bench, 5)
+    snapshot = take_snapshot(bench.engine)
+    with pytest.raises(StoreCorrupt, match=r"lies on a shelf \(strategy\.memory\), and here is none"):
+        restore(snapshot, SPEC, bench.engine.strategy, bench.engine.settings)
