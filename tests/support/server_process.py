@@ -154,11 +154,6 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             return False
 
-    def ended(self) -> int:
-        """The exit code of a server that ends by itself."""
-        assert self._process is not None
-        return self._process.wait(SERVING_S)
-
     def drain(self) -> int:
         """SIGTERM; returns the exit code."""
         assert self._process is not None
