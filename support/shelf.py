@@ -115,7 +115,8 @@ class RowShelf:
             here = self.rows.names()
             self.rows.remove(here.difference(named))
             self._newest = newest
-            dead = (name for name in here.intersection(named) if self._held(name) is None)
+            # Those that are missing as well: a replay that puts one there again mends the snapshot.
+            dead = (name for name in named if self._held(name) is None)
             self._dead = dict.fromkeys(dead, self._newest)
 
     def missing(self, named: Collection[str]) -> set[str]:

@@ -192,6 +192,18 @@ def test_a_row_of_a_kept_snapshot_is_not_taken_for_a_new_one(rows: Rows) -> None
     assert rows.names() == set()
 
 
+def test_a_lost_row_that_a_kept_snapshot_names_is_kept_when_a_replay_has_made_it(rows: Rows) -> None:
+    shelf = RowShelf(rows)
+    name = name_of(vector(1))
+    shelf.begin({name}, 10)
+    again = shelf.put(vector(1))
+    del again
+    shelf.flush()
+    assert rows.names() == {name}
+    shelf.retain(20, 11)
+    assert rows.names() == set()
+
+
 def test_a_start_clears_what_no_snapshot_names(rows: Rows) -> None:
     before = RowShelf(rows)
     named, other = before.put(vector(1)), before.put(vector(2))
