@@ -104,14 +104,15 @@ class Blueprint:
 
         Raises as `parts` does, and `ConfigError` where a shelf is needed and there is none.
         """
-        self._check_shelf()
+        self.check_shelf()
         parts = (*self.parts(), self.sums(), self.cohorts())
         if snapshot is not None:
             return restore(snapshot, self.spec, self.strategy, self.settings, *parts, shelf=self.shelf)
         first = self.spec.flatten(initial)
         return Engine(self.spec, self.strategy, self.settings, first, *parts, own=True, shelf=self.shelf)
 
-    def _check_shelf(self) -> None:
+    def check_shelf(self) -> None:
+        """Raises `ConfigError` where the strategy needs a shelf and there is none."""
         if self.shelf is None and any(map(_wants_shelf, _parts(self.strategy))):
             raise ConfigError(
                 f"strategy.memory = {DISK!r} needs a store that has a shelf, and this one has none "

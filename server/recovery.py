@@ -82,7 +82,10 @@ def recover(
     check_built(given, manifest.seed)
     begun = store.info() is not None
     if not begun:  # a run that was entered keeps its settings, those that do not go together as well
-        Blueprint.of(given, manifest.spec, limits, new_key(given, None), masks=True).parts()
+        key = new_key(given, None)
+        wanted = Blueprint.of(given, manifest.spec, limits, key, masks=True, shelf=shelf_of(store))
+        wanted.check_shelf()
+        wanted.parts()
     info = store.start(_new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
     config = as_started(stored, given)

@@ -75,20 +75,26 @@ class ACE(RememberingStrategy):
 
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Remember it, forget what is too old, and go along the mean; publish."""
-        oldest = context.version - self.staleness_max if self.staleness_max else 0
-        leaving = sorted(  # in an order that is the same after a restart, since sums depend on it
+        leaving = self._leaving(state, update, context)
+        for client in leaving:
+            add_scaled(state.total, -1.0, last_delta(state.kept[client], context))
+            state.kept[client] = state.kept[client].emptied()
+        kept = self.with_newest(state.kept, update, context)
+        add_scaled(state.total, 1.0, update.delta)
+        counting = sum(last.counts for last in kept.values()) if self.staleness_max else len(kept)
+        add_scaled(vector, self.server_lr / counting, state.total)
+        return Step(replace(state, kept=kept), vector)
+
+    def _leaving(self, state: State, update: Update, context: Context) -> list[str]:
+        """Whose updates count no more: this device's last one, and what is too old."""
+        if not self.staleness_max:  # they all count: nobody else's is looked at
+            return [update.client_id] if update.client_id in state.kept else []
+        oldest = context.version - self.staleness_max
+        return sorted(  # in an order that is the same after a restart, since sums depend on it
             client
             for client, last in state.kept.items()
             if last.counts and (client == update.client_id or last.base_version < oldest)
         )
-        for client in leaving:
-            add_scaled(state.total, -1.0, last_delta(state.kept[client], context))
-        emptied = {c: state.kept[c].emptied() for c in leaving}
-        kept = self.with_newest({**state.kept, **emptied}, update, context)
-        add_scaled(state.total, 1.0, update.delta)
-        counting = sum(last.counts for last in kept.values())
-        add_scaled(vector, self.server_lr / counting, state.total)
-        return Step(replace(state, kept=kept), vector)
 
     def shifted(self, state: State, versions: int) -> State:
         """Other numbers for the versions that the updates started from."""

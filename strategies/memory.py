@@ -120,16 +120,19 @@ class RememberingStrategy(ComposedStrategy):
         numbers = 0 if self.memory == DISK else spec.size * spec.vector_dtype.itemsize
         return numbers + PLACE_BYTES
 
-    def with_newest(self, kept: Mapping[str, Kept], update: Update, context: Context) -> dict[str, Kept]:
+    def with_newest(self, kept: dict[str, Kept], update: Update, context: Context) -> dict[str, Kept]:
         """The memory with an update in the place of its device's last one."""
         return with_newest(kept, update, context.shelf if self.memory == DISK else None)
 
 
-def with_newest(kept: Mapping[str, Kept], update: Update, shelf: Shelf | None = None) -> dict[str, Kept]:
-    """The memory with an update in the place of its device's last one, on the shelf if there is one."""
+def with_newest(kept: dict[str, Kept], update: Update, shelf: Shelf | None = None) -> dict[str, Kept]:
+    """The memory with an update in the place of its device's last one, on the shelf if there is one.
+
+    It is written to: a copy for each update would take as long as there are devices.
+    """
     delta = _compact(update.delta)
-    newest = Kept(delta if shelf is None else shelf.put(delta), update.base_version)
-    return {**kept, update.client_id: newest}
+    kept[update.client_id] = Kept(delta if shelf is None else shelf.put(delta), update.base_version)
+    return kept
 
 
 def last_delta(kept: Kept, context: Context) -> Delta:

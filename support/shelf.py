@@ -2,9 +2,8 @@
 
 Python counts who has a reference, so nobody says what is not needed any more: a state that a rollback drops,
 a fold that came to nothing, a phase that has ended. A row goes when its last reference has gone, at once
-where no snapshot can name it, and else with the last snapshot that can:
-
-    put -> (flush, before a snapshot is named) -> no reference is left -> every snapshot is newer than that
+where no snapshot can name it, and else with the last snapshot that can: one that was taken after the row was
+put there, and before its last reference went.
 
 What is written over a row has the same name, and so the same bytes. What a crash leaves half written was not
 flushed, so no snapshot names it, and it is removed at the next start. Where the disk is full a row stays in
@@ -14,14 +13,14 @@ memory, and the next snapshot waits for room; the log takes no update then, so t
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shutil
 import tempfile
 import threading
 import weakref
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -73,8 +72,10 @@ class RowShelf:
         self.rows = rows
         self._lock = threading.RLock()
         self._live: dict[str, weakref.KeyedRef[str, Shelved]] = {}
-        self._gone: deque[str] = deque()  # names whose reference went, as the collector found them
-        self._dead: dict[str, float] = {}  # rows that no reference is of: by the newest snapshot then
+        self._born: dict[str, float] = {}  # of live rows: the newest snapshot when they came
+        self._gone: deque[str] = deque()  # names whose reference went, in whatever thread
+        # Rows that no reference is of, which snapshots after the first of these can name, up to the second.
+        self._dead: dict[str, tuple[float, float]] = {}
         self._unflushed: set[str] = set()
         self._unnamed: set[str] = set()  # no snapshot can name one of these
         self._unwritten: dict[str, bytes] = {}  # for want of room
@@ -106,18 +107,21 @@ class RowShelf:
             self._settle()
             return self._held(sha256) or self._refer(sha256, size)
 
-    def begin(self, named: Collection[str], newest: int) -> None:
-        """A start: `named` by the snapshots that there are, of which the newest is of event `newest`.
+    def begin(self, snapshots: Mapping[int, Collection[str]]) -> None:
+        """A start: what the snapshots name that there are, by the last event of each, in order.
 
         Other rows are of no use: a crash left them.
         """
         with self._lock:
             here = self.rows.names()
-            self.rows.remove(here.difference(named))
-            self._newest = newest
-            # Those that are missing as well: a replay that puts one there again mends the snapshot.
-            dead = (name for name in named if self._held(name) is None)
-            self._dead = dict.fromkeys(dead, self._newest)
+            self.rows.remove(here.difference(*snapshots.values()))
+            self._newest, self._dead = max(snapshots, default=0), {}
+            for event, names in sorted(snapshots.items()):
+                # Those that are missing as well: a replay that puts one there again mends the snapshot.
+                for name in names:
+                    self._dead[name] = self._dead.get(name, (event - 1, 0))[0], event
+            for name in [name for name in self._dead if self._held(name) is not None]:
+                self._born[name] = self._dead.pop(name)[0]
 
     def missing(self, named: Collection[str]) -> set[str]:
         """Those of these rows that are not there."""
@@ -133,17 +137,22 @@ class RowShelf:
                 self._unflushed.add(name)
             names, self._unflushed = self._unflushed, set()
             self._unnamed.clear()
-        self.rows.flush(names)
+        try:
+            self.rows.flush(names)
+        except BaseException:
+            with self._lock:
+                self._unflushed |= names
+            raise
 
-    def retain(self, newest: int, oldest: int) -> None:
-        """A snapshot of event `newest` was named; of those that are kept the oldest is of event `oldest`."""
+    def retain(self, events: Collection[int]) -> None:
+        """The newest snapshot was named; these are the last events of all that are kept."""
         with self._lock:
             self._settle()
-            self._newest = newest
-            self._drop_before(oldest)
+            self._newest, kept = max(events), sorted(events)
+            self._drop(name for name, (born, last) in self._dead.items() if not _is_any(kept, born, last))
 
-    def _drop_before(self, event: float) -> None:
-        names = [name for name, newest in self._dead.items() if newest < event]
+    def _drop(self, names: Iterable[str]) -> None:
+        names = list(names)
         self.rows.remove(names)
         for name in names:
             del self._dead[name]
@@ -154,11 +163,14 @@ class RowShelf:
 
     def _held(self, name: str) -> Shelved | None:
         found = self._live.get(name)
-        return None if found is None else found()
+        held = None if found is None else found()
+        if found is not None and held is None:  # it went just now: another thread has not said so yet
+            self._bury(name)
+        return held
 
     def _refer(self, name: str, size: int) -> Shelved:
         made = Shelved(name, size)
-        self._dead.pop(name, None)
+        self._born[name] = self._dead.pop(name, (self._newest, 0))[0]
         self._live[name] = weakref.KeyedRef(made, self._note_gone, name)
         return made
 
@@ -168,19 +180,19 @@ class RowShelf:
 
     def _settle(self) -> None:
         """See to the rows whose reference went."""
-        going = []
         while self._gone:
-            name = self._gone.popleft()
-            if self._live.get(name) is None or self._held(name) is not None:  # it is there again
-                continue
-            del self._live[name]
-            if name in self._unnamed:
-                self._unnamed.remove(name)
-                self._unflushed.discard(name)
-                going.append(name)
-            elif self._unwritten.pop(name, None) is None:
-                self._dead[name] = self._newest
-        self.rows.remove(going)
+            self._held(self._gone.popleft())  # perhaps it is there again
+
+    def _bury(self, name: str) -> None:
+        """The last reference of a row is gone."""
+        del self._live[name]
+        born = self._born.pop(name)
+        if name in self._unnamed:
+            self._unnamed.remove(name)
+            self._unflushed.discard(name)
+            self.rows.remove([name])
+        elif self._unwritten.pop(name, None) is None:
+            self._dead[name] = born, self._newest
 
     def _write(self, name: str, row: Pieces) -> None:
         try:
@@ -220,7 +232,6 @@ class FolderRows:
             try:
                 size = _write_all(descriptor, row)
                 os.ftruncate(descriptor, size)  # not before: a row of that name may be a snapshot's
-                self.begin_flush(descriptor)
             except OSError:
                 if is_new:
                     path.unlink()
@@ -280,9 +291,6 @@ class FolderRows:
         """One of the folders of rows."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def begin_flush(self, descriptor: int) -> None:
-        """A row was written."""
-
 
 RESTART = (
     "what a strategy remembers of a device is lost. Start again: it is made again from the log; where that "
@@ -324,6 +332,12 @@ class MemoryRows:
         return set(self.data)
 
 
+def _is_any(events: Sequence[int], after: float, through: float) -> bool:
+    """Whether any of these events, in order, is behind one and not behind another."""
+    place = bisect_right(events, after)
+    return place < len(events) and events[place] <= through
+
+
 class ScratchShelf(RowShelf):
     """A shelf that goes with its process: in a folder of its own, made with the first row, in `TMPDIR`.
 
@@ -340,7 +354,7 @@ class ScratchShelf(RowShelf):
 
     def _settle(self) -> None:
         super()._settle()
-        self._drop_before(math.inf)  # no snapshot names any, but by what it holds
+        self._drop(list(self._dead))  # no snapshot names any, but by what it holds
 
     def _write(self, name: str, row: Pieces) -> None:
         self.rows.write(name, row)

@@ -11,8 +11,8 @@ Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
 2. The version grows by one exactly when a step returns a vector.
 3. A step that rejects leaves state and vector identical. An update that the engine refuses never gets
    to the strategy; its task is lost.
-4. The arrays of the state and the vector that are passed in may be reused (written to): the engine
-   hands over a copy where it still needs the old one.
+4. The arrays and dicts of the state and the vector that are passed in may be reused (written to): the
+   engine hands over a copy of the vector where it still needs the old one, and never needs an old state.
 """
 
 from __future__ import annotations

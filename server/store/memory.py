@@ -198,8 +198,7 @@ class MemoryStore:
             self.books.info = info
         check_same_run(self.books.info, info, "the store")
         self._started = True
-        metas = [_read(kept.data).meta for kept in self.books.snapshots]
-        self.shelf.begin(set(rows_named(metas)), max((kept.seq for kept in self.books.snapshots), default=0))
+        self.shelf.begin({kept.seq: set(rows_named(_read(kept.data).meta)) for kept in self.books.snapshots})
         return self.books.info
 
     @property
@@ -311,7 +310,7 @@ class MemoryStore:
         if wanted.base is not None and (row := books.versions.get(wanted.base.version)) is not None:
             self._begin = row.seq
         books.snapshots = [marks[mark] for mark in wanted.marks]
-        self.shelf.retain(applied_through_seq, books.snapshots[0].seq)
+        self.shelf.retain([found.seq for found in books.snapshots])
 
     def trim(self, events_max: int) -> int:
         """Drop so many of the events that need not be kept; returns how many were."""

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+from anabranch.core.errors import StoreFull
 from anabranch.server.failpoints import reach
+from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.files import (
-    begin_write_out,
     check_space,
     disk_errors,
     make_folder,
@@ -41,11 +42,14 @@ class StoredRows(FolderRows):
         reach("row_written")
 
     def flush(self, names: Collection[str]) -> None:
-        """See `Rows`."""
-        with self.errors("flushing what a strategy remembers"):
-            folders = {path.parent for path in map(self.path, names) if _flushed(path)}
-            for folder in sorted(folders):
-                sync_folder(folder)
+        """See `Rows`. Raises `DiskFailed` for want of room as well: nobody has the bytes to write again."""
+        try:
+            with self.errors("flushing what a strategy remembers"):
+                folders = {path.parent for path in map(self.path, names) if _flushed(path)}
+                for folder in sorted(folders):
+                    sync_folder(folder)
+        except StoreFull as full:
+            raise DiskFailed(f"{full}; what is on the disk is unknown, restart to recover") from full
         if names:
             reach("rows_flushed")
 
@@ -63,10 +67,6 @@ class StoredRows(FolderRows):
     def make_folder(self, folder: Path) -> None:
         """With its name durable in the folder above it."""
         make_folder(folder)
-
-    def begin_flush(self, descriptor: int) -> None:
-        """So that there is less for a flush to wait for."""
-        begin_write_out(descriptor)
 
 
 def _flushed(path: Path) -> bool:

@@ -259,11 +259,14 @@ class SqlStore:
         with self._database.writing() as connection:
             known = connection.execute(select(snapshots.c.sha256, snapshots.c.applied_through_seq)).all()
             ahead = files_ahead(connection, self._snapshots)
-        named: set[str] = set()
-        for sha256 in [*(row.sha256 for row in known), *ahead]:
+        events = {row.sha256: row.applied_through_seq for row in known}
+        newest = max(events.values(), default=0)
+        named: dict[int, set[str]] = {}
+        for sha256, event in [*events.items(), *((sha256, newest) for sha256 in ahead)]:
             with suppress(StoreCorrupt):  # it is of no use without its JSON
-                named.update(rows_named(self._snapshots.read(sha256).meta))
-        self.shelf.begin(named, max((row.applied_through_seq for row in known), default=0))
+                names = rows_named(self._snapshots.read(sha256).meta)
+                named.setdefault(event, set()).update(names)
+        self.shelf.begin(named)
 
     def _check_ahead(self) -> None:
         """After a replay: raises `LogLost` where a snapshot is of a version that no row has published."""
@@ -565,7 +568,7 @@ class SqlStore:
         self._begin = max(self._begin, begin)
         reach("snapshot_named")
         if self.shelf is not None:
-            self.shelf.retain(applied_through_seq, seqs[0])
+            self.shelf.retain(seqs)
         self._snapshots.remove_all_but(kept)
         reach("snapshots_cleared")
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from anabranch.core.engine.shelf import Shelved, row_of, rows_named
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull
 from anabranch.core.model.params import Delta, SparseVector, Vector
+from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.shelf import StoredRows
 from anabranch.support.shelf import FolderRows, MemoryRows, Pieces, Rows, RowShelf, ScratchShelf
 
@@ -134,12 +135,12 @@ def test_a_row_that_a_snapshot_may_name_goes_with_the_last_one_that_can(rows: Ro
     shelf = RowShelf(rows)
     row = shelf.put(vector(1))
     shelf.flush()
-    shelf.retain(10, 10)  # a snapshot of event 10 names it
+    shelf.retain([10])  # a snapshot of event 10 names it
     name = row.sha256
     del row
-    shelf.retain(20, 10)
+    shelf.retain([10, 20])
     assert rows.names() == {name}
-    shelf.retain(30, 11)
+    shelf.retain([20, 30])
     assert rows.names() == set()
 
 
@@ -150,12 +151,12 @@ def test_a_row_that_is_held_by_a_snapshot_on_its_way_stays(rows: Rows) -> None:
     holds, name = (row,), row.sha256
     del row
     shelf.flush()
-    shelf.retain(10, 10)
+    shelf.retain([10])
     assert rows.names() == {name}
     del holds
-    shelf.retain(20, 10)
+    shelf.retain([10, 20])
     assert rows.names() == {name}
-    shelf.retain(30, 20)
+    shelf.retain([20, 30])
     assert rows.names() == set()
 
 
@@ -164,16 +165,16 @@ def test_a_row_that_comes_again_stays(rows: Rows) -> None:
     shelf = RowShelf(rows)
     row = shelf.put(vector(1))
     shelf.flush()
-    shelf.retain(10, 10)
+    shelf.retain([10])
     del row
     again = shelf.put(vector(1))
-    shelf.retain(30, 20)
+    shelf.retain([20, 30])
     assert rows.names() == {again.sha256}
     del again
     shelf.flush()
-    shelf.retain(31, 30)
+    shelf.retain([30, 31])
     assert rows.names() == {name_of(vector(1))}  # that of event 30 could name it
-    shelf.retain(32, 31)
+    shelf.retain([31, 32])
     assert rows.names() == set()
 
 
@@ -183,24 +184,24 @@ def test_a_row_of_a_kept_snapshot_is_not_taken_for_a_new_one(rows: Rows) -> None
     row = before.put(vector(1))
     before.flush()
     shelf = RowShelf(rows)
-    shelf.begin({row.sha256}, 10)
+    shelf.begin({10: {row.sha256}})
     again = shelf.put(vector(1))
     del again
     shelf.flush()
     assert rows.names() == {row.sha256}
-    shelf.retain(20, 11)
+    shelf.retain([11, 20])
     assert rows.names() == set()
 
 
 def test_a_lost_row_that_a_kept_snapshot_names_is_kept_when_a_replay_has_made_it(rows: Rows) -> None:
     shelf = RowShelf(rows)
     name = name_of(vector(1))
-    shelf.begin({name}, 10)
+    shelf.begin({10: {name}})
     again = shelf.put(vector(1))
     del again
     shelf.flush()
     assert rows.names() == {name}
-    shelf.retain(20, 11)
+    shelf.retain([11, 20])
     assert rows.names() == set()
 
 
@@ -208,12 +209,12 @@ def test_a_start_clears_what_no_snapshot_names(rows: Rows) -> None:
     before = RowShelf(rows)
     named, other = before.put(vector(1)), before.put(vector(2))
     shelf = RowShelf(rows)
-    shelf.begin({named.sha256, "00" * 32}, 10)
+    shelf.begin({10: {named.sha256, "00" * 32}})
     assert rows.names() == {named.sha256}
     assert shelf.missing({named.sha256, other.sha256}) == {other.sha256}
     found = shelf.named(named.sha256, 3)
     assert np.array_equal(shelf.take(found), vector(1))
-    shelf.retain(30, 20)
+    shelf.retain([20, 30])
     assert rows.names() == {named.sha256}
 
 
@@ -223,9 +224,59 @@ def test_a_damaged_row_is_written_anew_by_the_replay(rows: Rows) -> None:
     before.flush()
     rows.write(row.sha256, [b"x" * 400])
     shelf = RowShelf(rows)
-    shelf.begin({row.sha256}, 10)
+    shelf.begin({10: {row.sha256}})
     again = shelf.put(vector(1))
     assert np.array_equal(shelf.take(again), vector(1))
+
+
+def test_what_lived_between_two_kept_snapshots_goes(rows: Rows) -> None:
+    """The base of a log that drops its beginning is old, and stays."""
+    shelf = RowShelf(rows)
+    base = shelf.put(vector(0))
+    shelf.flush()
+    shelf.retain([10])
+    name = base.sha256
+    del base
+    live = None
+    for number in range(1, 40):
+        live = shelf.put(vector(number))
+        shelf.flush()
+        shelf.retain([10, *[10 + n for n in range(max(1, number - 2), number + 1)]])
+    assert live is not None
+    assert rows.names() == {name, *(name_of(vector(number)) for number in (37, 38, 39))}
+
+
+def test_a_start_knows_which_snapshots_name_what(rows: Rows) -> None:
+    before = RowShelf(rows)
+    held = [before.put(vector(number)) for number in range(3)]
+    first, second, third = (row.sha256 for row in held)
+    shelf = RowShelf(rows)
+    shelf.begin({10: {first}, 20: {first, second}, 30: {third}})
+    shelf.retain([10, 30, 40])
+    assert rows.names() == {first, third}
+    shelf.retain([30, 40])
+    assert rows.names() == {third}
+
+
+def test_a_reference_may_go_in_another_thread_at_any_moment(rows: Rows) -> None:
+    """Here after `put` has seen to those that went, and before it looks for its own."""
+    shelf = RowShelf(rows)
+    held = [shelf.put(vector(1))]
+    name = held[0].sha256
+    shelf.flush()
+    shelf.retain([10])
+    settle = shelf._settle
+
+    def settled() -> None:
+        settle()
+        held.clear()
+
+    vars(shelf)["_settle"] = settled
+    again = shelf.put(vector(1))
+    vars(shelf).pop("_settle")
+    del again
+    shelf.flush()
+    assert rows.names() == {name}
 
 
 def test_a_reference_in_a_cycle_goes_with_the_collector(rows: Rows) -> None:
@@ -290,6 +341,23 @@ def test_a_write_for_which_there_is_no_room_leaves_nothing(
     monkeypatch.undo()
     shelf.flush()
     assert rows.names() == {held.sha256, row.sha256}
+
+
+def test_a_flush_that_fails_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of room too: the system forgets what it could not write, and nobody has the bytes any more."""
+    shelf = RowShelf(StoredRows(tmp_path, 0))
+    row = shelf.put(vector(1))
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("anabranch.server.store.shelf.os.fsync", fsync)
+    for _ in range(2):
+        with pytest.raises(DiskFailed, match="restart to recover"):
+            shelf.flush()
+    monkeypatch.undo()
+    shelf.flush()
+    assert np.array_equal(shelf.take(row), vector(1))
 
 
 def test_under_the_watermark_nothing_is_written(tmp_path: Path) -> None:
@@ -388,13 +456,14 @@ class Life(RuleBasedStateMachine):
         self.flushed = set(self.rows.names())
 
     @precondition(lambda self: self.pending is not None)
-    @rule(keeps=st.integers(1, 3))
-    def name_snapshot(self, keeps: int) -> None:
+    @rule(keeps=st.integers(1, 3), keeps_base=st.booleans())
+    def name_snapshot(self, keeps: int, keeps_base: bool) -> None:
         self.write_snapshot()
         assert self.pending is not None
         event, values, _ = self.pending
-        self.snapshots = [*self.snapshots, (event, values)][-keeps:]
-        self.shelf.retain(event, self.snapshots[0][0])
+        base, newest = self.snapshots[:1], [*self.snapshots[1:], (event, values)][-keeps:]
+        self.snapshots = [*base, *newest] if keeps_base else newest
+        self.shelf.retain([event for event, _ in self.snapshots])
         self.pending = None
 
     @rule(power=st.booleans())
@@ -404,9 +473,10 @@ class Life(RuleBasedStateMachine):
             for name in self.rows.names() - self.flushed:
                 self.rows.data[name] = self.rows.data[name][:13]
         self.shelf, self.pending = RowShelf(self.rows), None
-        named = {name_of(vector(v)) for _, values in self.snapshots for v in values.values()}
+        self.shelf.begin(
+            {event: {name_of(vector(v)) for v in values.values()} for event, values in self.snapshots}
+        )
         newest = self.snapshots[-1] if self.snapshots else (0, {})
-        self.shelf.begin(named, newest[0])
         self.event, self.values = newest[0], newest[1]
         self.state = {c: self.shelf.named(name_of(vector(v)), 3) for c, v in self.values.items()}
 
@@ -426,7 +496,7 @@ class Life(RuleBasedStateMachine):
             self.event += 1
             self.shelf.flush()
             self.flushed = set(self.rows.names())
-            self.shelf.retain(self.event, self.event)
+            self.shelf.retain([self.event])
             self.snapshots = [(self.event, self.values)]
             assert self.rows.names() == {row.sha256 for row in self.state.values()}
 
