@@ -35,9 +35,9 @@ POINTS = (
 )
 # Beside those, where a strategy's memory of devices lies on the disk.
 SHELF_POINTS = (
-    "row_written",  # what a device's update is remembered by is in a file, perhaps not on the disk
-    "rows_flushed",  # the rows of a snapshot are on the disk, the snapshot is not
-    "rows_removed",  # rows that nothing refers to any more are gone
+    "shelf_written",  # what a device's update is remembered by is in a file, perhaps not on the disk
+    "shelf_flushed",  # the rows of a snapshot are on the disk, the snapshot is not
+    "shelf_cleared",  # rows that nothing refers to any more are gone
 )
 # And where updates are masked.
 MASKED_POINTS = ("sum_came",)  # a keeper has answered; the log does not have it

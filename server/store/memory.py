@@ -113,6 +113,10 @@ class _Kept:
     data: bytes
     at: float
 
+    @property
+    def is_whole(self) -> bool:
+        return hashlib.sha256(self.data).hexdigest() == self.sha256
+
 
 @dataclass
 class _Rows:
@@ -198,7 +202,8 @@ class MemoryStore:
             self.books.info = info
         check_same_run(self.books.info, info, "the store")
         self._started = True
-        self.shelf.begin({kept.seq: set(rows_named(_read(kept.data).meta)) for kept in self.books.snapshots})
+        whole = [found for found in self.books.snapshots if found.is_whole]
+        self.shelf.begin({found.seq: set(rows_named(_read(found.data).meta)) for found in whole})
         return self.books.info
 
     @property
@@ -352,7 +357,7 @@ class MemoryStore:
 
     def _recovery(self, snapshots: Sequence[_Kept]) -> Recovery:
         for found in snapshots:
-            if hashlib.sha256(found.data).hexdigest() == found.sha256:
+            if found.is_whole:
                 snapshot = self.books.rows.read(_read(found.data), found.seq)
                 if missing := self.shelf.missing(set(rows_named(snapshot.meta))):
                     log.warning("snapshot %d names %d rows that are not there", found.seq, len(missing))
@@ -408,7 +413,7 @@ class MemoryStore:
             except StoreCorrupt as error:
                 what = f"update {record['update_id']!r}" if record["kind"] == "update" else f"event {seq}"
                 found.append(f"{what}: {error}")
-        damaged = [k for k in books.snapshots if hashlib.sha256(k.data).hexdigest() != k.sha256]
+        damaged = [k for k in books.snapshots if not k.is_whole]
         found += [f"snapshot {k.seq} does not have its SHA-256" for k in damaged]
         first = min(books.versions, default=1)
         if sorted(books.versions) != list(range(first, len(books.versions) + first)):

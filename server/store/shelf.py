@@ -39,7 +39,7 @@ class StoredRows(FolderRows):
                 make_own_folder(self.folder)
         check_space(self.folder, self._free_bytes_min)
         super().write(sha256, row)
-        reach("row_written")
+        reach("shelf_written")
 
     def flush(self, names: Collection[str]) -> None:
         """See `Rows`. Raises `DiskFailed` for want of room as well: nobody has the bytes to write again."""
@@ -51,14 +51,14 @@ class StoredRows(FolderRows):
         except StoreFull as full:
             raise DiskFailed(f"{full}; what is on the disk is unknown, restart to recover") from full
         if names:
-            reach("rows_flushed")
+            reach("shelf_flushed")
 
     def remove(self, names: Iterable[str]) -> None:
         """See `Rows`."""
         names = list(names)
         super().remove(names)
         if names:
-            reach("rows_removed")
+            reach("shelf_cleared")
 
     def errors(self, doing: str) -> AbstractContextManager[None]:
         """See `FolderRows`."""
