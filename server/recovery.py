@@ -29,7 +29,7 @@ from anabranch.core.engine.shelf import Shelf
 from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
 from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.model.params import digest
+from anabranch.core.model.params import ParamSpec, digest
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.journal import Replay
@@ -82,10 +82,7 @@ def recover(
     check_built(given, manifest.seed)
     begun = store.info() is not None
     if not begun:  # a run that was entered keeps its settings, those that do not go together as well
-        key = new_key(given, None)
-        wanted = Blueprint.of(given, manifest.spec, limits, key, masks=True, shelf=shelf_of(store))
-        wanted.check_shelf()
-        wanted.parts()
+        _check_parts(store, given, manifest.spec, limits)
     info = store.start(_new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
     config = as_started(stored, given)
@@ -121,6 +118,14 @@ def recover(
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
     place = (seq, last_now, saved, replayed, took_s, history)
     return Recovered(info, engine, *place, said, _sources(given, said), key)
+
+
+def _check_parts(store: Store, given: Config, spec: ParamSpec, limits: Limits) -> None:
+    """Raises `ConfigError` where a run cannot be of these settings."""
+    key = new_key(given, None)
+    blueprint = Blueprint.of(given, spec, limits, key, masks=True, shelf=shelf_of(store))
+    blueprint.check_shelf()
+    blueprint.parts()
 
 
 def _noise_key(store: Store, config: Config, begun: bool) -> bytes | None:

@@ -37,7 +37,7 @@ Data = bytes | memoryview
 FOLDER = "shelf"  # in a data directory
 
 
-class Rows(Protocol):
+class RowPlace(Protocol):
     """Where rows lie, by the SHA-256 (hex) of their bytes. Raises `StoreError` and the like; thread-safe."""
 
     def place(self, sha256: str) -> str:
@@ -68,7 +68,7 @@ class Rows(Protocol):
 class RowShelf:
     """A shelf of rows. References may go in any thread, all methods may be called in any."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowPlace) -> None:
         self.rows = rows
         self._lock = threading.RLock()
         self._live: dict[str, weakref.KeyedRef[str, Shelved]] = {}
@@ -221,11 +221,11 @@ class FolderRows:
         return self.folder / sha256[:2] / sha256
 
     def place(self, sha256: str) -> str:
-        """See `Rows`."""
+        """See `RowPlace`."""
         return str(self.path(sha256))
 
     def write(self, sha256: str, row: Pieces) -> None:
-        """See `Rows`."""
+        """See `RowPlace`."""
         path = self.path(sha256)
         with self.errors(f"writing {path}"):
             descriptor, is_new = self._open(path)
@@ -240,7 +240,7 @@ class FolderRows:
                 os.close(descriptor)
 
     def read(self, sha256: str) -> Data:
-        """See `Rows`."""
+        """See `RowPlace`."""
         path = self.path(sha256)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -252,16 +252,16 @@ class FolderRows:
             raise StoreCorrupt(f"{path} cannot be read ({error.strerror}): {RESTART}") from error
 
     def flush(self, names: Collection[str]) -> None:
-        """See `Rows`: a folder for a trial needs none."""
+        """See `RowPlace`: a folder for a trial needs none."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `Rows`."""
+        """See `RowPlace`."""
         for name in names:
             with self.errors(f"removing rows from {self.folder}"), suppress(FileNotFoundError):
                 self.path(name).unlink()
 
     def names(self) -> set[str]:
-        """See `Rows`."""
+        """See `RowPlace`."""
         return set(self._names())
 
     def _names(self) -> Iterator[str]:
@@ -305,15 +305,15 @@ class MemoryRows:
         self.data: dict[str, bytes] = {}
 
     def place(self, sha256: str) -> str:
-        """See `Rows`."""
+        """See `RowPlace`."""
         return f"row {sha256}"
 
     def write(self, sha256: str, row: Pieces) -> None:
-        """See `Rows`."""
+        """See `RowPlace`."""
         self.data[sha256] = b"".join(row)
 
     def read(self, sha256: str) -> Data:
-        """See `Rows`."""
+        """See `RowPlace`."""
         try:
             return self.data[sha256]
         except KeyError:
@@ -323,12 +323,12 @@ class MemoryRows:
         """There is no disk."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `Rows`."""
+        """See `RowPlace`."""
         for name in names:
             self.data.pop(name, None)
 
     def names(self) -> set[str]:
-        """See `Rows`."""
+        """See `RowPlace`."""
         return set(self.data)
 
 
@@ -364,7 +364,7 @@ class ScratchShelf(RowShelf):
 class _ScratchRows:
     """Rows in a temporary folder, over others that are only read."""
 
-    def __init__(self, under: Rows | None) -> None:
+    def __init__(self, under: RowPlace | None) -> None:
         self._under = under
         self._mine: set[str] = set()
 
@@ -376,37 +376,37 @@ class _ScratchRows:
         return FolderRows(folder)
 
     def place(self, sha256: str) -> str:
-        """See `Rows`."""
+        """See `RowPlace`."""
         return self._of(sha256).place(sha256)
 
     def write(self, sha256: str, row: Pieces) -> None:
-        """See `Rows`."""
+        """See `RowPlace`."""
         self._rows.write(sha256, row)
         self._mine.add(sha256)
 
     def read(self, sha256: str) -> Data:
-        """See `Rows`."""
+        """See `RowPlace`."""
         return self._of(sha256).read(sha256)
 
     def flush(self, names: Collection[str]) -> None:
-        """See `Rows`: nothing of it is there after the process."""
+        """See `RowPlace`: nothing of it is there after the process."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `Rows`."""
+        """See `RowPlace`."""
         mine = self._mine.intersection(names)
         if mine:
             self._rows.remove(mine)
             self._mine -= mine
 
     def names(self) -> set[str]:
-        """See `Rows`."""
+        """See `RowPlace`."""
         return self._mine | (set() if self._under is None else self._under.names())
 
     def has(self, sha256: str) -> bool:
         """Whether it has this row itself."""
         return sha256 in self._mine
 
-    def _of(self, sha256: str) -> Rows:
+    def _of(self, sha256: str) -> RowPlace:
         return self._rows if self._under is None or sha256 in self._mine else self._under
 
 

@@ -33,7 +33,7 @@ class StoredRows(FolderRows):
         self._free_bytes_min = free_bytes_min
 
     def write(self, sha256: str, row: Pieces) -> None:
-        """See `Rows`."""
+        """See `RowPlace`."""
         if not self.folder.exists():
             with self.errors(f"making {self.folder}"):
                 make_own_folder(self.folder)
@@ -42,7 +42,7 @@ class StoredRows(FolderRows):
         reach("shelf_written")
 
     def flush(self, names: Collection[str]) -> None:
-        """See `Rows`. Raises `DiskFailed` for want of room as well: nobody has the bytes to write again."""
+        """See `RowPlace`. Raises `DiskFailed` also for want of room: nobody has the bytes any more."""
         try:
             with self.errors("flushing what a strategy remembers"):
                 folders = {path.parent for path in map(self.path, names) if _flushed(path)}
@@ -54,7 +54,7 @@ class StoredRows(FolderRows):
             reach("shelf_flushed")
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `Rows`."""
+        """See `RowPlace`."""
         names = list(names)
         super().remove(names)
         if names:

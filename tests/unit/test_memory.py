@@ -29,7 +29,7 @@ from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.host.build import Blueprint
 from anabranch.strategies.memory import PLACES, Kept, with_newest
 from anabranch.strategies.registry import make_strategy
-from anabranch.support.shelf import FolderRows, MemoryRows, Rows, RowShelf, ScratchShelf
+from anabranch.support.shelf import FolderRows, MemoryRows, RowPlace, RowShelf, ScratchShelf
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 FLEET = "abcde"  # of which the last one never sends anything
@@ -412,7 +412,7 @@ finite = st.floats(-1e6, 1e6, width=32)
 
 
 def lived(
-    name: str, params: dict[str, Any], rows: Rows, deltas: Sequence[tuple[str, SparseVector | Vector]]
+    name: str, params: dict[str, Any], rows: RowPlace, deltas: Sequence[tuple[str, SparseVector | Vector]]
 ) -> list[bytes]:
     """The model after each of these updates, as bytes."""
     strategy, shelf = make_strategy(name, params), RowShelf(rows)
