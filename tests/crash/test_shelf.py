@@ -86,6 +86,8 @@ def sound(server: ServerProcess, spec: ParamSpec, version: int, data_dir: Path |
     assert report.problems == ()
     assert report.version == version
     assert report.model_sha256 == digest(remembered(data_dir or server.data_dir, spec, FIRST))
+    again = verify(data_dir or server.data_dir)
+    assert (again.problems, again.proved_from) == ((), 0)  # a server goes on: nothing that it has is a proof
 
 
 def test_the_newest_update_of_each_device_has_a_file(served: tuple[ServerProcess, ParamSpec]) -> None:
