@@ -28,7 +28,6 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import quote
 
-from anabranch.core.engine.shelf import rows_named
 from anabranch.core.errors import (
     ConfigError,
     DataError,
@@ -63,7 +62,7 @@ from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.verify import stored_config, verify
 from anabranch.support.shelf import FOLDER as SHELF
-from anabranch.support.shelf import FolderRows
+from anabranch.support.shelf import LOST, FolderRows
 
 FILE = "backup.json"
 RESTORING = "restoring"  # in a data directory: a backup that is being put back
@@ -303,9 +302,17 @@ class _Copying:
     def _shelf(self, snapshots: list[str]) -> None:
         """What the copied snapshots name of what a strategy remembers. Raises `_Gone`."""
         files, rows = SnapshotFiles(self._target, DEFAULT_LIMITS), FolderRows(Path(SHELF))
-        named = sorted({name for sha in snapshots for name in rows_named(files.read(sha).meta)})
+        named = sorted({name for sha in snapshots for name in files.names(sha)})
         self._check_room([rows.path(name) for name in named])
-        self._copy([(rows.path(name), name) for name in named])
+        try:
+            self._copy([(rows.path(name), name) for name in named])
+        except _Gone:
+            missing = [path for path in map(rows.path, named) if not (self._source / path).exists()]
+            if missing and set(snapshots) <= _snapshots_in(self._source):  # nobody dropped it
+                raise StoreCorrupt(
+                    f"{self._source / missing[0]} is not there: {LOST} `anabranch verify` says more"
+                ) from None
+            raise
 
     def _log(self) -> list[Path]:
         """The segments that have what the copied database lacks. Raises `_Gone`, `LogLost`."""
@@ -372,6 +379,13 @@ class _Copying:
             except FileNotFoundError:  # of an upload, a proof: it was replaced by another
                 continue
             self._copied += (target / path.name).stat().st_size
+
+
+def _snapshots_in(folder: Path) -> set[str]:
+    """The snapshots that the database in a folder names."""
+    address = f"file:{quote(str((folder / SQLITE_FILE).absolute()))}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)) as database:
+        return {sha256 for (sha256,) in database.execute("SELECT sha256 FROM snapshots")}
 
 
 def _end_of(folder: Path) -> tuple[str | None, int]:

@@ -35,10 +35,17 @@ log = logging.getLogger(__name__)
 Pieces = list[bytes | memoryview]
 Data = bytes | memoryview
 FOLDER = "shelf"  # in a data directory
+LOST = "what a strategy remembers of a device is lost."
+START_AGAIN = "Remove that file, if it is there, and start again: it is made again from the log"
 
 
 class RowPlace(Protocol):
     """Where rows lie, by the SHA-256 (hex) of their bytes. Raises `StoreError` and the like; thread-safe."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a row that is damaged or lost, in words."""
+        ...
 
     def place(self, sha256: str) -> str:
         """Where a row is, in words."""
@@ -52,8 +59,8 @@ class RowPlace(Protocol):
         """The bytes of a row, whatever they are. Raises `StoreCorrupt` where there is none."""
         ...
 
-    def flush(self, names: Collection[str]) -> None:
-        """Make rows durable; those that went meanwhile are left out."""
+    def flush(self, names: Collection[str]) -> set[str]:
+        """Make rows durable; returns those that are not there."""
         ...
 
     def remove(self, names: Iterable[str]) -> None:
@@ -98,7 +105,7 @@ class RowShelf:
             data: Data | None = self._unwritten.get(row.sha256)
         if data is None:
             data = self.rows.read(row.sha256)
-            check_row(row.sha256, data, self.rows.place(row.sha256))
+            check_row(row.sha256, data, self.rows.place(row.sha256), self.rows.remedy)
         return delta_of(data)
 
     def named(self, sha256: str, size: int) -> Shelved:
@@ -107,14 +114,15 @@ class RowShelf:
             self._settle()
             return self._held(sha256) or self._refer(sha256, size)
 
-    def begin(self, snapshots: Mapping[int, Collection[str]]) -> None:
-        """A start: what the snapshots name that there are, by the last event of each, in order.
+    def begin(self, snapshots: Mapping[int, Collection[str]], clears: bool = True) -> None:
+        """A start: what the snapshots name that there are, by the last event of each.
 
-        Other rows are of no use: a crash left them.
+        `clears`: those are all; then other rows are of no use, which a crash has left.
         """
         with self._lock:
             here = self.rows.names()
-            self.rows.remove(here.difference(*snapshots.values()))
+            if clears:
+                self.rows.remove(here.difference(*snapshots.values()))
             self._newest, self._dead = max(snapshots, default=0), {}
             for event, names in sorted(snapshots.items()):
                 # Those that are missing as well: a replay that puts one there again mends the snapshot.
@@ -128,7 +136,7 @@ class RowShelf:
         return set(named).difference(self.rows.names()) if named else set()
 
     def flush(self) -> None:
-        """Make durable whatever a snapshot that was taken may name. Raises `StoreFull`."""
+        """Make durable whatever a snapshot that was taken may name. One at a time. Raises `StoreFull`."""
         with self._lock:
             self._settle()
             for name, data in list(self._unwritten.items()):
@@ -138,11 +146,15 @@ class RowShelf:
             names, self._unflushed = self._unflushed, set()
             self._unnamed.clear()
         try:
-            self.rows.flush(names)
+            missing = self.rows.flush(names)
         except BaseException:
             with self._lock:
                 self._unflushed |= names
             raise
+        with self._lock:
+            for name in missing - self._unflushed:  # one that went may have come again
+                if self._held(name) is not None:
+                    raise StoreCorrupt(f"{self.rows.place(name)} is not there any more: {LOST} Start again")
 
     def retain(self, events: Collection[int]) -> None:
         """The newest snapshot was named; these are the last events of all that are kept."""
@@ -191,7 +203,8 @@ class RowShelf:
             self._unnamed.remove(name)
             self._unflushed.discard(name)
             self.rows.remove([name])
-        elif self._unwritten.pop(name, None) is None:
+        else:  # though the last one to put it there had no room: a snapshot may name the row of one before
+            self._unwritten.pop(name, None)
             self._dead[name] = born, self._newest
 
     def _write(self, name: str, row: Pieces) -> None:
@@ -215,6 +228,11 @@ class FolderRows:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @property
+    def remedy(self) -> str:
+        """See `RowPlace`."""
+        return START_AGAIN
 
     def path(self, sha256: str) -> Path:
         """Where a row lies, or would lie."""
@@ -249,10 +267,11 @@ class FolderRows:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise StoreCorrupt(f"{path} cannot be read ({error.strerror}): {RESTART}") from error
+            raise StoreCorrupt(f"{path} cannot be read ({error.strerror}): {LOST} {self.remedy}") from error
 
-    def flush(self, names: Collection[str]) -> None:
+    def flush(self, names: Collection[str]) -> set[str]:
         """See `RowPlace`: a folder for a trial needs none."""
+        return {name for name in names if not self.path(name).exists()}
 
     def remove(self, names: Iterable[str]) -> None:
         """See `RowPlace`."""
@@ -292,14 +311,10 @@ class FolderRows:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-RESTART = (
-    "what a strategy remembers of a device is lost. Start again: it is made again from the log; where that "
-    "does not begin with its first event (server.keep), restore a backup"
-)
-
-
 class MemoryRows:
     """Rows that a process has, and that go with it."""
+
+    remedy = START_AGAIN
 
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
@@ -317,10 +332,11 @@ class MemoryRows:
         try:
             return self.data[sha256]
         except KeyError:
-            raise StoreCorrupt(f"row {sha256} is not there: {RESTART}") from None
+            raise StoreCorrupt(f"row {sha256} is not there: {LOST} {self.remedy}") from None
 
-    def flush(self, names: Collection[str]) -> None:
+    def flush(self, names: Collection[str]) -> set[str]:
         """There is no disk."""
+        return set(names).difference(self.data)
 
     def remove(self, names: Iterable[str]) -> None:
         """See `RowPlace`."""
@@ -367,6 +383,7 @@ class _ScratchRows:
     def __init__(self, under: RowPlace | None) -> None:
         self._under = under
         self._mine: set[str] = set()
+        self.remedy = START_AGAIN if under is None else under.remedy
 
     @cached_property
     def _rows(self) -> FolderRows:
@@ -388,8 +405,9 @@ class _ScratchRows:
         """See `RowPlace`."""
         return self._of(sha256).read(sha256)
 
-    def flush(self, names: Collection[str]) -> None:
+    def flush(self, names: Collection[str]) -> set[str]:
         """See `RowPlace`: nothing of it is there after the process."""
+        return set(names) - self._mine
 
     def remove(self, names: Iterable[str]) -> None:
         """See `RowPlace`."""

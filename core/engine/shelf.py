@@ -95,13 +95,12 @@ def delta_of(data: bytes | memoryview) -> Delta:
     return SparseVector(indices.astype(np.int64, copy=False), values, size)
 
 
-def check_row(sha256: str, data: bytes | memoryview, place: str) -> None:
-    """Raises `StoreCorrupt`, with what to do, where a row has another digest than its name."""
+def check_row(sha256: str, data: bytes | memoryview, place: str, remedy: str) -> None:
+    """Raises `StoreCorrupt` where a row has another digest than its name. `remedy`: what to do then."""
     if (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise StoreCorrupt(
             f"{place} has the SHA-256 {found[:16]}..., not that of its name: what a strategy remembers of a "
-            "device is damaged. Remove that file and start again: it is made again from the log; where that "
-            "does not begin with its first event (server.keep), restore a backup"
+            f"device is damaged. {remedy}"
         )
 
 

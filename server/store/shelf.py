@@ -7,7 +7,7 @@ need not survive: the log has the update, and a start folds it again.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -22,15 +22,28 @@ from anabranch.server.store.files import (
     open_file,
     sync_folder,
 )
-from anabranch.support.shelf import FOLDER, FolderRows, Pieces, forget_pages
+from anabranch.support.shelf import FOLDER, START_AGAIN, FolderRows, Pieces, forget_pages
+
+RESTORE = (
+    "Restore a backup: the log does not begin with its first event (server.keep), so that it cannot be made "
+    "again. Leave the file where it is: a server goes on with it until that device comes again"
+)
 
 
 class StoredRows(FolderRows):
     """The rows of a server. Raises `StoreFull`, also under the disk's watermark, and `DiskFailed`."""
 
-    def __init__(self, data_dir: Path, free_bytes_min: int) -> None:
+    def __init__(
+        self, data_dir: Path, free_bytes_min: int, begins_late: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`begins_late`: whether the log cannot make a row again, as it lacks its first events."""
         super().__init__(data_dir / FOLDER)
-        self._free_bytes_min = free_bytes_min
+        self._free_bytes_min, self._begins_late = free_bytes_min, begins_late
+
+    @property
+    def remedy(self) -> str:
+        """See `RowPlace`."""
+        return RESTORE if self._begins_late() else START_AGAIN
 
     def write(self, sha256: str, row: Pieces) -> None:
         """See `RowPlace`."""
@@ -41,17 +54,18 @@ class StoredRows(FolderRows):
         super().write(sha256, row)
         reach("shelf_written")
 
-    def flush(self, names: Collection[str]) -> None:
+    def flush(self, names: Collection[str]) -> set[str]:
         """See `RowPlace`. Raises `DiskFailed` also for want of room: nobody has the bytes any more."""
         try:
             with self.errors("flushing what a strategy remembers"):
-                folders = {path.parent for path in map(self.path, names) if _flushed(path)}
-                for folder in sorted(folders):
+                here = {name for name in sorted(names) if _flushed(self.path(name))}
+                for folder in sorted({self.path(name).parent for name in here}):
                     sync_folder(folder)
         except StoreFull as full:
             raise DiskFailed(f"{full}; what is on the disk is unknown, restart to recover") from full
         if names:
             reach("shelf_flushed")
+        return set(names) - here
 
     def remove(self, names: Iterable[str]) -> None:
         """See `RowPlace`."""

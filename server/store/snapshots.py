@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 
+from anabranch.core.engine.shelf import rows_named
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import plain_tensors, to_bytes
@@ -77,6 +78,14 @@ class SnapshotFiles:
                 f"snapshot {name} is of format {found}, this program reads {FORMAT} and {APART}"
             )
         return Snapshot(meta, tensors)
+
+    def names(self, sha256: str) -> set[str]:
+        """What a snapshot names on a shelf, by its JSON alone. Raises `StoreCorrupt`."""
+        try:
+            with self._found(sha256) as path:
+                return set(rows_named(json.loads(TensorFile(path)[META].tobytes())))
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise StoreCorrupt(f"snapshot {self.path(sha256).name} cannot be read: {error}") from error
 
     def others(self, named: set[str]) -> list[str]:
         """The digests of the files that are none of these."""

@@ -117,7 +117,7 @@ class SqlStore:
         self._writes = False
         files: type[SnapshotFiles] = SnapshotFiles
         self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
-        rows = StoredRows(data_dir, limits.free_disk_bytes_min)
+        rows = StoredRows(data_dir, limits.free_disk_bytes_min, self._begins_late)
         # In a database that servers share there is none: the next leader would not find it.
         self.shelf = None if shared else RowShelf(rows)
         self._lock: FolderLock | None = None
@@ -254,7 +254,7 @@ class SqlStore:
 
     def _begin_shelf(self) -> None:
         """Clear the shelf of what no snapshot names."""
-        if self.shelf is None or not self.shelf.rows.names():
+        if self.shelf is None:
             return
         with self._database.writing() as connection:
             known = connection.execute(select(snapshots.c.sha256, snapshots.c.applied_through_seq)).all()
@@ -262,11 +262,13 @@ class SqlStore:
         events = {row.sha256: row.applied_through_seq for row in known}
         newest = max(events.values(), default=0)
         named: dict[int, set[str]] = {}
+        clears = True
         for sha256, event in [*events.items(), *((sha256, newest) for sha256 in ahead)]:
-            with suppress(StoreCorrupt):  # it is of no use without its JSON
-                names = rows_named(self._snapshots.read(sha256).meta)
-                named.setdefault(event, set()).update(names)
-        self.shelf.begin(named)
+            try:
+                named.setdefault(event, set()).update(self._snapshots.names(sha256))
+            except StoreCorrupt:  # perhaps it can be read later
+                clears = False
+        self.shelf.begin(named, clears)
 
     def _check_ahead(self) -> None:
         """After a replay: raises `LogLost` where a snapshot is of a version that no row has published."""
@@ -511,22 +513,30 @@ class SqlStore:
             if self._overlay.flaw is not None and str(self._overlay.flaw) not in found:
                 found.append(str(self._overlay.flaw))
             found += find_problems(connection, self._blobs, self._packs, self._snapshots, after)
-            known = list(connection.scalars(select(snapshots.c.sha256)))
-        return [*found, *self._shelf_problems(known)]
+        return [*found, *self._shelf_problems()]
 
-    def _shelf_problems(self, known: list[str]) -> Iterator[str]:
+    def _shelf_problems(self) -> list[str]:
         """Which rows that snapshots name are damaged or not there."""
-        if self.shelf is None or not self.shelf.rows.names():
-            return
+        found: dict[str, str] = {}
+        if self.shelf is None:
+            return []
+        for name in sorted(self._named_rows()):
+            try:
+                rows = self.shelf.rows
+                check_row(name, rows.read(name), rows.place(name), rows.remedy)
+            except StoreCorrupt as error:
+                found[name] = str(error)
+        # A server that goes on may have dropped a snapshot meanwhile, and what that one named.
+        return [found[name] for name in sorted(found.keys() & self._named_rows())] if found else []
+
+    def _named_rows(self) -> set[str]:
+        with self._reading() as connection:
+            known = list(connection.scalars(select(snapshots.c.sha256)))
         named: set[str] = set()
         for sha256 in known:
-            with suppress(StoreCorrupt):  # that was said
-                named.update(rows_named(self._snapshots.read(sha256).meta))
-        for name in sorted(named):
-            try:
-                check_row(name, self.shelf.rows.read(name), self.shelf.rows.place(name))
-            except StoreCorrupt as error:
-                yield str(error)
+            with suppress(StoreCorrupt):  # that is said of the snapshot
+                named |= self._snapshots.names(sha256)
+        return named
 
     def unproved_snapshots(self) -> dict[Path, int]:
         """The files of snapshots of versions that no row has, and these: a replay of the log comes to them.
@@ -606,13 +616,18 @@ class SqlStore:
             late = trimming.begins_late(connection)
         return self._recovery(newest_first=False) if late else Recovery(None, 0, self._after(0))
 
+    def _begins_late(self) -> bool:
+        with self._reading() as connection:
+            return trimming.begins_late(connection)
+
     def _check_rows(self, snapshot: Snapshot, sha256: str) -> None:
         """Raises `StoreCorrupt` where what a snapshot names is not on the shelf."""
         named = set(rows_named(snapshot.meta))
         missing = named if self.shelf is None else self.shelf.missing(named)
         if missing:
-            name = self._snapshots.path(sha256).name
-            raise StoreCorrupt(f"snapshot {name} names {len(missing)} rows that are not on the shelf")
+            name, row = self._snapshots.path(sha256).name, min(missing)
+            place = row if self.shelf is None else self.shelf.rows.place(row)
+            raise StoreCorrupt(f"snapshot {name} names {place}, and {len(missing) - 1} others, not there")
 
     def _recovery(self, newest_first: bool) -> Recovery:
         with self._reading() as connection:

@@ -19,6 +19,7 @@ from crash_writer import VALUES
 from server_process import SERVING_S, Plan, ServerProcess
 from wire import QUICK, Device
 
+from anabranch.core.errors import StoreCorrupt
 from anabranch.core.model.params import ParamSpec, digest
 from anabranch.server.backup import back_up, put_back
 from anabranch.server.failpoints import SHELF_POINTS
@@ -133,7 +134,7 @@ def test_a_damaged_row_ends_the_server_and_is_made_again(served: tuple[ServerPro
     path.write_bytes(data)
     (problem,) = verify(server.data_dir, whole=True).problems
     assert str(path) in problem
-    assert "Remove that file and start again" in problem
+    assert "Remove that file, if it is there, and start again" in problem
     server.start()
     with fleet(server, spec, "a") as devices:
         task = devices["a"].task()
@@ -155,6 +156,9 @@ def test_a_shelf_that_is_lost_is_made_again_from_the_log(served: tuple[ServerPro
     before = [path.name for path in files(server)]
     for path in files(server):
         path.unlink()
+    assert len(verify(server.data_dir, whole=True).problems) == len(before)
+    with pytest.raises(StoreCorrupt, match=r"shelf/.* is not there"):
+        back_up(server.data_dir, server.data_dir.with_name("backup"))
     server.start()
     assert server.drain() == 0
     assert [path.name for path in files(server)] == before

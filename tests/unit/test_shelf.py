@@ -8,6 +8,8 @@ import gc
 import hashlib
 import os
 import struct
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -100,11 +102,11 @@ def test_a_damaged_row_says_what_to_do(rows: RowPlace) -> None:
     row = shelf.put(vector(1))
     rows.write(row.sha256, [*row_of(vector(1))[:1], b"other bytes!"])
     with pytest.raises(
-        StoreCorrupt, match=f"{row.sha256}.*Remove that file and start again.*restore a backup"
+        StoreCorrupt, match=f"{row.sha256}.*Remove that file, if it is there, and start again"
     ):
         shelf.take(row)
     rows.remove([row.sha256])
-    with pytest.raises(StoreCorrupt, match=f"{row.sha256}.*Start again: it is made again from the log"):
+    with pytest.raises(StoreCorrupt, match=f"{row.sha256}.*is lost. Remove that file"):
         shelf.take(row)
 
 
@@ -348,6 +350,82 @@ def test_a_write_for_which_there_is_no_room_leaves_nothing(
     assert rows.names() == {held.sha256, row.sha256}
 
 
+def test_on_a_full_disk_the_row_of_a_kept_snapshot_is_not_forgotten() -> None:
+    """The same vector comes again when there is no room, goes, and comes and goes when there is."""
+    rows = Full()
+    rows.is_full = False
+    shelf = RowShelf(rows)
+    row = shelf.put(vector(1))
+    shelf.flush()
+    shelf.retain([10])
+    name = row.sha256
+    del row
+    rows.is_full = True
+    again = shelf.put(vector(1))
+    del again
+    rows.is_full = False
+    again = shelf.put(vector(1))
+    del again
+    shelf.flush()
+    assert rows.names() == {name}
+    shelf.retain([11, 12])
+    assert rows.names() == set()
+
+
+def test_a_flush_makes_files_durable_and_then_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = StoredRows(tmp_path, 0)
+    shelf = RowShelf(rows)
+    held = [shelf.put(vector(number)) for number in range(20)]
+    going = shelf.put(vector(100))
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    del going
+    monkeypatch.setattr("os.fsync", noted)
+    shelf.flush()
+    files = {rows.path(row.sha256) for row in held}
+    assert set(synced[:20]) == files
+    assert set(synced[20:]) == {path.parent for path in files}
+    synced.clear()
+    shelf.flush()
+    assert synced == []
+
+
+def test_a_row_that_somebody_removed_is_noticed_at_the_flush(tmp_path: Path) -> None:
+    rows = StoredRows(tmp_path, 0)
+    shelf = RowShelf(rows)
+    row = shelf.put(vector(1))
+    rows.path(row.sha256).unlink()
+    with pytest.raises(StoreCorrupt, match=f"{row.sha256} is not there any more"):
+        shelf.flush()
+
+
+def test_where_the_log_cannot_make_it_again_a_backup_is_asked_for(tmp_path: Path) -> None:
+    late = False
+    rows = StoredRows(tmp_path, 0, lambda: late)
+    shelf = RowShelf(rows)
+    row = shelf.put(vector(1))
+    os.truncate(rows.path(row.sha256), 3)
+    with pytest.raises(StoreCorrupt, match="Remove that file"):
+        shelf.take(row)
+    late = True
+    with pytest.raises(StoreCorrupt, match=r"Restore a backup.*Leave the file where it is"):
+        shelf.take(row)
+
+
+def test_where_not_all_snapshots_could_be_read_nothing_is_cleared(rows: RowPlace) -> None:
+    before = RowShelf(rows)
+    named, other = before.put(vector(1)), before.put(vector(2))
+    RowShelf(rows).begin({10: {named.sha256}}, clears=False)
+    assert rows.names() == {named.sha256, other.sha256}
+
+
 def test_a_flush_that_fails_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For want of room too: the system forgets what it could not write, and nobody has the bytes any more."""
     shelf = RowShelf(StoredRows(tmp_path, 0))
@@ -422,16 +500,40 @@ def test_a_scratch_shelf_reads_a_servers_and_writes_nothing_there(tmp_path: Path
 VALUES = st.integers(0, 5)
 
 
+class Disk(MemoryRows):
+    """Rows of which a power cut leaves what was flushed; it may have no room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushed: set[str] = set()
+        self.is_full = False
+
+    def write(self, sha256: str, row: Pieces) -> None:
+        if self.is_full:
+            raise StoreFull("no space left")
+        if self.data.get(sha256) != b"".join(row):
+            self.flushed.discard(sha256)
+        super().write(sha256, row)
+
+    def flush(self, names: Collection[str]) -> set[str]:
+        self.flushed |= self.data.keys() & names
+        return super().flush(names)
+
+    def remove(self, names: Iterable[str]) -> None:
+        names = list(names)
+        self.flushed.difference_update(names)
+        super().remove(names)
+
+
 class Life(RuleBasedStateMachine):
     """A state of four devices, snapshots of it, starts after kills and power cuts; the oracle has values."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = MemoryRows()
+        self.rows = Disk()
         self.shelf = RowShelf(self.rows)
         self.state: dict[str, Shelved] = {}
         self.values: dict[str, int] = {}
-        self.flushed: set[str] = set()  # rows that a power cut leaves
         self.event = 0
         self.snapshots: list[tuple[int, dict[str, int]]] = []
         self.pending: tuple[int, dict[str, int], tuple[Shelved, ...]] | None = None
@@ -454,13 +556,20 @@ class Life(RuleBasedStateMachine):
         self.event += 1
         self.pending = self.event, self.values, tuple(self.state.values())
 
+    @rule(is_full=st.booleans())
+    def fill(self, is_full: bool) -> None:
+        self.rows.is_full = is_full
+
     @precondition(lambda self: self.pending is not None)
     @rule()
     def write_snapshot(self) -> None:
-        self.shelf.flush()
-        self.flushed = set(self.rows.names())
+        if self.rows.is_full:
+            with suppress(StoreFull):
+                self.shelf.flush()
+        else:
+            self.shelf.flush()
 
-    @precondition(lambda self: self.pending is not None)
+    @precondition(lambda self: self.pending is not None and not self.rows.is_full)
     @rule(keeps=st.integers(1, 3), keeps_base=st.booleans())
     def name_snapshot(self, keeps: int, keeps_base: bool) -> None:
         self.write_snapshot()
@@ -475,7 +584,7 @@ class Life(RuleBasedStateMachine):
     def start_again(self, power: bool) -> None:
         """A kill leaves all files, a power cut those that were flushed, and parts of others."""
         if power:
-            for name in self.rows.names() - self.flushed:
+            for name in self.rows.names() - self.rows.flushed:
                 self.rows.data[name] = self.rows.data[name][:13]
         self.shelf, self.pending = RowShelf(self.rows), None
         self.shelf.begin(
@@ -497,10 +606,13 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def what_is_not_goes(self) -> None:
         """When every snapshot is of this very state, nothing else is there."""
-        if self.pending is None and all(values == self.values for _, values in self.snapshots):
+        if (
+            self.pending is None
+            and not self.rows.is_full
+            and all(values == self.values for _, values in self.snapshots)
+        ):
             self.event += 1
             self.shelf.flush()
-            self.flushed = set(self.rows.names())
             self.shelf.retain([self.event])
             self.snapshots = [(self.event, self.values)]
             assert self.rows.names() == {row.sha256 for row in self.state.values()}
