@@ -73,7 +73,8 @@ class Agent(DeviceShell):
     `shard` says which part of the App's data is trained on, or how to find it out from the run that the
     server serves. `tasks_max`: stop after so many answered updates (0: never). `step_time_s`
     emulates a device that needs so long for a local step: after a training the agent rests until it
-    has taken that long (0: no rest). A device that is slower by itself is not made faster.
+    has taken that long (0: no rest). A device that is slower by itself is not made faster. `width_max`: the
+    share of the model's units that its memory bears, above 0; a run of whole models alone refuses it below 1.
     `seed` is for tests: ids come of it. `bell` has the clock and the sleep. `outbox`: what it holds at most.
     `threads`, `neighbours`: see `LocalTrainer`. `trust`: the keepers that it masks for.
     """
@@ -89,6 +90,7 @@ class Agent(DeviceShell):
         *,
         tasks_max: int = 0,
         step_time_s: float = 0.0,
+        width_max: float = 1.0,
         threads: int = 0,
         neighbours: Neighbours | None = None,
         seed: int | None = None,
@@ -101,7 +103,7 @@ class Agent(DeviceShell):
         self.client_id = client_id
         self.summary = AgentSummary(client_id)
         self._transport, self._shard, self._state_dir = transport, shard, state_dir
-        self._settings, self._step_time_s = settings, step_time_s
+        self._settings, self._step_time_s, self._width_max = settings, step_time_s, width_max
         self._seed = fresh_seed() if seed is None else seed
         self._on_event = on_event
         self._bell = bell or Bell(time.monotonic)
@@ -303,7 +305,7 @@ class Agent(DeviceShell):
         return seen
 
     def _capability(self) -> Capability:
-        found = self._local.capability()
+        found = replace(self._local.capability(), width_max=self._width_max)
         return replace(found, codecs=(*found.codecs, MASKING)) if self._trust.keepers else found
 
     def _mask(self, seen: Enrolment) -> None:

@@ -157,6 +157,9 @@ class ClientStanding:
     online: bool
     versions_behind: int | None
     tags: tuple[str, ...] = ()
+    # As it says itself: the share of the model's units that it can train, its machine's memory (0: unknown).
+    width_max: float = 1.0
+    memory_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -513,4 +516,6 @@ def _standing(told: operators.Client) -> ClientStanding:
         online=told.online,
         versions_behind=told.versions_behind if told.HasField("versions_behind") else None,
         tags=tuple(told.tags),
+        width_max=told.width_max if told.HasField("width_max") else 1.0,
+        memory_bytes=told.memory_bytes,
     )

@@ -30,6 +30,7 @@ from anabranch.client.waiting import WaitingNotice
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.updates import NO_WIDTH, is_width
 from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.workloads.app import App, Shard, load_app
 from anabranch.workloads.calls import join_run
@@ -47,7 +48,8 @@ class ClientOptions:
 
     `shard` is its part of the training data, (index, count), split as the run's configuration says; None: see
     `numbered_shard`. `options` are told to the App. `threads`: for torch on a CPU, 0 for its part of what
-    torch would take, shared with the other devices on this machine. `step_time_s`, `outbox`: see `Agent`.
+    torch would take, shared with the other devices on this machine. `step_time_s`, `width_max`, `outbox`: see
+    `Agent`.
 
     `token` and `ca_sha256` are what it joins with, at `join` (several as for `server`; empty: two ports above
     each server's); afterwards its papers lie in `identity`, or else in `state_dir`, and name it. `insecure`
@@ -64,6 +66,7 @@ class ClientOptions:
     device: str = "auto"
     precision: str = "auto"
     step_time_s: float = 0.0
+    width_max: float = 1.0
     tasks_max: int = 0
     threads: int = 0
     identity: Path | None = None
@@ -75,6 +78,11 @@ class ClientOptions:
     retry_cap_s: float = ClientTable.retry_cap_s
     outbox: OutboxBounds = field(default_factory=OutboxBounds)
     trust: KeeperTrust = field(default_factory=KeeperTrust)
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if not is_width(self.width_max):
+            raise ConfigError(f"width_max {NO_WIDTH}, not {self.width_max!r}")
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,7 @@ def agent_of(
         settings,
         tasks_max=options.tasks_max,
         step_time_s=options.step_time_s,
+        width_max=options.width_max,
         threads=options.threads,
         neighbours=neighbours,
         on_event=on_event,

@@ -403,6 +403,12 @@ def _decision(verdict: str, staleness: int, weight: float | None, reason: str, d
     return Decision(_VERDICTS[verdict], staleness, weight, _REASONS[reason], detail)
 
 
+def capability_row(capability: Capability) -> dict[str, Any]:
+    """As plain values, for one row of a table."""
+    row: dict[str, Any] = _converter.unstructure(capability)
+    return row
+
+
 def capability_of(data: Any) -> Capability:
-    """The inverse of `asdict`. Raises `FieldError`."""
+    """The inverse of `capability_row`. Raises `FieldError`."""
     return from_plain(data, Capability, _converter)

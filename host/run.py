@@ -18,8 +18,9 @@ from anabranch.core.engine.admission import given_up
 from anabranch.core.engine.beforehand import Beforehand
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import repeated
+from anabranch.core.engine.planner import too_narrow
 from anabranch.core.engine.rates import Rates
-from anabranch.core.errors import AnabranchError, IdTaken, InvalidUpdate, Overloaded
+from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, InvalidUpdate, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Receipt, Task, TaskState
 
@@ -179,7 +180,12 @@ class Run:
         return Settlement(effects=[effect])
 
     def _enrolled(self, said: ev.Enrolled) -> Settlement:
-        """Who says nothing new of itself is known; who says something new without end has to wait."""
+        """Who says nothing new of itself is known; who says something new without end has to wait.
+
+        Who has no memory for any of the run's tasks hears so now, and not when it asks for one.
+        """
+        if why := too_narrow(self.engine.planner, said.capability.width_max):
+            return Settlement(error=ConfigError(why))
         client = self.engine.ledger.clients.get(said.client_id)
         if client is None:
             return Settlement(said)

@@ -31,12 +31,14 @@ from anabranch.core.model.submodels import (
 )
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import (
+    NO_WIDTH,
     Capability,
     Decision,
     LocalPlan,
     Reason,
     Task,
     Verdict,
+    is_width,
 )
 from anabranch.core.secagg.cohort import Cohort, CohortMember
 from anabranch.core.secagg.terms import Terms
@@ -217,7 +219,17 @@ def capability_from_proto(message: devices.Capability) -> Capability:
         down_bps=max(0.0, message.down_bps),
         accelerator=message.accelerator[:32] or "cpu",
         codecs=checked_codecs(message.codecs, "capability.codecs"),
+        width_max=_checked_width(message),
     )
+
+
+def _checked_width(message: devices.Capability) -> float:
+    """The widest part, as the device says it; of one that says nothing the whole model."""
+    if not message.HasField("width_max"):
+        return 1.0
+    if not is_width(message.width_max):
+        raise InvalidUpdate(f"capability.width_max {NO_WIDTH}, not {message.width_max:g}")
+    return message.width_max
 
 
 def capability_to_proto(capability: Capability) -> devices.Capability:
@@ -230,6 +242,7 @@ def capability_to_proto(capability: Capability) -> devices.Capability:
         down_bps=c.down_bps,
         accelerator=c.accelerator,
         codecs=c.codecs,
+        width_max=c.width_max if c.width_max < 1 else None,
     )
 
 

@@ -113,6 +113,7 @@ class Recorder:
     _coverage: Coverages = field(default_factory=Coverages, init=False)
     _given_up: str = field(default="", init=False)
     _cohorts_lost: int = field(default=0, init=False)
+    _unfit: set[str] = field(default_factory=set, init=False)
     _measured: dict[int, Measured] = field(default_factory=dict, init=False)
     _ended_by: str = field(default="", init=False)
     _settings: list[ChangedSetting] = field(default_factory=list, init=False)
@@ -289,6 +290,11 @@ class Recorder:
         self._cohorts_lost += 1
         self.note(now, "cohort_lost", cohort=number, updates=updates, why=why)
 
+    def unfit(self, now: float, client: str, why: str) -> None:
+        """The device's memory bears none of the run's tasks: it is not let in."""
+        self._unfit.add(client)
+        self.note(now, "unfit", client=client, why=why)
+
     def note(self, now: float, kind: str, /, **data: Any) -> None:
         """Anything else worth a line: a lost lease, a restart, a change of mode."""
         self._emit(now, kind, data)
@@ -345,6 +351,7 @@ class Recorder:
             fairness=fairness_of(self.goal.among(measured_names(history)), history, clients),
             privacy=(privacy := PrivacyTable.of_json(self.config)).promise(max(self._marks)),
             masked=SecaggTable.of_json(self.config).told(privacy, self._cohorts_lost),
+            devices_unfit=len(self._unfit),
             **self._judged(history),
         )
 

@@ -173,7 +173,8 @@ class Result:
     measured that could count, and in results of older versions. `final_value` and `best_value` are its.
     `target_accuracy` is 0 where another metric counts. `fairness` is of what at least two devices or groups
     have, and empty in results of older versions. `privacy`: of a private run, what it promises.
-    `masked`: of one with masked sums, whose they were.
+    `masked`: of one with masked sums, whose they were. `devices_unfit`: of a simulated fleet, how many were
+    not let in, as their memory bears none of the run's tasks.
     """
 
     strategy: str
@@ -221,6 +222,7 @@ class Result:
     fairness: tuple[Fairness, ...] = ()
     privacy: Promise | None = None
     masked: SecaggSummary | None = None
+    devices_unfit: int = 0
 
     @property
     def goal(self) -> Goal:

@@ -409,6 +409,8 @@ def _clients(
             flaws=guard.flaws.get(c.client_id, 0),
             shortened=guard.shortened.get(c.client_id, 0),
             quarantined=guard.quarantined.get(c.client_id, ""),
+            width_max=c.capability.width_max if c.capability.width_max < 1 else None,
+            memory_bytes=c.capability.memory_bytes,
         )
         for c in heapq.nsmallest(limit, clients, rank)
     ]

@@ -33,7 +33,7 @@ from anabranch.core.device.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.device.session import Session
 from anabranch.core.effects import Refused
 from anabranch.core.engine.ledger import TRAIN_S
-from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, Unavailable
+from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, StoreFull, Unavailable
 from anabranch.core.model.updates import Ask, Capability, Decision, Task
 from anabranch.core.rng import rank, seed_of
 from anabranch.host.device import OVER, DeviceCall, DeviceShell
@@ -164,14 +164,16 @@ class Device(Talker, DeviceShell):
             self._enrol(self._enrolled_now)
 
     def _enrol(self, then: Action) -> None:
-        capability = self._around.capability(self.examples)
+        capability = self._around.capability(self.index, self.examples)
         retries = self._network.timeout_s is not None
         call = self._work.begin(partial(self._enrol, then) if retries else _never)
         self._say(self._soon, _Enrolment(self, call, capability, then))
 
-    def _heard_of(self, call: int, then: Action, failed: StoreFull | None) -> None:
-        """The server knows who it is, or could not write that down."""
-        if failed is not None:
+    def _heard_of(self, call: int, then: Action, failed: ConfigError | StoreFull | None) -> None:
+        """The server knows who it is, or could not write that down, or has nothing for it: then it goes."""
+        if isinstance(failed, ConfigError):
+            then = self.leave
+        elif failed is not None:
             then = partial(self._work.after, failed.retry_after_s[0], partial(self._enrol, then))
         self._work.hear(call, then, self._soon)
 

@@ -18,7 +18,7 @@ from anabranch.core.config.ranges import ELASTIC, OVERLAP, STREAM
 from anabranch.core.config.tables import Config
 from anabranch.core.device.session import first_task_id
 from anabranch.core.effects import Refused
-from anabranch.core.errors import StoreFull
+from anabranch.core.errors import ConfigError, StoreFull
 from anabranch.core.model.updates import Ask
 from anabranch.simulation.devices import FIRST_LIFE, Device
 from anabranch.simulation.server import Granting
@@ -67,11 +67,13 @@ class _Newcomer:
     def enrol(self) -> None:
         """The server hears who it is."""
         of, around = self._of, self._of.around
-        around.server.enrol(self.client_id, around.capability(of.examples[self._index]), self._is_known)
+        capability = around.capability(self._index, of.examples[self._index])
+        around.server.enrol(self.client_id, capability, self._is_known)
 
-    def _is_known(self, failed: StoreFull | None) -> None:
-        assert failed is None, "no disk is full without [faults]"
-        self.go_on(_Newcomer._hears)
+    def _is_known(self, failed: ConfigError | StoreFull | None) -> None:
+        assert not isinstance(failed, StoreFull), "no disk is full without [faults]"
+        if failed is None:  # else the run has nothing for it
+            self.go_on(_Newcomer._hears)
 
     def _hears(self) -> None:
         self.go_on(_Newcomer._ask)

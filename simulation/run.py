@@ -20,6 +20,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
 from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.planner import Planner, too_narrow
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
@@ -288,7 +289,9 @@ class Simulation:
         )
         self.server = self._serve()
         self.keepers = self._keepers()
-        self.devices, self._newcomers = self._fleet()
+        around = self._surroundings()
+        _check_widths(engine.planner, around)
+        self.devices, self._newcomers = self._fleet(around)
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
         self.best: Best[Vector] = Best(Goal.of(config.run))
@@ -386,10 +389,10 @@ class Simulation:
         self.world.observers.append(made.observe)
         return made
 
-    def _fleet(self) -> tuple[list[Device], Newcomers | None]:
+    def _fleet(self, around: Surroundings) -> tuple[list[Device], Newcomers | None]:
         """All devices; or none yet, and who come in their place."""
         config, seed = self._config, self._config.run.seed
-        around, client = self._surroundings(), config.client
+        client = config.client
         settings = SessionSettings(
             client.retry_base_s,
             client.retry_cap_s,
@@ -456,6 +459,12 @@ class Simulation:
 
     def _clock_of(self, client_id: str) -> DeviceClock:
         return RIGHT if self.faults is None else self.faults.clock_of(client_id)
+
+
+def _check_widths(planner: Planner | None, around: Surroundings) -> None:
+    """Raises `ConfigError` where no device's memory bears any task: then nothing would be learned."""
+    if why := too_narrow(planner, around.widest):
+        raise ConfigError(f"no device of [fleet] could take part: the widest one's {why}")
 
 
 def called_when_free(config: Config) -> bool:

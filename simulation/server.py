@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from anabranch.core.config.faults import FaultsTable
 from anabranch.core.effects import Effect, Refused
 from anabranch.core.engine.engine import Engine
-from anabranch.core.errors import AnabranchError, InvalidUpdate, LogLost, StoreFull
+from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, LogLost, StoreFull
 from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.model.updates import Ask, Capability, Decision, Reason, Task
 from anabranch.core.rng import rank
@@ -41,12 +41,13 @@ Granting = Refused | tuple[Task, Offer]
 PushOutcome = Decision | AnabranchError  # a verdict, or the error that a live server answers with
 Exchange = tuple[PushOutcome, Granting | None]
 Objecting = Reply[AnabranchError | None]
+Enrolling = Reply[ConfigError | None]
 
 
 class ServerCalls(Protocol):
     """What a device can say to the server, at the moment at which the message arrives."""
 
-    def enrol(self, client_id: str, capability: Capability, reply: Reply[None]) -> None: ...  # noqa: D102
+    def enrol(self, client_id: str, capability: Capability, reply: Enrolling) -> None: ...  # noqa: D102
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
     def objection(self, client_id: str, outbox: FinishedUpdate, reply: Objecting) -> None: ...  # noqa: D102
@@ -70,8 +71,8 @@ class DirectServer:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def enrol(self, client_id: str, capability: Capability, reply: Reply[None]) -> None:
-        """A device makes itself known."""
+    def enrol(self, client_id: str, capability: Capability, reply: Enrolling) -> None:
+        """A device makes itself known, or hears that the run has nothing for it."""
         self._take(partial(self.world.enrol, client_id, capability), reply)
 
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None:

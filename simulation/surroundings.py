@@ -47,10 +47,23 @@ class Surroundings:
     arrivals: Arrivals | None = None  # of their examples, where these come one after the other
     trace: Trace | None = None  # when they are there, and how their links are
 
-    def capability(self, examples: int) -> Capability:
+    def capability(self, device: int, examples: int) -> Capability:
         """What a device with so many examples says of itself."""
         fleet = self.fleet
-        return _capability(examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6, self.codecs)
+        links = fleet.up_mbps * 1e6, fleet.down_mbps * 1e6
+        return _capability(examples, *links, self.codecs, self.width_max(device))
+
+    def width_max(self, device: int) -> float:
+        """The share of the model's units that a device's memory bears."""
+        traced = None if self.trace is None else self.trace.of(device).width_max
+        return float(self.profiles.width_max[device]) if traced is None else traced
+
+    @property
+    def widest(self) -> float:
+        """The largest share of all."""
+        if self.trace is None:
+            return float(self.profiles.width_max.max())
+        return max(map(self.width_max, range(self.fleet.clients)))
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,8 @@ class View:
 
 
 @lru_cache(maxsize=1024)
-def _capability(examples: int, up_bps: float, down_bps: float, codecs: tuple[str, ...]) -> Capability:
+def _capability(
+    examples: int, up_bps: float, down_bps: float, codecs: tuple[str, ...], width_max: float
+) -> Capability:
     """Devices that say the same share it."""
-    return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=codecs)
+    return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=codecs, width_max=width_max)

@@ -18,7 +18,15 @@ from anabranch.core.config.ranges import TASKS, TURNS
 from anabranch.core.effects import Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
-from anabranch.core.errors import AnabranchError, IdTaken, InvalidUpdate, StoreFull, UnknownTask, WireError
+from anabranch.core.errors import (
+    AnabranchError,
+    ConfigError,
+    IdTaken,
+    InvalidUpdate,
+    StoreFull,
+    UnknownTask,
+    WireError,
+)
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.model.metrics import finite
@@ -92,9 +100,14 @@ class World:
 
     # --- what the devices say ----------------------------------------------------------------
 
-    def enrol(self, client_id: str, capability: Capability) -> None:
-        """A device makes itself known."""
-        self._handle(ev.Enrolled(self.time.now(), client_id, capability))
+    def enrol(self, client_id: str, capability: Capability) -> ConfigError | None:
+        """A device makes itself known, or hears why the run has nothing for it."""
+        try:
+            self._handle(ev.Enrolled(self.time.now(), client_id, capability))
+        except ConfigError as error:
+            self._recorder.unfit(self.clock.now, client_id, str(error))
+            return error
+        return None
 
     def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""

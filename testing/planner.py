@@ -31,13 +31,16 @@ def applicant(number: int, version: int = 0, slowness: float | None = 0.5, turn:
     return Applicant(slowness, version, seed_of(0, number), turn=turn, step_time=step_time)
 
 
-def life(of: Planner, count: int = 40) -> tuple[Any, list[UnitMap | TensorSet | None]]:
+def life(
+    of: Planner, count: int = 40, width_max: float = 1.0
+) -> tuple[Any, list[UnitMap | TensorSet | None]]:
     """Tasks that are planned, applied or lost in turn; the last state and every sub-model."""
     state, found = of.init(VECTOR), []
     drift = VECTOR.copy()
     for i in range(count):
         asks = applicant(i, version=i, slowness=(i % 8) / 7)
-        state, part = of.plan(state, drift, replace(asks, client_id=f"device-{i % 4}", turn=i // 4))
+        asks = replace(asks, client_id=f"device-{i % 4}", turn=i // 4, width_max=width_max)
+        state, part = of.plan(state, drift, asks)
         found.append(part)
         state = of.released(state, part) if i % 5 == 4 else of.applied(state, part, i + 1)
         drift = drift + np.float32(0.01) * np.random.default_rng(i).standard_normal(drift.size).astype("f4")
@@ -78,6 +81,16 @@ class PlannerConformance:
                 assert all(0 < len(set(units)) <= group.size for group, units in kept)
             elif part is not None:
                 assert tensor_set(self.spec, part.tensors) == part
+
+    def test_no_device_gets_more_of_a_group_than_its_memory_bears(self) -> None:
+        of = self.make()
+        if not hasattr(of, "narrowest"):
+            pytest.skip("this planner is for devices that bear the whole model alone")
+        for width_max in np.linspace(of.narrowest().width, 0.99, 7).tolist():
+            for part in life(of, width_max=width_max)[1]:
+                assert isinstance(part, UnitMap)
+                kept = zip(self.spec.groups, part.kept, strict=True)
+                assert all(len(units) <= width_max * group.size + 1e-9 for group, units in kept)
 
     def test_no_call_writes_to_the_state_or_the_vector(self) -> None:
         of = self.make()

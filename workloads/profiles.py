@@ -1,4 +1,4 @@
-"""How fast each device of a fleet is: pure numpy, a named stream for each device.
+"""How fast each device of a fleet is, and what its memory bears: pure numpy, a named stream for each device.
 
 | `fleet.speed` | step time of a device                                  | speed group                  |
 |---------------|--------------------------------------------------------|------------------------------|
@@ -14,6 +14,9 @@
 
 Levels: AsyncDrop, Dun et al. 2023, section 6. Delay classes: FADAS, Wang et al. 2024: the class is
 the argmax of a draw from Dirichlet(3, 2, 1).
+
+What devices' memories bear, `fleet.widths_max`, goes by these groups too: with k numbers of G groups group g
+gets the one at g k / G, rounded down; by `chance` each device draws one.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.config.ranges import MEASURED, TRACED
+from anabranch.core.config.ranges import BY_CHANCE, MEASURED, TRACED
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.rng import rank, stream
@@ -46,11 +49,12 @@ FADAS_FACTORS = {
 
 @dataclass(frozen=True, eq=False)
 class DeviceProfiles:
-    """Speed and network of every device: arrays of shape (count,).
+    """Speed, network and memory of every device: arrays of shape (count,).
 
     `step_time_s` is the mean time of one local step. `spread` (count, 2) holds the bounds of a task's
     uniform factor around it, (1, 1) where all tasks take the same. `up_bps` and `down_bps` are bits a
-    second, infinite where the fleet sets no bandwidth.
+    second, infinite where the fleet sets no bandwidth. `width_max` is the share of the model's units that
+    the device's memory bears, in (0, 1].
     """
 
     seed: int
@@ -60,6 +64,7 @@ class DeviceProfiles:
     up_bps: Floats
     down_bps: Floats
     latency_s: Floats
+    width_max: Floats
 
     def task_time_s(self, device: int, task_index: int, steps: int) -> float:
         """Seconds that the device computes on its `task_index`-th task of `steps` local steps."""
@@ -79,7 +84,8 @@ class DeviceProfiles:
 def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
     """The profiles of `fleet.clients` devices. What device i gets does not depend on how many there are.
 
-    Raises `ConfigError` for an unknown `fleet.speed`, `DataError` for a trace that cannot be read.
+    Raises `ConfigError` for an unknown `fleet.speed`, and for widths that cannot be dealt by it; `DataError`
+    for a trace that cannot be read.
     """
     draw = {"levels": _levels, "lognormal": _lognormal, "fadas-mild": _fadas, "fadas-large": _fadas}
     if fleet.speed not in (*draw, MEASURED, TRACED):
@@ -105,7 +111,24 @@ def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
         up_bps=_bps(each(fleet.up_rates_mbps, fleet.up_mbps)),
         down_bps=_bps(each(fleet.down_rates_mbps, fleet.down_mbps)),
         latency_s=each(fleet.latencies_s, fleet.latency_s),
+        width_max=_widths(fleet, seed, groups),
     )
+
+
+def _widths(fleet: FleetTable, seed: int, groups: Groups) -> Floats:
+    """What each device's memory bears; `groups`: their speed groups, shape (count,). As `speed_profile`."""
+    widths, count = fleet.widths_max or (1.0,), fleet.clients
+    kinds = len(FADAS_FACTORS.get(fleet.speed, ())) or fleet.speed_levels
+    if fleet.widths_max_by == BY_CHANCE:
+        places = [int(rank(seed, "width-max", device) * len(widths)) for device in range(count)]
+    elif kinds < len(widths):
+        raise ConfigError(
+            f"fleet.widths_max has {len(widths)} numbers, for as many speed groups at least, and there are "
+            f"{kinds}: give fewer, or set fleet.widths_max_by = {BY_CHANCE!r}, or raise fleet.speed_levels"
+        )
+    else:
+        places = [int(group) * len(widths) // kinds for group in groups]
+    return np.array([widths[place] for place in places], np.float64)
 
 
 def _bps(mbps: Floats) -> Floats:

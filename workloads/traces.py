@@ -11,6 +11,7 @@ A trace is a CSV file with one row for each change:
 | `down_mbps`    | Mbit/s to the device (0: no limit)                                                      |
 | `latency_s`    | seconds one way                                                                         |
 | `step_time_s`  | seconds of a local step: of a device, in its first row, for `fleet.speed = "traced"`    |
+| `width_max`    | the share of the model's units that the device's memory bears, in its first row         |
 
 `device`, `time_s` and one more are needed; the order of the columns does not matter, nor how rows of several
 devices are mixed. Before its first row a device is on, and its link is the fleet's. The form is this
@@ -29,10 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import DataError
+from anabranch.core.model.updates import NO_WIDTH, is_width
 
-DEVICE, TIME, STATE, STEP_TIME = "device", "time_s", "state", "step_time_s"
+DEVICE, TIME, STATE, STEP_TIME, WIDTH_MAX = "device", "time_s", "state", "step_time_s", "width_max"
 RATES = ("up_mbps", "down_mbps", "latency_s")
-COLUMNS = (DEVICE, TIME, STATE, *RATES, STEP_TIME)
+OWN = (STEP_TIME, WIDTH_MAX)  # of a device, whatever the time
+COLUMNS = (DEVICE, TIME, STATE, *RATES, *OWN)
 ON, OFF, AGAIN = "on", "off", "again"
 ROWS_MAX = 20_000_000  # some gigabytes
 DAY_S = 86_400.0
@@ -57,13 +60,14 @@ class DeviceMoment:
 class DeviceTrace:
     """One device: its moments in order, the first at 0. `again_s`: when they come again; infinite: never.
 
-    `step_time_s` is None where the trace says nothing of it.
+    `step_time_s` and `width_max` are None where the trace says nothing of them.
     """
 
     name: str
     moments: tuple[DeviceMoment, ...]
     again_s: float = math.inf
     step_time_s: float | None = None
+    width_max: float | None = None
 
     def at(self, now_s: float) -> tuple[int, int]:
         """Which repetition a time is in, from 0, and which moment of it."""
@@ -135,12 +139,12 @@ class Trace:
 class _DeviceRows:
     """The rows of one device, as they are read."""
 
-    __slots__ = ("again_s", "moments", "newest_s", "step_time_s")
+    __slots__ = ("again_s", "moments", "newest_s", "own")
 
     def __init__(self) -> None:
         self.moments: list[DeviceMoment] = [DeviceMoment()]
         self.again_s, self.newest_s = math.inf, -math.inf
-        self.step_time_s: float | None = None
+        self.own: dict[str, float] = {}
 
     def add(self, time_s: float, row: Mapping[str, str]) -> None:
         """One more. Raises `ValueError`."""
@@ -158,7 +162,8 @@ class _DeviceRows:
             return
         if state not in ("", ON, OFF):
             raise ValueError(f"{STATE} must be {ON}, {OFF}, {AGAIN} or empty, not {state!r}")
-        self._set_step_time(row)
+        for name in OWN:
+            self._set_own(name, row)
         rates = {name: _number(name, row, getattr(newest, name)) for name in RATES}
         moment = DeviceMoment(time_s, newest.on if not state else state == ON, **rates)
         if time_s == 0.0:
@@ -169,22 +174,23 @@ class _DeviceRows:
     def _end(self, time_s: float, row: Mapping[str, str]) -> None:
         if time_s == 0.0:
             raise ValueError(f"a device's rows cannot come {AGAIN} at once: give its period as {TIME}")
-        if any((row.get(name) or "").strip() for name in (*RATES, STEP_TIME)):
+        if any((row.get(name) or "").strip() for name in (*RATES, *OWN)):
             raise ValueError(f"a row with {AGAIN!r} has nothing else to say: its device begins anew")
         self.again_s = time_s
 
-    def _set_step_time(self, row: Mapping[str, str]) -> None:
-        found = _number(STEP_TIME, row, None)
+    def _set_own(self, name: str, row: Mapping[str, str]) -> None:
+        found = _number(name, row, None)
         if found is None:
             return
-        if found == 0.0 or (self.step_time_s is not None and found != self.step_time_s):
-            raise ValueError(f"{STEP_TIME} must be one number of a device, above 0, not {row[STEP_TIME]}")
-        self.step_time_s = found
+        if found == 0.0 or found != self.own.setdefault(name, found):
+            raise ValueError(f"{name} must be one number of a device, above 0, not {row[name]}")
+        if name == WIDTH_MAX and not is_width(found):
+            raise ValueError(f"{name} {NO_WIDTH}, not {row[name]}")
 
     def done(self, name: str) -> DeviceTrace:
         """What came of it. Of a device that is never there, nothing else matters."""
         moments = self.moments if any(m.on for m in self.moments) else [DeviceMoment(on=False)]
-        return DeviceTrace(name, tuple(moments), self.again_s, self.step_time_s)
+        return DeviceTrace(name, tuple(moments), self.again_s, **self.own)
 
 
 def read_trace(path: str) -> Trace:
@@ -239,11 +245,11 @@ def _rows_of(device: DeviceTrace) -> Iterable[Sequence[str]]:
         rates = [
             "" if (v := getattr(moment, r)) in (None, getattr(before, r)) else f"{v:.12g}" for r in RATES
         ]
-        step = f"{device.step_time_s:.12g}" if number == 0 and device.step_time_s is not None else ""
-        yield [device.name, f"{moment.time_s:.12g}", state, *rates, step]
+        own = ["" if number or (v := getattr(device, n)) is None else f"{v:.12g}" for n in OWN]
+        yield [device.name, f"{moment.time_s:.12g}", state, *rates, *own]
         before = moment
     if not math.isinf(device.again_s):
-        yield [device.name, f"{device.again_s:.12g}", AGAIN, *("" for _ in RATES), ""]
+        yield [device.name, f"{device.again_s:.12g}", AGAIN, *("" for _ in (*RATES, *OWN))]
 
 
 def _check_columns(columns: Iterable[str], where: str) -> None:

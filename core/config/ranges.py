@@ -13,6 +13,7 @@ from anabranch.core.config.goal import MAX, MIN, Goal
 from anabranch.core.config.secagg import MODES
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
+from anabranch.core.model.updates import NO_WIDTH, is_width
 from anabranch.core.retention import Keep
 
 Tables = Mapping[str, Any]  # by name, as the fields of `Config`
@@ -29,6 +30,7 @@ SENT, BUILT = "sent", "built"  # run.initial
 SERVED, LOCAL = "served", "local"  # run.frozen
 WHOLE_VERSIONS, OWN = "whole", "own"  # downlink.parts
 EXACT, ZEROTH = "exact", "zeroth"  # client.gradient
+BY_SPEED, BY_CHANCE = "speed", "chance"  # fleet.widths_max_by
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
@@ -46,6 +48,7 @@ CHOICES = {
     "fleet.arrival": ("all", STREAM),
     "fleet.arrival_drift": ("none", CLASSES, ROTATE),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large", MEASURED, TRACED),
+    "fleet.widths_max_by": (BY_SPEED, BY_CHANCE),
     "identity.tls": ("auto", "always"),
     "secagg.mode": MODES,
     "client.gradient": (EXACT, ZEROTH),
@@ -154,6 +157,8 @@ def _check_fleet(fleet: Any, run: Any) -> None:
     if fleet.leavers and not run.virtual_s_max:
         raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
     _check_measures(fleet)
+    if any(not is_width(width) for width in fleet.widths_max):
+        raise ConfigError(f"every number of fleet.widths_max {NO_WIDTH}, not {list(fleet.widths_max)!r}")
 
 
 def _check_arrival(fleet: Any, push: str) -> None:

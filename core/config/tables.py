@@ -23,6 +23,7 @@ from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.ranges import (
+    BY_SPEED,
     EXACT,
     LINEAR,
     LOT,
@@ -110,6 +111,9 @@ class FleetTable:
     it is there and how its link is (`workloads/traces.py`), and with `speed` = `traced` what a step takes.
     All devices together send and fetch no more than `server_in_mbps` and `server_out_mbps` (0: no limit),
     which those that do so at a time share.
+    `widths_max`: how much of the model devices' memories bear, as shares of its units. Each number is of
+    equally many devices, dealt by `widths_max_by`: `speed`, the fastest get the first, or `chance`. Empty:
+    all bear the whole model. A trace's `width_max` goes before it.
     """
 
     clients: int = 8
@@ -151,6 +155,8 @@ class FleetTable:
     trace: str = field(default="", metadata=LATER_KEY)
     server_in_mbps: float = field(default=0.0, metadata=LATER_KEY)
     server_out_mbps: float = field(default=0.0, metadata=LATER_KEY)
+    widths_max: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    widths_max_by: str = field(default=BY_SPEED, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,8 @@ class Engine:
         client, open_tasks = self.ledger.clients[ask.client_id], len(self.ledger.live_of(ask.client_id))
         turn = client.accepted + client.rejected + open_tasks
         slowness, step_time = self.ledger.slowness(ask.client_id), self.ledger.step_time(ask.client_id)
-        applicant = Applicant(slowness, self.version, seed, ask.client_id, turn, step_time)
+        width_max = client.capability.width_max
+        applicant = Applicant(slowness, self.version, seed, ask.client_id, turn, step_time, width_max)
         self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
         return submodel
 

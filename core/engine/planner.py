@@ -7,6 +7,7 @@ never written to.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -24,6 +25,7 @@ class Applicant:
     `slowness`: its place among the devices whose step time is known, 0 the fastest, 1 the slowest; None
     until its own is known. `seed` is of this task alone. `turn`: how many tasks it has answered or has open.
     `step_time`: how long its steps take by the part that it trains, for planners that ask; None until known.
+    `width_max`: the share of each group's units that its memory bears, 1 for the whole model.
     """
 
     slowness: float | None
@@ -32,6 +34,23 @@ class Applicant:
     client_id: str = ""
     turn: int = 0
     step_time: StepTime | None = None
+    width_max: float = 1.0
+
+
+@dataclass(frozen=True)
+class Narrowest:
+    """The narrowest part that there is for a device: a share of the units, and how there would be less."""
+
+    width: float
+    fix: str
+
+
+WHOLE = Narrowest(1.0, "set submodel.name, to 'heterofl' or 'random' for example")
+
+
+def units_at_most(size: int, width_max: float) -> int:
+    """How many of `size` units are no more than that share of them; 0 where one already is more."""
+    return math.floor(size * width_max + 1e-9)
 
 
 class Planner(Protocol):
@@ -40,7 +59,10 @@ class Planner(Protocol):
     A class of one has `of(spec, table, seed)` as well: a planner for the model `spec`, by `[submodel]`, in a
     run of this seed. One whose sub-models are of whole tensors says `of_tensors = True`: it wants no units;
     with `grows = True` as well it knows stages, without which a model that has some is refused. One whose
-    sub-models differ in size says `times_steps = True`: what a step takes by that is then learned.
+    sub-models differ in size says `times_steps = True`: what a step takes by that is then learned. One that
+    has parts for devices without the memory for a whole model has `narrowest()`: devices that bear as much
+    come, and of no group any gets more units than `applicant.width_max` says (`units_at_most`). All others
+    are only for devices that bear the whole model.
     """
 
     name: ClassVar[str]
@@ -63,3 +85,22 @@ class Planner(Protocol):
     def released(self, state: PlannerState, submodel: Submodel | None) -> PlannerState:
         """A task with this sub-model has ended without an update of use."""
         ...
+
+
+def too_narrow(planner: Planner | None, width_max: float) -> str:
+    """Why a run has nothing to train for a device that bears so much of a model, and the fix; else empty."""
+    if width_max >= 1:
+        return ""
+    narrowest = getattr(planner, "narrowest", None)  # there are older ones of others
+    least: Narrowest = WHOLE if narrowest is None else narrowest()
+    if width_max >= least.width:
+        return ""
+    # Rounded up, so that whoever takes the number from here is let in.
+    wanted = f"{math.ceil(least.width * 1e4 - 1e-9) / 1e4:g}"
+    tasks = "every task is of the whole model"
+    if least.width < 1:
+        tasks = f"no task is of less than {wanted} of the model's units"
+    return (
+        f"width_max is {width_max:g}, and in this run {tasks}: say width_max = {wanted} if the device's "
+        f"memory does bear that, or start the run with narrower parts: {least.fix}"
+    )

@@ -17,13 +17,19 @@ from anabranch.core.model.holdings import HeldPart, Holdings
 from anabranch.core.model.mapped import PASS_VALUES, passes
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel
+from anabranch.core.plain import LATER_KEY
 
 Json = Any
+NO_WIDTH = "must be above 0 and at most 1, the share of the model's units that the device can train"
 
 
 @dataclass(frozen=True)
 class Capability:
-    """What a device says of itself. Zero means unknown."""
+    """What a device says of itself. Zero means unknown.
+
+    `memory_bytes` is its machine's, for whoever looks at the fleet. `width_max` is how much of a model it can
+    train, as whoever runs it has said: a share of the units of each group, in (0, 1]; 1 is the whole model.
+    """
 
     examples: int = 0
     memory_bytes: int = 0
@@ -31,6 +37,12 @@ class Capability:
     down_bps: float = 0.0
     accelerator: str = "cpu"
     codecs: tuple[str, ...] = ("raw",)
+    width_max: float = field(default=1.0, metadata=LATER_KEY)
+
+
+def is_width(value: float) -> bool:
+    """Whether a device may say so of itself."""
+    return 0 < value <= 1
 
 
 @dataclass(frozen=True)

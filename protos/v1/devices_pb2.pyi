@@ -76,11 +76,15 @@ class Capability(_message.Message):
     DOWN_BPS_FIELD_NUMBER: _builtins.int
     ACCELERATOR_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
+    WIDTH_MAX_FIELD_NUMBER: _builtins.int
     examples: _builtins.int
     memory_bytes: _builtins.int
+    """Of the machine; operators see it beside width_max. 0: unknown."""
     up_bps: _builtins.float
     down_bps: _builtins.float
     accelerator: _builtins.str
+    width_max: _builtins.float
+    """How much of the model the device can train: a share of the units of each group, above 0. Unset: 1, all of it."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -92,12 +96,15 @@ class Capability(_message.Message):
         down_bps: _builtins.float = ...,
         accelerator: _builtins.str = ...,
         codecs: _abc.Iterable[_builtins.str] | None = ...,
+        width_max: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_width_max", b"_width_max", "width_max", b"width_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator", b"accelerator", "codecs", b"codecs", "down_bps", b"down_bps", "examples", b"examples", "memory_bytes", b"memory_bytes", "up_bps", b"up_bps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_width_max", b"_width_max", "accelerator", b"accelerator", "codecs", b"codecs", "down_bps", b"down_bps", "examples", b"examples", "memory_bytes", b"memory_bytes", "up_bps", b"up_bps", "width_max", b"width_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__width_max: _TypeAlias = _typing.Literal["width_max"]  # noqa: Y015
+    _WhichOneofArgType__width_max: _TypeAlias = _typing.Literal["_width_max", b"_width_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__width_max) -> _WhichOneofReturnType__width_max | None: ...
 
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 

@@ -614,6 +614,8 @@ class Client(_message.Message):
     ONLINE_FIELD_NUMBER: _builtins.int
     VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    WIDTH_MAX_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     updates_taken: _builtins.int
     updates_rejected: _builtins.int
@@ -627,6 +629,10 @@ class Client(_message.Message):
     online: _builtins.bool
     versions_behind: _builtins.int
     """Of what it was given last; unset: nothing since the server started."""
+    width_max: _builtins.float
+    """What it says of itself: docs/protocol.md, "Width". Unset: 1, the whole model."""
+    memory_bytes: _builtins.int
+    """Of its machine; 0: unknown."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """In order."""
@@ -644,14 +650,21 @@ class Client(_message.Message):
         online: _builtins.bool = ...,
         versions_behind: _builtins.int | None = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
+        width_max: _builtins.float | None = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "versions_behind", b"versions_behind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "_width_max", b"_width_max", "versions_behind", b"versions_behind", "width_max", b"width_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "client_id", b"client_id", "flaws", b"flaws", "last_seen_s", b"last_seen_s", "online", b"online", "quarantined", b"quarantined", "shortened", b"shortened", "tags", b"tags", "updates_rejected", b"updates_rejected", "updates_taken", b"updates_taken", "versions_behind", b"versions_behind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "_width_max", b"_width_max", "client_id", b"client_id", "flaws", b"flaws", "last_seen_s", b"last_seen_s", "memory_bytes", b"memory_bytes", "online", b"online", "quarantined", b"quarantined", "shortened", b"shortened", "tags", b"tags", "updates_rejected", b"updates_rejected", "updates_taken", b"updates_taken", "versions_behind", b"versions_behind", "width_max", b"width_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__versions_behind: _TypeAlias = _typing.Literal["versions_behind"]  # noqa: Y015
     _WhichOneofArgType__versions_behind: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind"]  # noqa: Y015
+    _WhichOneofReturnType__width_max: _TypeAlias = _typing.Literal["width_max"]  # noqa: Y015
+    _WhichOneofArgType__width_max: _TypeAlias = _typing.Literal["_width_max", b"_width_max"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__versions_behind) -> _WhichOneofReturnType__versions_behind | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__width_max) -> _WhichOneofReturnType__width_max | None: ...
 
 Global___Client: _TypeAlias = Client  # noqa: Y015
 

@@ -20,7 +20,15 @@ from sqlalchemy import Connection, delete, func, select
 from anabranch.core.engine.ledger import CAPABILITIES_KEPT, ClientRecord
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.model.updates import Capability, Receipt
-from anabranch.core.snapshot import FORMAT, Snapshot, SnapshotRows, capability_of, receipt_of, receipt_row
+from anabranch.core.snapshot import (
+    FORMAT,
+    Snapshot,
+    SnapshotRows,
+    capability_of,
+    capability_row,
+    receipt_of,
+    receipt_row,
+)
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.rows import Row
 from anabranch.server.store.schema import client_records, enrolments, receipts
@@ -35,7 +43,7 @@ _REST = tuple(f.name for f in fields(ClientRecord) if f.name not in ("client_id"
 @lru_cache(CAPABILITIES_KEPT)
 def capability_text(capability: Capability) -> str:
     """A device's capability as JSON."""
-    return json.dumps(vars(capability), sort_keys=True)
+    return json.dumps(capability_row(capability), sort_keys=True)
 
 
 def record_text(client: ClientRecord) -> str:

@@ -14,8 +14,8 @@
              start = round(q (n - d))
 
 So fast devices leave out what has changed most and slow ones what has changed least. A device whose speed is
-not known yet draws q. Equal scores are in the order of a draw that is the same for the whole version: at
-version 0 all are equal.
+not known yet draws q. For one whose memory bears fewer than n - d units, d is what that leaves (ours). Equal
+scores are in the order of a draw that is the same for the whole version: at version 0 all are equal.
 
 Source: Dun, Hipolito, Jermaine, Dimitriadis and Kyrillidis, "Efficient and light-weight federated learning
 via asynchronous distributed dropout", AISTATS 2023, algorithms 2 and 3, checked against the published script.
@@ -35,7 +35,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant
+from anabranch.core.engine.planner import Applicant, units_at_most
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.units import Member
 from anabranch.core.rng import rank, stream
@@ -96,8 +96,9 @@ class HeteroWindows(GroupPlanner):
         q = rank(applicant.seed, "slowness") if applicant.slowness is None else applicant.slowness
         found = []
         for descending in self._descending(state, vector, applicant.version):
-            d = dropped_count(descending.size, self.drop)
-            start = round(q * (descending.size - d))
+            n = descending.size
+            d = max(dropped_count(n, self.drop), n - units_at_most(n, applicant.width_max))
+            start = round(q * (n - d))
             found.append(np.delete(descending, slice(start, start + d)))
         return found
 

@@ -20,6 +20,7 @@ Leases are ours. Theory: Shulgin and Richtarik, arXiv 2306.16484.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant
+from anabranch.core.engine.planner import Applicant, Narrowest
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
@@ -62,6 +63,11 @@ class Ist:
     def of(cls, spec: ParamSpec, table: SubmodelTable, seed: int) -> Ist:
         """By the `[submodel]` table."""
         return cls(spec, table.parts, seed)
+
+    def narrowest(self) -> Narrowest:
+        """The largest part that is dealt of any group: everybody may get it."""
+        width = max(math.ceil(group.size / self.parts) / group.size for group in self.spec.groups)
+        return Narrowest(width, "set a larger submodel.parts")
 
     def init(self, vector: Vector) -> IstState:
         """The first pass."""

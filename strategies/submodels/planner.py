@@ -9,6 +9,8 @@
 
 A forced unit takes the place of the kept one that was touched last, so that sub-models stay as small as the
 method makes them. The guard is this project's own.
+
+No device gets more than `width_max` of the units of any group, so what a method keeps is cut to that.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant
+from anabranch.core.engine.planner import Applicant, Narrowest, units_at_most
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
 
@@ -55,15 +57,22 @@ class GroupPlanner:
 
     def plan(self, state: Any, vector: Vector, applicant: Applicant) -> tuple[Any, UnitMap | None]:
         """The method's choice, with what is overdue forced in. The whole model is no sub-model."""
-        chosen = self.kept(state, vector, applicant)
+        chosen = [
+            units[: units_at_most(group.size, applicant.width_max)]
+            for units, group in zip(self.kept(state, vector, applicant), self.spec.groups, strict=True)
+        ]
         units = [self._guarded(u, t, applicant.version) for u, t in zip(chosen, state.touched, strict=True)]
         if all(len(u) == group.size for u, group in zip(units, self.spec.groups, strict=True)):
             return state, None
         return state, unit_map(self.spec, units)
 
     def kept(self, state: Any, vector: Vector, applicant: Applicant) -> Sequence[Units]:
-        """The kept units of each group, in any order, at least one."""
+        """The kept units of each group, at least one; those that a narrow device can do without come last."""
         raise NotImplementedError
+
+    def narrowest(self) -> Narrowest:
+        """A unit of each group, as what is kept is cut; of methods with widths of their own the least one."""
+        return of_smallest_group(self.spec)
 
     def applied(self, state: Any, submodel: Submodel | None, version: int) -> Any:
         """Its units are touched."""
@@ -94,3 +103,11 @@ class GroupPlanner:
 def dropped_count(n: int, drop: float) -> int:
     """floor(drop n), so that at least one unit is kept."""
     return min(n - 1, int(n * drop))
+
+
+def of_smallest_group(spec: ParamSpec) -> Narrowest:
+    """A unit of each group, which of the smallest one is most."""
+    smallest = min(spec.groups, key=lambda group: group.size)
+    return Narrowest(
+        1 / smallest.size, f"group {smallest.name!r} has {smallest.size} units only, so there are none"
+    )

@@ -9,8 +9,9 @@
 | t      | version    | version of the model                                                          |
 | x(s)   | share      | of the parameters that are in a sub-model of that width                       |
 | a + bx | step_time  | how long the device's steps take, 1: as long as a fast one's of the whole     |
+| w      | width_max  | the share of the units that the device's memory bears                         |
 
-    r = the first s with a + b x(s) <= SLOWER max(1, a + b x(s_last))
+    r = the first s <= w with a + b x(s) <= SLOWER max(1, a + b x(s_last))
 
     heterofl:  the first k units
     fedrolex:  k units from unit t mod n on, going round
@@ -24,7 +25,7 @@ self-distillation. FedRolex rolls once a round, here once a version.
 By whom which width is trained is ours: a device gets the widest by which it is hardly slower than a fast
 device with the whole model (`core/engine/step_times.py`), or than it would be itself with the narrowest. So
 an even fleet trains whole models, and nobody trains less of it where that saves no time. The first
-`TASKS_FIRST` tasks of a device are of the widest, as its speed is not known before, and every
+`TASKS_FIRST` tasks of a device are of its widest, as its speed is not known before, and every
 `TASKS_ANEW`-th, so that a device that was slow for a time finds out. With `submodel.step_time =
 "proportional"` it is as in runs of older releases: steps are taken to be as long as their part is large, the
 fastest devices get s_1, the next s_2, in equal shares, and those of unknown speed the last.
@@ -41,11 +42,11 @@ import numpy as np
 
 from anabranch.core.config.ranges import LINEAR
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant
+from anabranch.core.engine.planner import Applicant, Narrowest
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import unit_map
 from anabranch.core.rng import stream
-from anabranch.strategies.submodels.planner import GroupPlanner, Units
+from anabranch.strategies.submodels.planner import GroupPlanner, Units, of_smallest_group
 
 SLOWER = 1.25  # so many times as long as a fast device's steps are hardly longer
 TASKS_FIRST, TASKS_ANEW = 3, 8
@@ -87,7 +88,18 @@ class HeteroFL(GroupPlanner):
         """The first unit that is kept."""
         return 0
 
+    def narrowest(self) -> Narrowest:
+        """The last of the widths, where that is a unit of every group at least."""
+        least = of_smallest_group(self.spec)
+        width = self.widths[-1]
+        return least if width < least.width else Narrowest(width, "put a narrower one into submodel.widths")
+
     def _level(self, applicant: Applicant) -> int:
+        """By its speed, and no wider than its memory bears."""
+        too_wide = sum(s > applicant.width_max for s in self.widths)
+        return max(min(too_wide, len(self.widths) - 1), self._level_by_speed(applicant))
+
+    def _level_by_speed(self, applicant: Applicant) -> int:
         last, turn, time = len(self.widths) - 1, applicant.turn, applicant.step_time
         if not self.times_steps:
             q = applicant.slowness

@@ -32,7 +32,8 @@ class Client(Background):
     address `host:port` of one or, with commas between, of several of which one leads; a `Server`, a
     `ServedJob`, or a `Server.local()`. `id` names it, and a number at its end says which part of the data it
     has, unless `shard` (index, count) does. `state_dir` is where its results lie until they are acknowledged:
-    by default as for the command, or a temporary folder where the server is in this process. `token` and
+    by default as for the command, or a temporary folder where the server is in this process. `width_max` is
+    the widest part of the model that it can train, a share of the units, 1 for the whole. `token` and
     `ca_sha256` are what it joins a guarded federation with, at `join` (empty: where a server of this process
     says, else two ports above the server's). `keepers` names those that it
     masks its updates for, and `cohort_min` the fewest updates in a sum. `on_event` hears what it does. What
@@ -51,6 +52,7 @@ class Client(Background):
         precision: str = "auto",
         tasks_max: int = 0,
         step_time_s: float = 0.0,
+        width_max: float = 1.0,
         threads: int = 0,
         token: str = "",
         ca_sha256: str = "",
@@ -74,6 +76,7 @@ class Client(Background):
             device=device,
             precision=precision,
             step_time_s=step_time_s,
+            width_max=width_max,
             tasks_max=tasks_max,
             threads=threads,
             token=token,

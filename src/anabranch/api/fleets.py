@@ -182,6 +182,8 @@ class Fleet:
     trace: str = FleetTable.trace
     server_in_mbps: float = FleetTable.server_in_mbps
     server_out_mbps: float = FleetTable.server_out_mbps
+    widths_max: tuple[float, ...] = FleetTable.widths_max
+    widths_max_by: str = FleetTable.widths_max_by
     leavers: float = FleetTable.leavers
     attackers: float = FleetTable.attackers
     attack: str = FleetTable.attack

@@ -154,6 +154,11 @@ def clients(
         ]
         for row in rows
     ]
+    if any(row.width_max < 1 for row in rows):
+        columns += ["width", "memory"]
+        known = [bytes_text(row.memory_bytes) if row.memory_bytes else NOTHING for row in rows]
+        told = zip(cells, rows, known, strict=True)
+        cells = [[*line, f"{row.width_max:g}", memory] for line, row, memory in told]
     if any(row.tags for row in rows):
         columns.append("tags")
         cells = [[*line, " ".join(row.tags)] for line, row in zip(cells, rows, strict=True)]

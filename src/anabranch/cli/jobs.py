@@ -248,6 +248,7 @@ def _device_words(
         "--device": options.device,
         "--precision": options.precision,
         "--step-time": options.step_time_s,
+        "--width-max": options.width_max,
         "--threads": options.threads,
         "--outbox-results": options.outbox.entries_max,
         "--outbox-mib": options.outbox.bytes_max // MIB,

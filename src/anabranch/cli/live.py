@@ -120,6 +120,13 @@ StepTime = Annotated[
     float,
     typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0),
 ]
+WidthMax = Annotated[
+    float,
+    typer.Option(
+        "--width-max",
+        help="The share of the model's units that this device's memory bears, above 0; 1: the whole model.",
+    ),
+]
 OutboxResults = Annotated[
     int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
 ]
@@ -215,6 +222,7 @@ def client(
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     step_time_s: StepTime = 0.0,
+    width_max: WidthMax = 1.0,
     threads: Threads = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
     jobs: EveryJob = False,
@@ -247,7 +255,7 @@ def client(
     trains: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
     joins: dict[str, Any] = {"token": _token(token, token_file), "ca_sha256": ca_sha256, "join": join}
     joins |= {"identity": identity, "insecure": insecure, "trust": _trust(keepers, cohort_min)}
-    more: dict[str, Any] = {"step_time_s": step_time_s, "tasks_max": tasks_max, "data_path": data_path}
+    more: dict[str, Any] = {"step_time_s": step_time_s, "width_max": width_max, "tasks_max": tasks_max}
     options = ClientOptions(
         app=device_app(app, flower, signers or (), jobs),
         server=server_address,
@@ -255,6 +263,7 @@ def client(
         shard=parse_shard(shard) if shard else None,
         state_dir=state_dir or state_dir_of(client_id),
         options=dict(parse_setting(text) for text in app_options or ()),
+        data_path=data_path,
         **(trains | joins | more),
         outbox=_outbox(outbox_results, outbox_mib),
     )

@@ -116,6 +116,9 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
     lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
+    if result.devices_unfit:
+        unfit, there = result.devices_unfit, result.config["fleet"]["clients"]
+        lines.append(f"  {unfit} of {there} devices were not let in: their memory bears no task of the run")
     if folder is not None:
         models = [f"{told}{folder / name}" for told, name in MODELS.items() if (folder / name).is_file()]
         lines += [f"  model: {', '.join(models)}"] if models else []

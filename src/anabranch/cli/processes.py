@@ -48,14 +48,15 @@ class FleetProcesses:
         return self._serving()
 
     def start_devices(self, addresses: Addresses, clients: int) -> None:
-        """Start the evaluator and the devices; each emulates the speed of its level."""
+        """Start the evaluator and the devices; each emulates the speed of its level, and is as narrow."""
         server, admin = addresses
         self._start("evaluator", ["evaluate", self.app, "--server", server, "--admin", admin, "--json"])
-        steps = speed_profile(self.settings.fleet, self.settings.run.seed).step_time_s
+        profiles = speed_profile(self.settings.fleet, self.settings.run.seed)
+        steps, widths = profiles.step_time_s, profiles.width_max
         for i in range(clients):
             state = self.folder / "devices" / str(i)
             arguments = ["--server", server, "--shard", f"{i}/{clients}", "--state-dir", str(state)]
-            pace = ["--step-time", f"{steps[i]:.6f}", "--threads", "1"]
+            pace = ["--step-time", f"{steps[i]:.6f}", "--width-max", f"{widths[i]}", "--threads", "1"]
             self._start(
                 f"device-{i}", ["client", self.app, *arguments, "--id", f"device-{i}", *pace, "--json"]
             )
