@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.workloads.digits import Digits
-from anabranch.workloads.profiles import level_order
 from benchmarks.arena.cells import DEVICES, Cell
 from benchmarks.arena.intervals import Interval, bootstrap, paired
 from benchmarks.arena.page import BELOW, chain_of, reached, tuned_to
@@ -33,7 +32,6 @@ from benchmarks.studies import Point, Tables, one_thread, publish, table
 
 RESULTS = Path(__file__).with_name("regimes")
 PAGE = Path(__file__).parents[1] / "docs" / "studies" / "regimes.md"
-ABSENT = Path("runs") / "regimes" / "slower-half-away.csv"  # made anew by each run
 SPEED_LEVELS = 8
 GOAL = 1.25  # times sooner
 
@@ -66,7 +64,13 @@ class Regime(Cell):
         """Of every row; the slowest device's step of a whole model takes 0.5 s."""
         # By which a whole model takes about as long on its way up as its training.
         mbps = 0.05 * HIDDEN[self.workload] / HIDDEN["small"]
-        narrow = {"up_mbps": mbps, "down_mbps": 5 * mbps} if self.links in (LINK, SPARSE_LINK) else {}
+        bound: dict[str, Any] = {}
+        if self.links in (LINK, SPARSE_LINK):
+            bound = {"up_mbps": mbps, "down_mbps": 5 * mbps}
+        elif self.links == MEMORY:
+            bound = {
+                "widths_max": [1.0, 0.5]
+            }  # the slower half's; a run of whole models lets none of them in
         base: Tables = {
             "run": {
                 "name": "regimes",
@@ -82,7 +86,7 @@ class Regime(Cell):
                 "speed_ratio": 5.0,
                 "step_time_s": 0.1,
                 "waiting": "called",
-                **narrow,
+                **bound,
             },
         }
         return base, SPLITS[self.split]
@@ -103,7 +107,7 @@ PLANS: Mapping[str, Tables] = {
     "random, half left out": {"submodel": {"name": "random", "drop": 0.5}},
     "first units by speed": {"submodel": {"name": "heterofl"}},
     "first half of the units": {"submodel": {"name": "heterofl", "widths": [0.5]}},
-    AWAY: {"fleet": {"trace": str(ABSENT)}},
+    AWAY: {},
 }
 FITTING = (AWAY, "random, half left out", "first half of the units")  # what devices of little memory can do
 FREE = (WHOLE, "random, a quarter left out", "random, half left out", "first units by speed")
@@ -145,18 +149,8 @@ def main() -> None:
         publish(PAGE, text(todo()), __file__)
         return
     one_thread()
-    write_absent()
     if play(todo(arguments.regime), 60 * arguments.minutes, tell):
         print("everything that was asked for has been run")
-
-
-def write_absent() -> None:
-    """A trace in which the slower half of the levels is never there."""
-    levels = level_order(SPEED_LEVELS)
-    states = ["off" if levels[i % SPEED_LEVELS] >= SPEED_LEVELS // 2 else "on" for i in range(DEVICES)]
-    ABSENT.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["device,time_s,state", *(f"{i},0,{state}" for i, state in enumerate(states))]
-    ABSENT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 # --- the page ----------------------------------------------------------------------------------

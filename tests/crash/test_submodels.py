@@ -9,16 +9,18 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from crash import write_model
+from crash import ROWS, write_model
 from crash_writer import VALUES
 from server_process import Plan, ServerProcess
 from wire import QUICK, Device
 
 from anabranch.compress.registry import STAGES
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import UnitMap
 from anabranch.server.verify import verify
 
 NAMES = ("slow", "middle", "fast")
+BEARS = 0.2  # of the units
 
 
 @contextmanager
@@ -70,4 +72,22 @@ def test_tasks_of_sub_models_outlive_a_kill(compressed: bool, tmp_path: Path) ->
             answer = device.answer(granted[device.client_id])
             assert (answer.decision.verdict, answer.version) == ("published", version)
     assert server.drain() == 0
+    assert verify(server.data_dir).problems == ()
+
+
+def test_what_a_device_bears_outlives_a_kill_and_a_drain(tmp_path: Path) -> None:
+    """The log has it, and then the rows of a snapshot: the device does not say it again."""
+    plan = Plan(units=True)
+    spec = write_model(tmp_path, np.arange(VALUES, dtype=np.float32), plan)
+    server = ServerProcess(tmp_path, plan)
+    for life, end in enumerate((server.kill, server.drain, server.kill)):
+        server.start()
+        with fleet(server, spec) as (narrow, _, whole):
+            if not life:
+                narrow.enrol(width_max=BEARS)
+                whole.enrol()
+            kept = {device.client_id: device.submodel(device.task()) for device in (narrow, whole)}
+            counts = {name: len(part.kept[0]) for name, part in kept.items() if isinstance(part, UnitMap)}
+            assert counts["slow"] == ROWS * BEARS < counts["fast"]
+        end()
     assert verify(server.data_dir).problems == ()

@@ -75,12 +75,12 @@ class Device:
         self.spec, self.client_id, self.codecs = spec, client_id, codecs
         self.manifest_sha256 = bytes.fromhex(spec.layout_hash)
 
-    def enrol(self) -> devices.EnrolResponse:
-        """Become known."""
+    def enrol(self, **said: Any) -> devices.EnrolResponse:
+        """Become known; `said` is more of its capability."""
         request = devices.EnrolRequest(
             client_id=self.client_id,
             protocol_version=PROTOCOL_VERSION,
-            capability=devices.Capability(codecs=self.codecs),
+            capability=devices.Capability(codecs=self.codecs, **said),
         )
         return self.stub.Enrol(request, timeout=CALL_S)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from measuring import benchmark
 
-from anabranch.core.config.tables import FleetTable
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.traces import read_trace
 
 regimes = benchmark("study_regimes")
 store = benchmark("arena.store")
@@ -25,17 +22,19 @@ def record(seed: int, curve: list[list[float]], accuracy: float = 90.0) -> Any:
     return store.Record(**names, **figures, **ends)
 
 
-def test_those_who_stay_away_are_the_slower_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    regimes.write_absent()
-    trace = read_trace(str(regimes.ABSENT))
-    fleet = FleetTable(clients=regimes.DEVICES, speed_levels=regimes.SPEED_LEVELS)
-    profile = speed_profile(fleet, seed=1)
-    times_s: dict[bool, list[float]] = {True: [], False: []}
-    for i in range(regimes.DEVICES):
-        times_s[trace.of(i).moments[0].on].append(profile.task_time_s(i, 0, 1))
-    assert max(times_s[True]) < min(times_s[False])
-    assert abs(len(times_s[True]) - len(times_s[False])) <= regimes.SPEED_LEVELS // 2
+def test_the_slower_half_has_no_memory_for_more_than_half_of_the_units() -> None:
+    for regime in regimes.REGIMES:
+        (match, *_) = regimes.todo(regime.name)
+        config = match.row.point(regime, match.row.grid.points[0]).config(1, "test")
+        profile = speed_profile(config.fleet, seed=1)
+        times_s: dict[float, list[float]] = {}
+        for i, width_max in enumerate(profile.width_max.tolist()):
+            times_s.setdefault(width_max, []).append(profile.task_time_s(i, 0, 1))
+        if regime.links != regimes.MEMORY:
+            assert set(times_s) == {1.0}
+            continue
+        assert max(times_s[1.0]) < min(times_s[0.5])
+        assert abs(len(times_s[1.0]) - len(times_s[0.5])) <= regimes.SPEED_LEVELS // 2
 
 
 @pytest.mark.parametrize("match", regimes.todo(), ids=lambda match: f"{match.cell.name} {match.row.strategy}")

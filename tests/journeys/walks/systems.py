@@ -82,6 +82,7 @@ SUBMODELS = Walk(
 
 GATED = "examples/gated.py:Gated"
 GATED_SERVER = "anabranch server --model gated --strategy asyncdrop --updates 6"
+NARROW_FLEET = 'anabranch simulate digits --updates 200 --set "fleet.widths_max=[1.0, 0.5]"'
 
 GATED_UNITS = Walk(
     "gated units",
@@ -91,9 +92,14 @@ GATED_UNITS = Walk(
         types(f"anabranch init {GATED}", says="units: 64 of blocks.0.mlp.gate, 64 of blocks.1.mlp.gate"),
         types(f"anabranch simulate {GATED}", says=r"4\.\d\d MB up"),
         also_starts(GATED_SERVER, until="serving"),
-        also(f"anabranch client {GATED} --id a --tasks-max 4", says="4 updates"),
+        also(f"anabranch client {GATED} --id a --tasks-max 2", says="2 updates"),
+        types(f"anabranch client {GATED} --id small --width-max 0.5", says="updates"),
+        types("anabranch admin clients", says=r"small .* 0\.5 +\d+(\.\d+)? [GM]B"),
+        also(f"anabranch client {GATED} --id tiny --width-max 0.001", ends=2, says=r"width_max = 0\.0157"),
         also(f"anabranch evaluate {GATED} --once --admin 127.0.0.1:7071", says="accuracy"),
         End(GATED_SERVER, by=SIGINT, says="drained"),
+        types(f"{NARROW_FLEET} --set submodel.name=random", says="of 200 updates"),
+        types(f"{NARROW_FLEET} --out runs/whole", says="4 of 8 devices were not let in"),
     ),
 )
 
