@@ -289,9 +289,7 @@ class Simulation:
         )
         self.server = self._serve()
         self.keepers = self._keepers()
-        around = self._surroundings()
-        _check_widths(engine.planner, around)
-        self.devices, self._newcomers = self._fleet(around)
+        self.devices, self._newcomers = self._fleet()
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
         self.best: Best[Vector] = Best(Goal.of(config.run))
@@ -389,10 +387,11 @@ class Simulation:
         self.world.observers.append(made.observe)
         return made
 
-    def _fleet(self, around: Surroundings) -> tuple[list[Device], Newcomers | None]:
+    def _fleet(self) -> tuple[list[Device], Newcomers | None]:
         """All devices; or none yet, and who come in their place."""
         config, seed = self._config, self._config.run.seed
-        client = config.client
+        around, client = self._surroundings(), config.client
+        _check_widths(self.engine.planner, around)
         settings = SessionSettings(
             client.retry_base_s,
             client.retry_cap_s,

@@ -41,7 +41,7 @@ def device(served: Served, name: str) -> Device:
 def kept(of: Device) -> tuple[int, ...]:
     """How many units of each group its next task has."""
     part = of.submodel(of.task())
-    return (HIDDEN, CELLS) if part is None else tuple(len(u) for u in part.kept if isinstance(part, UnitMap))
+    return tuple(map(len, part.kept)) if isinstance(part, UnitMap) else (HIDDEN, CELLS)
 
 
 def listed(served: Served) -> dict[str, float]:

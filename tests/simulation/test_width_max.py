@@ -25,7 +25,8 @@ HALF = {"clients": 8, "examples_per_client": 64, "widths_max": [1.0, 0.5]}
 
 
 def widths(**fleet: Any) -> list[float]:
-    return speed_profile(FleetTable(**{"clients": 40, **fleet}), 1).width_max.tolist()
+    found: list[float] = speed_profile(FleetTable(**{"clients": 40, **fleet}), 1).width_max.tolist()
+    return found
 
 
 @pytest.mark.parametrize("speed", ["levels", "lognormal", "fadas-mild"])
@@ -41,7 +42,7 @@ def test_the_slower_bear_less(speed: str, dealt: tuple[float, ...]) -> None:
 
 
 def test_by_chance_each_device_draws_whatever_its_speed_and_however_many_there_are() -> None:
-    dealt = {"widths_max": (1.0, 1.0, 1.0, 0.5), "widths_max_by": "chance"}
+    dealt: dict[str, Any] = {"widths_max": (1.0, 1.0, 1.0, 0.5), "widths_max_by": "chance"}
     many = widths(clients=2000, **dealt)
     assert many.count(0.5) == pytest.approx(500, abs=80)
     assert widths(**dealt) == many[:40]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import SubmodelTable
+from anabranch.core.effects import Granted
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.planner import Applicant, Planner, too_narrow
 from anabranch.core.engine.settings import EngineSettings
@@ -181,7 +182,8 @@ def test_who_comes_again_with_another_width_gets_parts_of_that() -> None:
     for n, width_max in enumerate((1.0, 0.4, 0.7)):
         run.take(ev.Enrolled(0.0, "a", Capability(width_max=width_max)))
         granted = run.take(ev.TaskAsked(0.0, Ask("a", f"t{n}"))).effects[-1]
-        sizes.append([round(share, 3) for share in share_kept(granted.task.submodel, SPEC)])  # type: ignore[union-attr]
+        assert isinstance(granted, Granted)
+        sizes.append([round(share, 3) for share in share_kept(granted.task.submodel, SPEC)])
     assert sizes == [[1.0, 1.0], [3 / 8, 0.333], [5 / 8, 0.667]]
 
 

@@ -251,23 +251,20 @@ def client(
     from anabranch.client.state import state_dir_of
 
     set_up_logging(as_json, log_level, service="anabranch-client")
-    output = Output(as_json)
     trains: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
+    trains |= {"step_time_s": step_time_s, "width_max": width_max, "tasks_max": tasks_max}
+    names = {"server": server_address, "client_id": client_id, "data_path": data_path}
     joins: dict[str, Any] = {"token": _token(token, token_file), "ca_sha256": ca_sha256, "join": join}
     joins |= {"identity": identity, "insecure": insecure, "trust": _trust(keepers, cohort_min)}
-    more: dict[str, Any] = {"step_time_s": step_time_s, "width_max": width_max, "tasks_max": tasks_max}
     options = ClientOptions(
         app=device_app(app, flower, signers or (), jobs),
-        server=server_address,
-        client_id=client_id,
         shard=parse_shard(shard) if shard else None,
         state_dir=state_dir or state_dir_of(client_id),
         options=dict(parse_setting(text) for text in app_options or ()),
-        data_path=data_path,
-        **(trains | joins | more),
         outbox=_outbox(outbox_results, outbox_mib),
+        **(trains | joins | names),
     )
-    _work(options, parts or (), output, until_eof, (log_level, signers or ()) if jobs else None)
+    _work(options, parts or (), Output(as_json), until_eof, (log_level, signers or ()) if jobs else None)
 
 
 def evaluate(
