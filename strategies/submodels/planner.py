@@ -26,6 +26,7 @@ from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant, Narrowest, units_at_most
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
+from anabranch.core.rng import stream
 
 Units = npt.NDArray[np.int64]
 
@@ -57,17 +58,18 @@ class GroupPlanner:
 
     def plan(self, state: Any, vector: Vector, applicant: Applicant) -> tuple[Any, UnitMap | None]:
         """The method's choice, with what is overdue forced in. The whole model is no sub-model."""
-        chosen = [
-            units[: units_at_most(group.size, applicant.width_max)]
-            for units, group in zip(self.kept(state, vector, applicant), self.spec.groups, strict=True)
-        ]
+        kept = self.kept(state, vector, applicant)
+        chosen = [self._borne(g, units, applicant) for g, units in enumerate(kept)]
         units = [self._guarded(u, t, applicant.version) for u, t in zip(chosen, state.touched, strict=True)]
         if all(len(u) == group.size for u, group in zip(units, self.spec.groups, strict=True)):
             return state, None
         return state, unit_map(self.spec, units)
 
     def kept(self, state: Any, vector: Vector, applicant: Applicant) -> Sequence[Units]:
-        """The kept units of each group, at least one; those that a narrow device can do without come last."""
+        """The kept units of each group, in any order, at least one.
+
+        Of more than the device bears so many are drawn: a method that would rather have others says them.
+        """
         raise NotImplementedError
 
     def narrowest(self) -> Narrowest:
@@ -86,6 +88,13 @@ class GroupPlanner:
     def released(self, state: Any, submodel: Submodel | None) -> Any:
         """Nothing was touched."""
         return state
+
+    def _borne(self, group: int, units: Units, applicant: Applicant) -> Units:
+        """As many of these as the device bears."""
+        most = units_at_most(self.spec.groups[group].size, applicant.width_max)
+        if len(units) <= most:
+            return units
+        return stream(applicant.seed, "borne", group).permutation(units)[:most]
 
     def _guarded(self, chosen: Units, touched: Units, version: int) -> Units:
         if not self.coverage_versions:

@@ -5,7 +5,7 @@
 | n      | size       | units of a group                                                              |
 | s      | widths     | the widths there are, as fractions of n, the widest first                     |
 | r      |            | the device's own                                                              |
-| k      |            | ceil(r n) units are kept                                                      |
+| k      |            | ceil(r n) units are kept, floor(w n) at most                                  |
 | t      | version    | version of the model                                                          |
 | x(s)   | share      | of the parameters that are in a sub-model of that width                       |
 | a + bx | step_time  | how long the device's steps take, 1: as long as a fast one's of the whole     |
@@ -42,7 +42,7 @@ import numpy as np
 
 from anabranch.core.config.ranges import LINEAR
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant, Narrowest
+from anabranch.core.engine.planner import Applicant, Narrowest, units_at_most
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import unit_map
 from anabranch.core.rng import stream
@@ -74,11 +74,11 @@ class HeteroFL(GroupPlanner):
 
     def kept(self, state: Any, vector: Vector, applicant: Applicant) -> list[Units]:
         """K units of each group from where the method begins."""
-        width = self.width(applicant)
-        return [
-            (self.start(group.size, applicant.version) + np.arange(_count(group.size, width))) % group.size
-            for group in self.spec.groups
-        ]
+        width, found = self.width(applicant), []
+        for n in (group.size for group in self.spec.groups):
+            k = min(_count(n, width), units_at_most(n, applicant.width_max))
+            found.append((self.start(n, applicant.version) + np.arange(k)) % n)
+        return found
 
     def width(self, applicant: Applicant) -> float:
         """R."""

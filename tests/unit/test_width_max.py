@@ -20,7 +20,7 @@ from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.step_times import StepTime
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.journal import from_record, to_record
-from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import UnitMap
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import Ask, Capability
@@ -30,6 +30,7 @@ from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.store.ledger_rows import ClientReader, capability_text, record_text
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.planner import GroupPlanner, Units
 from anabranch.strategies.submodels.registry import PLANNERS
 from anabranch.testing.models import SPEC, tensors
 
@@ -138,6 +139,29 @@ def test_hetero_widens_its_window_and_does_not_cut_off_one_end() -> None:
         asks = Applicant(slowness, 1, 0, "a", 0, None, 0.5)
         (units,) = of.plan(state, moved, asks)[1].kept  # type: ignore[union-attr]
         assert units == kept
+
+
+class Whole(GroupPlanner):
+    """One of somebody's own, which keeps all units, in their order, and says nothing of narrow devices."""
+
+    name = "whole"
+
+    def kept(self, state: Any, vector: Vector, applicant: Applicant) -> list[Units]:
+        return [np.arange(group.size) for group in self.spec.groups]
+
+
+def test_a_planner_of_ones_own_leaves_no_unit_to_wide_devices_alone() -> None:
+    """Without the guard that forces old ones in."""
+    spec = model([12])
+    of, touched = Whole(spec), set[int]()
+    assert "group 'g0' has 12 units only" in too_narrow(of, 0.05)
+    for seed in range(40):
+        asks = Applicant(0.5, 0, seed, "a", 0, None, 0.25)
+        _, part = of.plan(of.init(np.zeros(12, np.float32)), np.zeros(12, np.float32), asks)
+        assert isinstance(part, UnitMap)
+        assert len(part.kept[0]) == 3
+        touched |= set(part.kept[0])
+    assert touched == set(range(12))
 
 
 @pytest.mark.parametrize("of", [None, *OF_TENSORS])
