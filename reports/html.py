@@ -51,6 +51,7 @@ from anabranch.reports.text import (
     bytes_text,
     count_text,
     duration_text,
+    energy_text,
     number_text,
     percent_text,
     safe,
@@ -132,14 +133,29 @@ def _masked_tiles(r: Result) -> list[str]:
     ]
 
 
+def _energy_tiles(r: Result, to_target: str, missing: str) -> list[str]:
+    """What a simulated fleet spent, where that is known."""
+    if (e := r.energy) is None:
+        return []
+    spent = [
+        f"{energy_text(j)} {what}" for j, what in ((e.train_j, "training"), (e.up_j + e.down_j, "moving"))
+    ]
+    reached = missing if e.to_target_j is None else energy_text(e.to_target_j)
+    each = f"a device {energy_text(e.device_median_j)} in the median, the worst tenth"
+    return [
+        tile("Energy", energy_text(e.total_j), ", ".join(spent)),
+        tile(f"Energy{to_target}", reached, f"{each} {energy_text(e.device_worst_tenth_j)}"),
+    ]
+
+
 def _rule(r: Result) -> str:
     return str(dict(r.config.get("robust", {})).get("rule", "the rule"))
 
 
 def _key_figures(r: Result) -> list[str]:
-    """12 of them, or 14 of a private run or one with masked sums.
+    """12 of them, or two more of a private run or one with masked sums, and two more where energy is known.
 
-    Neither leaves a row of one, however many stand side by side.
+    None leaves a row of one, however many stand side by side.
     """
     goal, decided = r.goal, r.updates_applied + r.updates_rejected
     set_ = goal.target is not None
@@ -163,6 +179,7 @@ def _key_figures(r: Result) -> list[str]:
         ),
         *_privacy_tiles(r),
         *_masked_tiles(r),
+        *_energy_tiles(r, to_target, missing),
         tile("Versions", count_text(r.versions), "published"),
         tile("Updates applied", count_text(r.updates_applied), _devices_text(r)),
         tile(

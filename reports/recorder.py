@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +26,14 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 from anabranch.core.model.updates import Decision, Verdict
 from anabranch.reports.coverage_tally import Coverages
+from anabranch.reports.energy import EnergyMeter
 from anabranch.reports.fairness import fairness_of
 from anabranch.reports.origin import here, started_now
 from anabranch.reports.result import (
     ChangedSetting,
     ClientShare,
     CompressionStep,
+    Energy,
     Kind,
     Point,
     Result,
@@ -55,6 +57,7 @@ class _Mark(NamedTuple):
     updates: int
     uplink_bytes: int
     downlink_bytes: int
+    energy_j: float = 0.0
 
 
 @dataclass(slots=True)
@@ -89,7 +92,8 @@ class Recorder:
     history point has the time, updates and bytes counted when the version was published, however
     late its evaluation arrives. Version 0 is published at time 0. `goal` is what the versions are judged by.
     `spec` is the model's, which may become known later; `started_at` is ISO 8601, empty: now.
-    `trackers` are told what is measured. A context manager, which closes the stream.
+    `trackers` are told what is measured. `energy`: what its devices spend is counted there, if anywhere. A
+    context manager, which closes the stream.
     """
 
     strategy: str
@@ -102,6 +106,7 @@ class Recorder:
     spec: ParamSpec | None = None
     started_at: str = field(default_factory=started_now)
     trackers: Trackers = field(default_factory=Trackers)
+    energy: EnergyMeter | None = None
     _events: int = field(default=0, init=False)
     _last_s: float = field(default=0.0, init=False)
     _total: _Tally = field(default_factory=_Tally, init=False)
@@ -282,7 +287,7 @@ class Recorder:
         measured = {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()}
         mark = self._marks.setdefault(version, self._mark(now))
         self._measured[version] = measured
-        self.trackers.metrics(version, measured, Moment(version, *mark))
+        self.trackers.metrics(version, measured, Moment(version, *mark[:4]))
         self._emit(now, "evaluated", {"version": version, **measured})
 
     def cohort_lost(self, now: float, number: int, updates: int, why: str) -> None:
@@ -313,7 +318,7 @@ class Recorder:
     ) -> Result:
         """What was recorded so far. `wall_s` is real time, in simulations too; `why` says what ended it."""
         history = tuple(self._point(v) for v in sorted(self._measured))
-        clients = {c: t.share() for c, t in sorted(self._clients.items())}
+        clients = self._shares()
         spec = self.spec
         return Result(
             strategy=self.strategy,
@@ -355,6 +360,19 @@ class Recorder:
             **self._judged(history),
         )
 
+    def _shares(self) -> dict[str, ClientShare]:
+        """What each device gave, and spent for it."""
+        spent_j = {} if self.energy is None else self.energy.devices_j(self._last_s)
+        for client in spent_j:
+            self._tally(client)
+        shares = {c: t.share() for c, t in sorted(self._clients.items())}
+        return {c: replace(s, energy_j=spent_j[c]) if c in spent_j else s for c, s in shares.items()}
+
+    def _spent(self, reached: Point | None) -> Energy | None:
+        """What all devices spent, until the end and until the target was reached."""
+        to_target_j = None if reached is None else reached.energy_j
+        return None if self.energy is None else self.energy.summary(self._last_s, to_target_j)
+
     def _judged(self, history: Sequence[Point]) -> dict[str, Any]:
         """The fields of the result that say what the run came to by its goal, and by the accuracy."""
         goal = self.goal.among(measured_names(history))
@@ -371,6 +389,7 @@ class Recorder:
             "target_accuracy": (self.goal.target or 0.0) if self.goal.metric in (AUTO, ACCURACY) else 0.0,
             "time_to_target_s": reached.time_s if reached else None,
             "bytes_to_target": reached.uplink_bytes + reached.downlink_bytes if reached else None,
+            "energy": self._spent(reached),
         }
 
     def _tally(self, client: str) -> _Tally:
@@ -378,14 +397,15 @@ class Recorder:
 
     def _mark(self, now: float) -> _Mark:
         total = self._total
-        return _Mark(float(now), total.updates, total.uplink_bytes, total.downlink_bytes)
+        spent_j = 0.0 if self.energy is None else self.energy.total_j(now)
+        return _Mark(float(now), total.updates, total.uplink_bytes, total.downlink_bytes, spent_j)
 
     def _point(self, version: int) -> Point:
         mark, others = self._marks[version], dict(self._measured[version])
         accuracy, loss = others.pop("accuracy", None), others.pop("loss", None)
-        return Point(
-            mark.time_s, version, mark.updates, accuracy, loss, mark.uplink_bytes, mark.downlink_bytes, others
-        )
+        spent_j = None if self.energy is None else mark.energy_j
+        counted = mark.uplink_bytes, mark.downlink_bytes, others, spent_j
+        return Point(mark.time_s, version, mark.updates, accuracy, loss, *counted)
 
     def _emit(self, now: float, kind: str, data: Mapping[str, Any]) -> None:
         self._events += 1

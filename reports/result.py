@@ -32,7 +32,8 @@ class Point:
 
     `time_s` is the moment of publication, in seconds since the run's start (virtual ones in a
     simulation); `updates` counts applied updates. `metrics` are what else the App's `evaluate` returned.
-    A figure is None where it was not finite; accuracy and loss also where the App has none.
+    A figure is None where it was not finite; accuracy and loss also where the App has none. `energy_j` is
+    what all devices had spent, None where nobody counts that.
     """
 
     time_s: float
@@ -43,6 +44,7 @@ class Point:
     uplink_bytes: int
     downlink_bytes: int
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    energy_j: float | None = None
 
     @property
     def measured(self) -> dict[str, float | None]:
@@ -77,7 +79,8 @@ class ClientShare:
     """What one device gave. `examples` and `staleness_mean` are over its applied updates.
 
     `metrics` are those of its training, as its last applied update has them. `heard`: how much a robust rule
-    has heard of its updates, their mean, 0 to 1; None where there is none that says so.
+    has heard of its updates, their mean, 0 to 1; None where there is none that says so. `energy_j`: what it
+    has spent, None where nobody counts that.
     """
 
     updates: int
@@ -88,6 +91,7 @@ class ClientShare:
     downlink_bytes: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     heard: float | None = None
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,24 @@ class Coverage:
 
 
 @dataclass(frozen=True)
+class Energy:
+    """Joules that simulated devices spent, see `energy.py`: of all, and for what; of a device.
+
+    The median and the mean of the worst tenth are over the `devices` that spent anything. `to_target_j`: of
+    all until the target was reached, None where it was not or there is none.
+    """
+
+    total_j: float
+    train_j: float
+    up_j: float
+    down_j: float
+    devices: int
+    device_median_j: float
+    device_worst_tenth_j: float
+    to_target_j: float | None
+
+
+@dataclass(frozen=True)
 class Result:
     """The contents of `result.json`.
 
@@ -174,7 +196,8 @@ class Result:
     `target_accuracy` is 0 where another metric counts. `fairness` is of what at least two devices or groups
     have, and empty in results of older versions. `privacy`: of a private run, what it promises.
     `masked`: of one with masked sums, whose they were. `devices_unfit`: of a simulated fleet, how many were
-    not let in, as their memory bears none of the run's tasks.
+    not let in, as their memory bears none of the run's tasks. `energy`: of a simulated fleet whose devices'
+    powers are known.
     """
 
     strategy: str
@@ -223,6 +246,7 @@ class Result:
     privacy: Promise | None = None
     masked: SecaggSummary | None = None
     devices_unfit: int = 0
+    energy: Energy | None = None
 
     @property
     def goal(self) -> Goal:

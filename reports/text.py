@@ -30,6 +30,8 @@ SECONDS = (
 )
 BYTES = tuple(Unit(1e3**i, name, 1e3**i) for i, name in enumerate(("B", "kB", "MB", "GB", "TB", "PB")))
 
+JOULES = tuple(Unit(1e3**i, name, 1e3**i) for i, name in enumerate(("J", "kJ", "MJ", "GJ")))
+
 
 def unit_for(largest: float, units: tuple[Unit, ...]) -> Unit:
     """The unit in which a quantity of `largest` base units reads best."""
@@ -45,6 +47,11 @@ def bytes_text(count: float | None) -> str:
 def duration_text(seconds: float | None) -> str:
     """`83.1 s`, `12.4 min`, `3.2 h`, `2.5 d`."""
     return _with_unit(seconds, SECONDS)
+
+
+def energy_text(joules: float | None) -> str:
+    """`12.3 J`, `4.56 kJ`."""
+    return _with_unit(joules, JOULES)
 
 
 def percent_text(fraction: float | None) -> str:

@@ -38,6 +38,7 @@ from anabranch.core.model.updates import Ask, Capability, Decision, Task
 from anabranch.core.rng import rank, seed_of
 from anabranch.host.device import OVER, DeviceCall, DeviceShell
 from anabranch.host.run import Advice, AdviceKind
+from anabranch.reports.energy import EnergyMeter
 from anabranch.simulation.clock import Action
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.faults import RIGHT, DeviceClock
@@ -170,12 +171,16 @@ class Device(Talker, DeviceShell):
         self._say(self._soon, _Enrolment(self, call, capability, then))
 
     def _heard_of(self, call: int, then: Action, failed: ConfigError | StoreFull | None) -> None:
-        """The server knows who it is, or could not write that down, or has nothing for it: then it goes."""
+        """The server knows who it is, or could not write that down, or has nothing for it: then it ends."""
         if isinstance(failed, ConfigError):
-            then = self.leave
+            then = self._ended
         elif failed is not None:
             then = partial(self._work.after, failed.retry_after_s[0], partial(self._enrol, then))
         self._work.hear(call, then, self._soon)
+
+    def _ended(self) -> None:
+        """For good, and nobody misses it who was never let in."""
+        self.has_left = True
 
     def _enrolled_now(self) -> None:
         self._enrolled = True
@@ -295,6 +300,8 @@ class Device(Talker, DeviceShell):
         else:
             held = held.after(model.version, offer.head, kept, offer.part_only)
         self._server.downloaded(self.client_id, offer.payload_bytes, self._frozen_bytes)
+        if (meter := self._around.energy) is not None:
+            meter.received(self.client_id, offer.payload_bytes + self._frozen_bytes)
         self._disk = replace(self._disk, held=held, has_frozen=True)
         self._fetched()
 
@@ -304,6 +311,7 @@ class Device(Talker, DeviceShell):
         around, task = self._around, order.task
         steps = planned_steps(task.local, self._present)
         train_s = around.profiles.task_time_s(self.index, self._tasks, steps) * around.step_cost(task)
+        self._works()
         if self._drops_out(train_s):
             return
         self._training = around.executor.train(self._job(model, task, self._clock.now + train_s))
@@ -359,6 +367,7 @@ class Device(Talker, DeviceShell):
     def _done(self, order: ef.Train, train_s: float, head: str) -> None:
         assert self._training is not None
         training, self._training = self._training, None
+        self._rests()
         try:
             result = training.result()
         except InvalidUpdate as error:  # it has diverged
@@ -425,6 +434,8 @@ class Device(Talker, DeviceShell):
         if order.next_task_id:
             ask = self._ask_of(order.next_task_id)
             send = partial(self._server.exchange, self.client_id, outbox, ask, exchanged)
+        if (meter := self._around.energy) is not None:
+            send = partial(_sent, meter, self.client_id, len(outbox.result.payload), send)
         self._say(self._soon, partial(self._server.objection, self.client_id, outbox, answer))
 
     def _judged(self, update_id: str, decision: Decision, granting: Granting | None) -> None:
@@ -464,6 +475,17 @@ class Device(Talker, DeviceShell):
         if self._training is not None:
             self._training.cancel()
         self._training = self._offer = None
+        self._rests()
+
+    def _works(self) -> None:
+        """It trains from now on."""
+        if (meter := self._around.energy) is not None:
+            meter.begin(self._clock.now, self, self.client_id)
+
+    def _rests(self) -> None:
+        """It does not any more."""
+        if (meter := self._around.energy) is not None:
+            meter.end(self._clock.now, self)
 
     def _draw(self, purpose: str, number: int) -> float:
         """A uniform number in [0, 1) that no other device and no other purpose shares."""
@@ -498,6 +520,12 @@ class _Asking:
     def __call__(self) -> None:
         device = self._of
         device._server.ask(self._ask, partial(device._told, self._call))
+
+
+def _sent(meter: EnergyMeter, client_id: str, count: int, then: Action) -> None:
+    """So many bytes have come to the server, which does that now."""
+    meter.sent(client_id, count)
+    then()
 
 
 def _never() -> None:

@@ -41,6 +41,7 @@ class ElasticDevice(Device):
     def _train(self, order: ef.Train) -> None:
         """Merge what the task starts from; once the policy finds a push due, there is the result."""
         model, head = self._begin_task()
+        self._works()
         if self._drops_out(self._around.push_steps * self._step_s):
             return
         job = self._job(model, order.task, self._clock.now)

@@ -44,6 +44,11 @@ def device_name(index: int) -> str:
     return f"device-{index:04d}"
 
 
+def device_index(name: str) -> int:
+    """The inverse."""
+    return int(name.removeprefix("device-"))
+
+
 @dataclass(frozen=True)
 class ProblemSource:
     """Where the problem comes from. `app` stands for itself; without it `[run] workload` names one.

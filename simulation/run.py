@@ -44,6 +44,7 @@ from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.elastic import ElasticTrainings, check_elastic
 from anabranch.simulation.elastic_devices import ElasticDevice
+from anabranch.simulation.energy import meter_of
 from anabranch.simulation.evaluation import Evaluator, MeasuredVersion
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.choice import chosen, make_executor, settled
@@ -420,6 +421,7 @@ class Simulation:
         """What all devices share."""
         config, seed = self._config, self._config.run.seed
         trace = read_trace(config.fleet.trace) if config.fleet.trace else None
+        self._recorder.energy = meter_of(self._problem.profiles, trace)
         return Surroundings(
             clock=self.clock,
             server=self.server,
@@ -440,6 +442,7 @@ class Simulation:
             codecs=(*self._stages(), *([MASKING] if config.secagg.on else [])),
             arrivals=Arrivals.of(config.fleet, seed),
             trace=trace,
+            energy=self._recorder.energy,
         )
 
     def _stages(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from anabranch.compress.registry import STAGES
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.model.updates import Capability, Task
+from anabranch.reports.energy import EnergyMeter
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.elastic import ElasticTrainings
 from anabranch.simulation.executors.base import Executor
@@ -46,6 +47,7 @@ class Surroundings:
     codecs: tuple[str, ...] = STAGES  # what devices say that they have
     arrivals: Arrivals | None = None  # of their examples, where these come one after the other
     trace: Trace | None = None  # when they are there, and how their links are
+    energy: EnergyMeter | None = None  # counts what they spend, where that is known
 
     def capability(self, device: int, examples: int) -> Capability:
         """What a device with so many examples says of itself."""

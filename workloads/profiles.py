@@ -1,4 +1,4 @@
-"""How fast each device of a fleet is, and what its memory bears: pure numpy, a named stream for each device.
+"""How fast each device of a fleet is, what its memory bears, what it spends: pure, a stream for each device.
 
 | `fleet.speed` | step time of a device                                  | speed group                  |
 |---------------|--------------------------------------------------------|------------------------------|
@@ -15,8 +15,8 @@
 Levels: AsyncDrop, Dun et al. 2023, section 6. Delay classes: FADAS, Wang et al. 2024: the class is
 the argmax of a draw from Dirichlet(3, 2, 1).
 
-What devices' memories bear, `fleet.widths_max`, goes by these groups too: with k numbers of G groups group g
-gets the one at g k / G, rounded down; by `chance` each device draws one.
+What devices' memories bear, `fleet.widths_max`, and what they spend, goes by these groups too: with k numbers
+for G groups group g gets the one at g k / G, rounded down. By `chance` each device draws a width.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.config.ranges import BY_CHANCE, MEASURED, TRACED
+from anabranch.core.config.ranges import BY_CHANCE, BY_SPEED, ENERGY, MEASURED, TRACED
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.rng import rank, stream
@@ -54,7 +54,8 @@ class DeviceProfiles:
     `step_time_s` is the mean time of one local step. `spread` (count, 2) holds the bounds of a task's
     uniform factor around it, (1, 1) where all tasks take the same. `up_bps` and `down_bps` are bits a
     second, infinite where the fleet sets no bandwidth. `width_max` is the share of the model's units that
-    the device's memory bears, in (0, 1].
+    the device's memory bears, in (0, 1]. `train_w`, `up_j_per_mb` and `down_j_per_mb` are what it spends, 0
+    where nobody has said it.
     """
 
     seed: int
@@ -65,6 +66,9 @@ class DeviceProfiles:
     down_bps: Floats
     latency_s: Floats
     width_max: Floats
+    train_w: Floats
+    up_j_per_mb: Floats
+    down_j_per_mb: Floats
 
     def task_time_s(self, device: int, task_index: int, steps: int) -> float:
         """Seconds that the device computes on its `task_index`-th task of `steps` local steps."""
@@ -112,23 +116,29 @@ def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
         down_bps=_bps(each(fleet.down_rates_mbps, fleet.down_mbps)),
         latency_s=each(fleet.latencies_s, fleet.latency_s),
         width_max=_widths(fleet, seed, groups),
+        **{name: _by_speed(fleet, name, getattr(fleet, name) or (0.0,), groups) for name in ENERGY},
     )
 
 
 def _widths(fleet: FleetTable, seed: int, groups: Groups) -> Floats:
     """What each device's memory bears; `groups`: their speed groups, shape (count,). As `speed_profile`."""
-    widths, count = fleet.widths_max or (1.0,), fleet.clients
+    widths = fleet.widths_max or (1.0,)
+    if fleet.widths_max_by == BY_SPEED:
+        return _by_speed(fleet, "widths_max", widths, groups)
+    draws = (rank(seed, "width-max", device) for device in range(fleet.clients))
+    return np.array([widths[int(draw * len(widths))] for draw in draws], np.float64)
+
+
+def _by_speed(fleet: FleetTable, key: str, values: Sequence[float], groups: Groups) -> Floats:
+    """One of the values for each device: the first for the fastest. Raises `ConfigError`, naming the key."""
     kinds = len(FADAS_FACTORS.get(fleet.speed, ())) or fleet.speed_levels
-    if fleet.widths_max_by == BY_CHANCE:
-        places = [int(rank(seed, "width-max", device) * len(widths)) for device in range(count)]
-    elif kinds < len(widths):
+    if kinds < len(values):
+        by_chance = f", or set fleet.widths_max_by = {BY_CHANCE!r}" if key == "widths_max" else ""
         raise ConfigError(
-            f"fleet.widths_max has {len(widths)} numbers, for as many speed groups at least, and there are "
-            f"{kinds}: give fewer, or set fleet.widths_max_by = {BY_CHANCE!r}, or raise fleet.speed_levels"
+            f"fleet.{key} has {len(values)} numbers, for as many speed groups at least, and there are "
+            f"{kinds}: give fewer{by_chance}, or raise fleet.speed_levels"
         )
-    else:
-        places = [int(group) * len(widths) // kinds for group in groups]
-    return np.array([widths[place] for place in places], np.float64)
+    return np.array(values, np.float64)[groups * len(values) // kinds]
 
 
 def _bps(mbps: Floats) -> Floats:

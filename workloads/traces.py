@@ -12,6 +12,9 @@ A trace is a CSV file with one row for each change:
 | `latency_s`    | seconds one way                                                                         |
 | `step_time_s`  | seconds of a local step: of a device, in its first row, for `fleet.speed = "traced"`    |
 | `width_max`    | the share of the model's units that the device's memory bears, in its first row         |
+| `train_w`      | watts while it trains, in its first row                                                 |
+| `up_j_per_mb`  | joules of a MB that it sends, in its first row                                          |
+| `down_j_per_mb`| joules of a MB that it receives, in its first row                                       |
 
 `device`, `time_s` and one more are needed; the order of the columns does not matter, nor how rows of several
 devices are mixed. Before its first row a device is on, and its link is the fleet's. The form is this
@@ -29,12 +32,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from anabranch.core.config.ranges import ENERGY
 from anabranch.core.errors import DataError
 from anabranch.core.model.updates import NO_WIDTH, is_width
 
 DEVICE, TIME, STATE, STEP_TIME, WIDTH_MAX = "device", "time_s", "state", "step_time_s", "width_max"
 RATES = ("up_mbps", "down_mbps", "latency_s")
-OWN = (STEP_TIME, WIDTH_MAX)  # of a device, whatever the time
+OWN = (STEP_TIME, WIDTH_MAX, *ENERGY)  # of a device, whatever the time
 COLUMNS = (DEVICE, TIME, STATE, *RATES, *OWN)
 ON, OFF, AGAIN = "on", "off", "again"
 ROWS_MAX = 20_000_000  # some gigabytes
@@ -60,7 +64,7 @@ class DeviceMoment:
 class DeviceTrace:
     """One device: its moments in order, the first at 0. `again_s`: when they come again; infinite: never.
 
-    `step_time_s` and `width_max` are None where the trace says nothing of them.
+    What follows is None where the trace says nothing of it.
     """
 
     name: str
@@ -68,6 +72,9 @@ class DeviceTrace:
     again_s: float = math.inf
     step_time_s: float | None = None
     width_max: float | None = None
+    train_w: float | None = None
+    up_j_per_mb: float | None = None
+    down_j_per_mb: float | None = None
 
     def at(self, now_s: float) -> tuple[int, int]:
         """Which repetition a time is in, from 0, and which moment of it."""
@@ -182,8 +189,9 @@ class _DeviceRows:
         found = _number(name, row, None)
         if found is None:
             return
-        if found == 0.0 or found != self.own.setdefault(name, found):
-            raise ValueError(f"{name} must be one number of a device, above 0, not {row[name]}")
+        if found != self.own.setdefault(name, found) or (found == 0.0 and name not in ENERGY):
+            above = "" if name in ENERGY else ", above 0"
+            raise ValueError(f"{name} must be one number of a device{above}, not {row[name]}")
         if name == WIDTH_MAX and not is_width(found):
             raise ValueError(f"{name} {NO_WIDTH}, not {row[name]}")
 

@@ -30,6 +30,7 @@ SENT, BUILT = "sent", "built"  # run.initial
 SERVED, LOCAL = "served", "local"  # run.frozen
 WHOLE_VERSIONS, OWN = "whole", "own"  # downlink.parts
 EXACT, ZEROTH = "exact", "zeroth"  # client.gradient
+ENERGY = ("train_w", "up_j_per_mb", "down_j_per_mb")  # of [fleet], and columns of a trace
 BY_SPEED, BY_CHANCE = "speed", "chance"  # fleet.widths_max_by
 
 CHOICES = {
@@ -159,6 +160,9 @@ def _check_fleet(fleet: Any, run: Any) -> None:
     _check_measures(fleet)
     if any(not is_width(width) for width in fleet.widths_max):
         raise ConfigError(f"every number of fleet.widths_max {NO_WIDTH}, not {list(fleet.widths_max)!r}")
+    for name in ENERGY:
+        if any(value < 0 for value in getattr(fleet, name)):
+            raise ConfigError(f"fleet.{name} must not be negative, not {list(getattr(fleet, name))!r}")
 
 
 def _check_arrival(fleet: Any, push: str) -> None:

@@ -114,6 +114,9 @@ class FleetTable:
     `widths_max`: how much of the model devices' memories bear, as shares of its units. Each number is of
     equally many devices, dealt by `widths_max_by`: `speed`, the fastest get the first, or `chance`. Empty:
     all bear the whole model. A trace's `width_max` goes before it.
+    `train_w`, `up_j_per_mb` and `down_j_per_mb`: what devices spend while they train, and for a MB of bytes
+    sent and received; each number is of equally many devices, the fastest get the first; empty: not known,
+    and not counted (`reports/energy.py`). A trace's columns of the same names go before them.
     """
 
     clients: int = 8
@@ -157,6 +160,9 @@ class FleetTable:
     server_out_mbps: float = field(default=0.0, metadata=LATER_KEY)
     widths_max: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
     widths_max_by: str = field(default=BY_SPEED, metadata=LATER_KEY)
+    train_w: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    up_j_per_mb: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    down_j_per_mb: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

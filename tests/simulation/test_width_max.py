@@ -114,6 +114,7 @@ def test_a_run_of_whole_models_goes_on_without_those_who_cannot(waiting: str, tm
     assert {e["client"] for e in told} == refused
     assert all("every task is of the whole model" in e["why"] for e in told)
     assert not refused & set(result.clients)
+    assert not events(tmp_path / "run", "vanished")  # they never were there
     assert result.updates_applied > 10
     assert replay_run(tmp_path / "run").model_sha256 == result.model_sha256
     assert state

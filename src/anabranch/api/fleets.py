@@ -184,6 +184,9 @@ class Fleet:
     server_out_mbps: float = FleetTable.server_out_mbps
     widths_max: tuple[float, ...] = FleetTable.widths_max
     widths_max_by: str = FleetTable.widths_max_by
+    train_w: tuple[float, ...] = FleetTable.train_w
+    up_j_per_mb: tuple[float, ...] = FleetTable.up_j_per_mb
+    down_j_per_mb: tuple[float, ...] = FleetTable.down_j_per_mb
     leavers: float = FleetTable.leavers
     attackers: float = FleetTable.attackers
     attack: str = FleetTable.attack

@@ -14,7 +14,7 @@ from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
 from anabranch.reports.metrics import final_text, metric_text
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
-from anabranch.reports.text import bytes_text, duration_text
+from anabranch.reports.text import bytes_text, duration_text, energy_text
 
 MODELS = {"": FINAL, "the best version ": BEST}
 
@@ -116,6 +116,10 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
     lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
+    if (energy := result.energy) is not None:
+        each = f"{energy_text(energy.device_median_j)} a device, {energy_text(energy.device_worst_tenth_j)}"
+        reached = "" if energy.to_target_j is None else f", {energy_text(energy.to_target_j)} to the target"
+        lines.append(f"  energy: {energy_text(energy.total_j)}{reached}; {each} in the worst tenth")
     if result.devices_unfit:
         unfit, there = result.devices_unfit, result.config["fleet"]["clients"]
         lines.append(f"  {unfit} of {there} devices were not let in: their memory bears no task of the run")

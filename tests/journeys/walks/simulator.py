@@ -103,6 +103,10 @@ TRACED = Walk(
             says="accuracy",
         ),
         types("anabranch simulate examples/wine.toml --set fleet.server_in_mbps=0.05", says="200 updates"),
+        types(
+            "anabranch simulate examples/wine.toml --out runs/energy",
+            says=r"energy: [\d.]+ k?J.*; [\d.]+ k?J a device, [\d.]+ k?J in the worst tenth",
+        ),
     ),
 )
 
