@@ -45,12 +45,14 @@ from anabranch.core.effects import Refused
 from anabranch.core.errors import (
     AnabranchError,
     AppError,
+    ConfigError,
     IdentityError,
     InvalidUpdate,
     ManifestMismatch,
     Unavailable,
     outcome_of,
 )
+from anabranch.core.model.submodels import is_borne
 from anabranch.core.model.updates import Capability, Reason, Task
 from anabranch.host.device import DeviceCall, DeviceShell
 from anabranch.support.tracing import answered, begun, span
@@ -59,6 +61,8 @@ from anabranch.workloads.app import App, Shard
 log = logging.getLogger(__name__)
 
 NO_DATA, LOOK_AGAIN_S = "none of this device's examples is there yet", (1.0, 2.0)
+# A server that does not know widths does not refuse it at its enrolment.
+TOO_WIDE = "the server gives this device a wider task: install the same version of anabranch on both sides"
 CALLS: dict[type[ef.SessionEffect], DeviceCall] = {
     ef.AskTask: DeviceCall.ASK,
     ef.FetchModel: DeviceCall.FETCH,
@@ -327,6 +331,9 @@ class Agent(DeviceShell):
             else:
                 answer = self._transport.ask(ask, self._local.spec)
         if isinstance(answer, Task):
+            if not is_borne(answer.submodel, self._width_max):
+                self._give_back(ef.GiveBack(answer.task_id, TOO_WIDE), self._now)
+                raise ConfigError(f"width_max is {self._width_max:g}, and {TOO_WIDE}")
             self._lease.progress.begin()
             self._tell("granted", task=answer.task_id, base_version=answer.base_version)
         else:
@@ -345,6 +352,9 @@ class Agent(DeviceShell):
         answered(entry.task_id, client=self.client_id, version=answer.version)
         self.summary.pushed(entry, answer, self._local.spec.vector_dtype.itemsize)
         task = answer.next if isinstance(answer.next, Task) else None
+        if task is not None and not is_borne(task.submodel, self._width_max):
+            self._give_back(ef.GiveBack(task.task_id, TOO_WIDE), self._now)
+            task = None  # so it asks, and ends by the answer
         self._acknowledged(order.update_id, answer.decision, task, partial(self._tell_pushed, entry, answer))
 
     def _tell_pushed(self, entry: UpdateEntry, answer: PushAnswer) -> None:

@@ -297,8 +297,9 @@ class Recorder:
 
     def unfit(self, now: float, client: str, why: str) -> None:
         """The device's memory bears none of the run's tasks: it is not let in."""
-        self._unfit.add(client)
-        self.note(now, "unfit", client=client, why=why)
+        if client not in self._unfit:
+            self._unfit.add(client)
+            self.note(now, "unfit", client=client, why=why)
 
     def note(self, now: float, kind: str, /, **data: Any) -> None:
         """Anything else worth a line: a lost lease, a restart, a change of mode."""

@@ -189,11 +189,11 @@ class _DeviceRows:
         found = _number(name, row, None)
         if found is None:
             return
-        if found != self.own.setdefault(name, found) or (found == 0.0 and name not in ENERGY):
-            above = "" if name in ENERGY else ", above 0"
-            raise ValueError(f"{name} must be one number of a device{above}, not {row[name]}")
         if name == WIDTH_MAX and not is_width(found):
             raise ValueError(f"{name} {NO_WIDTH}, not {row[name]}")
+        if found != self.own.setdefault(name, found) or (name == STEP_TIME and found == 0.0):
+            above = ", above 0" if name == STEP_TIME else ""
+            raise ValueError(f"{name} must be one number of a device{above}, not {row[name]}")
 
     def done(self, name: str) -> DeviceTrace:
         """What came of it. Of a device that is never there, nothing else matters."""

@@ -111,12 +111,12 @@ class FleetTable:
     it is there and how its link is (`workloads/traces.py`), and with `speed` = `traced` what a step takes.
     All devices together send and fetch no more than `server_in_mbps` and `server_out_mbps` (0: no limit),
     which those that do so at a time share.
-    `widths_max`: how much of the model devices' memories bear, as shares of its units. Each number is of
-    equally many devices, dealt by `widths_max_by`: `speed`, the fastest get the first, or `chance`. Empty:
-    all bear the whole model. A trace's `width_max` goes before it.
+    `widths_max`: how much of the model devices' memories bear, as shares of its units, dealt by
+    `widths_max_by`: `speed`, each number to as many speed groups, the first to the fastest, or `chance`.
+    Empty: all bear the whole model. A trace's `width_max` goes before it.
     `train_w`, `up_j_per_mb` and `down_j_per_mb`: what devices spend while they train, and for a MB of bytes
-    sent and received; each number is of equally many devices, the fastest get the first; empty: not known,
-    and not counted (`reports/energy.py`). A trace's columns of the same names go before them.
+    sent and received, dealt to speed groups as well; empty: not known, and not counted
+    (`reports/energy.py`). A trace's columns of the same names go before them.
     """
 
     clients: int = 8

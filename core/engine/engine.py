@@ -46,7 +46,7 @@ from anabranch.core.engine.loan import Loan, Loans
 from anabranch.core.engine.objections import objection, repeated
 from anabranch.core.engine.outcome import outcome
 from anabranch.core.engine.part_changes import PartChanges
-from anabranch.core.engine.planner import Applicant, Planner, PlannerState
+from anabranch.core.engine.planner import Applicant, Planner, PlannerState, borne
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.shelf import Shelf
 from anabranch.core.engine.stepping import as_given, stepped
@@ -208,7 +208,7 @@ class Engine:
         width_max = client.capability.width_max
         applicant = Applicant(slowness, self.version, seed, ask.client_id, turn, step_time, width_max)
         self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
-        return submodel
+        return borne(self.spec, submodel, applicant)
 
     # --- updates -----------------------------------------------------------------------------
 

@@ -11,11 +11,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from anabranch.core.engine.step_times import StepTime
-from anabranch.core.model.params import Vector
-from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, is_borne, unit_map
+from anabranch.core.model.units import units_at_most
+from anabranch.core.rng import stream
 
 PlannerState = Any
+Units = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,18 +45,13 @@ class Applicant:
 
 @dataclass(frozen=True)
 class Narrowest:
-    """The narrowest part that there is for a device: a share of the units, and how there would be less."""
+    """The narrowest part that there is: a share of the model's units, and why there is no narrower one."""
 
     width: float
-    fix: str
+    why: str
 
 
-WHOLE = Narrowest(1.0, "set submodel.name, to 'heterofl' or 'random' for example")
-
-
-def units_at_most(size: int, width_max: float) -> int:
-    """How many of `size` units are no more than that share of them; 0 where one already is more."""
-    return math.floor(size * width_max + 1e-9)
+WHOLE = Narrowest(1.0, "submodel.name = 'heterofl' or 'random', for example, would have parts")
 
 
 class Planner(Protocol):
@@ -61,8 +62,8 @@ class Planner(Protocol):
     with `grows = True` as well it knows stages, without which a model that has some is refused. One whose
     sub-models differ in size says `times_steps = True`: what a step takes by that is then learned. One that
     has parts for devices without the memory for a whole model has `narrowest()`: devices that bear as much
-    come, and of no group any gets more units than `applicant.width_max` says (`units_at_most`). All others
-    are only for devices that bear the whole model.
+    come, and of no group any gets more units than `applicant.width_max` says (`units_at_most`): what is more
+    is cut off by a draw. All others are only for devices that bear the whole model.
     """
 
     name: ClassVar[str]
@@ -101,6 +102,25 @@ def too_narrow(planner: Planner | None, width_max: float) -> str:
     if least.width < 1:
         tasks = f"no task is of less than {wanted} of the model's units"
     return (
-        f"width_max is {width_max:g}, and in this run {tasks}: say width_max = {wanted} if the device's "
-        f"memory does bear that, or start the run with narrower parts: {least.fix}"
+        f"width_max is {width_max:g}, and in this run {tasks} ({least.why}): "
+        f"say width_max = {wanted} if the device's memory does bear that, else keep it out of this run"
     )
+
+
+def borne(
+    spec: ParamSpec, part: UnitMap | TensorSet | None, applicant: Applicant
+) -> UnitMap | TensorSet | None:
+    """The part, and no more of any group than the device bears, where a planner has not heeded that."""
+    if isinstance(part, TensorSet) or is_borne(part, applicant.width_max):
+        return part
+    whole = [np.arange(group.size) for group in spec.groups]
+    kept = whole if part is None else [np.array(units) for units in part.kept]
+    return unit_map(spec, [np.sort(drawn(spec, g, units, applicant)) for g, units in enumerate(kept)])
+
+
+def drawn(spec: ParamSpec, group: int, units: Units, applicant: Applicant) -> Units:
+    """Of the units of a group as many as the device bears, in no order."""
+    most = units_at_most(spec.groups[group].size, applicant.width_max)
+    if len(units) <= most:
+        return units
+    return stream(applicant.seed, "borne", group).permutation(units)[:most]

@@ -31,7 +31,7 @@ from anabranch.core.model.params import (
     Vector,
     add_scaled,
 )
-from anabranch.core.model.units import places
+from anabranch.core.model.units import places, units_at_most
 
 Kept = tuple[tuple[int, ...], ...]
 _NOTHING: Indices = np.empty(0, np.int64)
@@ -259,6 +259,16 @@ class TensorSet:
 
 
 Submodel = Coordinates | UnitMap | TensorSet
+
+
+def is_borne(part: Submodel | None, width_max: float) -> bool:
+    """Whether a device can train it whose memory bears that share of the units; None: the whole model."""
+    if width_max >= 1:
+        return True
+    if not isinstance(part, UnitMap):  # of some tensors, the rest is needed to compute
+        return False
+    sizes = [group.size for group in part.spec.groups]
+    return all(len(u) <= units_at_most(n, width_max) for u, n in zip(part.kept, sizes, strict=True))
 
 
 def tensor_set(spec: ParamSpec, tensors: Iterable[int]) -> TensorSet:

@@ -12,6 +12,7 @@ behind a flattened picture (inner = height * width) are all members.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,14 @@ def _check_member(group: UnitGroup, m: Member, shapes: Mapping[str, tuple[int, .
             f"units of group {group.name!r}: axis {m.axis} of tensor {m.tensor!r} is {shape[m.axis]} long, "
             f"not {m.outer} x {group.size} x {m.inner}"
         )
+
+
+def units_at_most(size: int, width_max: float) -> int:
+    """How many of a group's units are no more than that share of them; 0 where one already is more.
+
+    A group of a single unit cannot be less than it is: it is whole in every part.
+    """
+    return size if size == 1 else math.floor(size * width_max + 1e-9)
 
 
 def places(member: Member, size: int, kept: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:

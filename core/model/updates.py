@@ -40,9 +40,9 @@ class Capability:
     width_max: float = field(default=1.0, metadata=LATER_KEY)
 
 
-def is_width(value: float) -> bool:
+def is_width(value: object) -> bool:
     """Whether a device may say so of itself."""
-    return 0 < value <= 1
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Ist:
     def narrowest(self) -> Narrowest:
         """The largest part that is dealt of any group: everybody may get it."""
         width = max(math.ceil(group.size / self.parts) / group.size for group in self.spec.groups)
-        return Narrowest(width, "set a larger submodel.parts")
+        return Narrowest(width, f"submodel.parts is {self.parts}; more would be narrower")
 
     def init(self, vector: Vector) -> IstState:
         """The first pass."""

@@ -20,15 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant, Narrowest, units_at_most
+from anabranch.core.engine.planner import WHOLE, Applicant, Narrowest, Units, drawn
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
-from anabranch.core.rng import stream
-
-Units = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class GroupPlanner:
     def plan(self, state: Any, vector: Vector, applicant: Applicant) -> tuple[Any, UnitMap | None]:
         """The method's choice, with what is overdue forced in. The whole model is no sub-model."""
         kept = self.kept(state, vector, applicant)
-        chosen = [self._borne(g, units, applicant) for g, units in enumerate(kept)]
+        chosen = [drawn(self.spec, g, units, applicant) for g, units in enumerate(kept)]
         units = [self._guarded(u, t, applicant.version) for u, t in zip(chosen, state.touched, strict=True)]
         if all(len(u) == group.size for u, group in zip(units, self.spec.groups, strict=True)):
             return state, None
@@ -89,13 +85,6 @@ class GroupPlanner:
         """Nothing was touched."""
         return state
 
-    def _borne(self, group: int, units: Units, applicant: Applicant) -> Units:
-        """As many of these as the device bears."""
-        most = units_at_most(self.spec.groups[group].size, applicant.width_max)
-        if len(units) <= most:
-            return units
-        return stream(applicant.seed, "borne", group).permutation(units)[:most]
-
     def _guarded(self, chosen: Units, touched: Units, version: int) -> Units:
         if not self.coverage_versions:
             return np.sort(chosen)
@@ -116,7 +105,7 @@ def dropped_count(n: int, drop: float) -> int:
 
 def of_smallest_group(spec: ParamSpec) -> Narrowest:
     """A unit of each group, which of the smallest one is most."""
-    smallest = min(spec.groups, key=lambda group: group.size)
-    return Narrowest(
-        1 / smallest.size, f"group {smallest.name!r} has {smallest.size} units only, so there are none"
-    )
+    smallest = min((g for g in spec.groups if g.size > 1), key=lambda group: group.size, default=None)
+    if smallest is None:
+        return WHOLE
+    return Narrowest(1 / smallest.size, f"group {smallest.name!r} has {smallest.size} units")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anabranch.core.config.tables import Config
-from anabranch.core.engine.planner import Planner
+from anabranch.core.engine.planner import Narrowest, Planner
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
@@ -57,4 +57,7 @@ def make_planner(spec: ParamSpec, strategy: Strategy, config: Config) -> Planner
             "stages"
         )
     planner: Planner = found.of(spec, table, config.run.seed)
+    narrowest = getattr(planner, "narrowest", None)
+    if narrowest is not None and not isinstance(told := narrowest(), Narrowest):
+        raise ConfigError(f"planner {name!r}: narrowest() must return a Narrowest(width, why), not {told!r}")
     return planner.within(config, strategy) if isinstance(planner, Progressive) else planner

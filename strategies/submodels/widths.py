@@ -42,11 +42,12 @@ import numpy as np
 
 from anabranch.core.config.ranges import LINEAR
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant, Narrowest, units_at_most
+from anabranch.core.engine.planner import Applicant, Narrowest, Units
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import unit_map
+from anabranch.core.model.units import units_at_most
 from anabranch.core.rng import stream
-from anabranch.strategies.submodels.planner import GroupPlanner, Units, of_smallest_group
+from anabranch.strategies.submodels.planner import GroupPlanner, of_smallest_group
 
 SLOWER = 1.25  # so many times as long as a fast device's steps are hardly longer
 TASKS_FIRST, TASKS_ANEW = 3, 8
@@ -92,7 +93,7 @@ class HeteroFL(GroupPlanner):
         """The last of the widths, where that is a unit of every group at least."""
         least = of_smallest_group(self.spec)
         width = self.widths[-1]
-        return least if width < least.width else Narrowest(width, "put a narrower one into submodel.widths")
+        return least if width < least.width else Narrowest(width, "the narrowest of submodel.widths")
 
     def _level(self, applicant: Applicant) -> int:
         """By its speed, and no wider than its memory bears."""

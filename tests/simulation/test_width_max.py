@@ -163,11 +163,18 @@ def test_a_trace_says_it_of_its_devices(tmp_path: Path) -> None:
     }
 
 
+def test_a_trace_alone_may_say_that_nobody_bears_anything(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("device,time_s,width_max\na,0,0.5\nb,0,0.25\n")
+    with pytest.raises(ConfigError, match=r"no device of \[fleet\] could take part.*width_max is 0\.5"):
+        simulate(config(fleet={"clients": 4, "examples_per_client": 64, "trace": str(path)}))
+
+
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
         ("a,0,on,1.5", r"line 2: width_max must be above 0 and at most 1"),
-        ("a,0,on,0", r"line 2: width_max must be one number of a device, above 0"),
+        ("a,0,on,0", r"line 2: width_max must be above 0 and at most 1"),
         ("a,0,on,0.5\na,4,on,0.25", r"line 3: width_max must be one number of a device"),
         ("a,0,on,0.5\na,9,again,0.5", r"line 3: a row with 'again' has nothing else to say"),
     ],

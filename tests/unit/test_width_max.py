@@ -12,17 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anabranch.core import events as ev
-from anabranch.core.config.tables import SubmodelTable
+from anabranch.core.config.tables import SubmodelTable, merge
 from anabranch.core.effects import Granted
 from anabranch.core.engine.engine import Engine
-from anabranch.core.engine.planner import Applicant, Planner, too_narrow
+from anabranch.core.engine.planner import Applicant, Planner, Units, too_narrow
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.step_times import StepTime
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.journal import from_record, to_record
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import UnitMap
-from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.units import Member, UnitGroup, units_at_most
 from anabranch.core.model.updates import Ask, Capability
 from anabranch.core.snapshot import restore, take_snapshot
 from anabranch.host.run import NoLine, Run
@@ -30,8 +30,8 @@ from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.store.ledger_rows import ClientReader, capability_text, record_text
 from anabranch.strategies.registry import make_strategy
-from anabranch.strategies.submodels.planner import GroupPlanner, Units
-from anabranch.strategies.submodels.registry import PLANNERS
+from anabranch.strategies.submodels.planner import GroupPlanner
+from anabranch.strategies.submodels.registry import PLANNERS, make_planner
 from anabranch.testing.models import SPEC, tensors
 
 OF_UNITS = ("random", "hetero", "heterofl", "fedrolex", "fjord", "ist")
@@ -73,6 +73,7 @@ def share_kept(part: UnitMap | Any, spec: ParamSpec) -> list[float]:
     "heterofl", [5], 0.5, 0.0, [0.5], "linear", None, 0, False
 )  # of five units a half is three, rounded up
 @example("random", [7], 0.29, 0.0, [1.0], "linear", 0.4, 3, True)
+@example("random", [49, 10], 1 / 10, 0.0, [1.0], "linear", 0.4, 3, True)
 def test_no_planner_gives_more_of_a_group_than_a_device_bears(
     name: str,
     sizes: list[int],
@@ -154,7 +155,7 @@ def test_a_planner_of_ones_own_leaves_no_unit_to_wide_devices_alone() -> None:
     """Without the guard that forces old ones in."""
     spec = model([12])
     of, touched = Whole(spec), set[int]()
-    assert "group 'g0' has 12 units only" in too_narrow(of, 0.05)
+    assert "group 'g0' has 12 units" in too_narrow(of, 0.05)
     for seed in range(40):
         asks = Applicant(0.5, 0, seed, "a", 0, None, 0.25)
         _, part = of.plan(of.init(np.zeros(12, np.float32)), np.zeros(12, np.float32), asks)
@@ -162,6 +163,62 @@ def test_a_planner_of_ones_own_leaves_no_unit_to_wide_devices_alone() -> None:
         assert len(part.kept[0]) == 3
         touched |= set(part.kept[0])
     assert touched == set(range(12))
+
+
+@pytest.mark.parametrize("size", [3, 10, 30, 49, 1000])
+def test_as_many_units_as_were_meant_whatever_a_float_makes_of_it(size: int) -> None:
+    """49 * (1 / 49) is less than 1."""
+    for count in range(1, size):
+        assert units_at_most(size, count / size) == count
+
+
+def test_a_group_of_a_single_unit_shuts_nobody_out() -> None:
+    """It cannot be less than it is."""
+    spec = model([16, 1])
+    of, vector = planner("random", spec, drop=0.0), np.zeros(17, np.float32)
+    assert too_narrow(of, 0.25) == ""
+    assert share_kept(of.plan(of.init(vector), vector, asking(0, 0.25))[1], spec) == [0.25, 1.0]
+    assert "every task is of the whole model" in too_narrow(planner("random", model([1])), 0.5)
+
+
+def asking(seed: int, width_max: float, version: int = 0) -> Applicant:
+    return Applicant(0.5, version, seed, "a", 0, None, width_max)
+
+
+def touched_by(of: Planner, spec: ParamSpec, width_max: float, tasks: int) -> list[int]:
+    """How often each unit of the one group was in a task of a fleet of narrow devices; a version each."""
+    vector, counts = np.zeros(spec.size, np.float32), [0] * spec.groups[0].size
+    state = of.init(vector)
+    for n in range(tasks):
+        state, part = of.plan(state, vector, asking(n, width_max, n))
+        assert isinstance(part, UnitMap)
+        for unit in part.kept[0]:
+            counts[unit] += 1
+        state = of.applied(state, part, n + 1)
+    return counts
+
+
+@pytest.mark.parametrize("name", ["random", "fedrolex"])
+def test_a_fleet_of_narrow_devices_trains_all_of_the_model(name: str) -> None:
+    """Each unit about as often as any other: not the first ones alone."""
+    counts = touched_by(planner(name, model([16]), drop=0.5, widths=[0.5, 0.25]), model([16]), 0.25, 160)
+    assert min(counts) > 0.5 * sum(counts) / 16
+
+
+def test_what_the_guard_forces_in_reaches_narrow_devices_too() -> None:
+    of = planner("heterofl", model([16]), widths=[0.25], coverage_versions=8)
+    assert min(touched_by(of, model([16]), 0.25, 200)) > 5
+    without = planner("heterofl", model([16]), widths=[0.25], coverage_versions=0)
+    assert touched_by(without, model([16]), 0.25, 20) == [20] * 4 + [0] * 12
+
+
+def test_fjord_draws_from_what_a_device_bears() -> None:
+    """Half of the time the narrower one of two, and never the first units of one that is too wide."""
+    spec = model([20])
+    of, vector = planner("fjord", spec, widths=[1.0, 0.9, 0.8, 0.5, 0.25]), np.zeros(20, np.float32)
+    shares = [share_kept(of.plan(of.init(vector), vector, asking(n, 0.5))[1], spec)[0] for n in range(300)]
+    assert set(shares) == {0.5, 0.25}
+    assert shares.count(0.25) == pytest.approx(150, abs=45)
 
 
 @pytest.mark.parametrize("of", [None, *OF_TENSORS])
@@ -175,8 +232,35 @@ def test_where_devices_need_the_whole_model_none_with_less_memory_is_let_in(of: 
 
 def test_the_smallest_group_says_how_narrow_a_device_may_be() -> None:
     of = planner("random", model([12, 3]))
-    assert "group 'g1' has 3 units only" in too_narrow(of, 0.333)
+    assert "group 'g1' has 3 units" in too_narrow(of, 0.333)
     assert too_narrow(of, 0.3334) == ""
+
+
+class Heedless(Whole):
+    """It says that it has parts for narrow devices, and gives all of the model."""
+
+    def plan(self, state: Any, vector: Vector, applicant: Applicant) -> tuple[Any, UnitMap | None]:
+        return state, None
+
+
+def test_the_engine_lets_no_planner_break_its_word() -> None:
+    run = host(Heedless(SPEC))
+    run.take(ev.Enrolled(0.0, "a", Capability(width_max=0.4)))
+    granted = run.take(ev.TaskAsked(0.0, Ask("a", "t"))).effects[-1]
+    assert isinstance(granted, Granted)
+    assert share_kept(granted.task.submodel, SPEC) == [3 / 8, 1 / 3]
+    assert granted.task.submodel is not None
+    run.take(ev.Enrolled(0.0, "b", Capability()))
+    whole = run.take(ev.TaskAsked(0.0, Ask("b", "t2"))).effects[-1]
+    assert isinstance(whole, Granted)
+    assert whole.task.submodel is None
+
+
+def test_a_planner_that_says_a_number_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GroupPlanner, "narrowest", lambda _: 0.25)
+    config = merge([("test", {"strategy": {"name": "fedbuff"}, "submodel": {"name": "random"}})])
+    with pytest.raises(ConfigError, match=r"planner 'random': narrowest\(\) must return a Narrowest.*0\.25"):
+        make_planner(SPEC, make_strategy("fedbuff", {}), config)
 
 
 # --- the books -----------------------------------------------------------------------------------
@@ -196,7 +280,7 @@ NARROW = Capability(width_max=0.4)
 
 def test_a_device_is_refused_before_anything_is_logged_and_nobody_knows_it() -> None:
     run, log = host(None), []  # type: ignore[var-annotated]
-    with pytest.raises(ConfigError, match=r"width_max is 0\.4, .* whole model.* submodel\.name"):
+    with pytest.raises(ConfigError, match=r"width_max is 0\.4, .* whole model .*submodel\.name"):
         run.take(ev.Enrolled(0.0, "a", NARROW), log.append)
     assert (log, list(run.engine.ledger.clients)) == ([], [])
 
