@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from anabranch.core.engine.step_times import StepTime
-from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.params import Indices, ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, is_borne, unit_map
 from anabranch.core.model.units import units_at_most
 from anabranch.core.rng import stream
 
 PlannerState = Any
-Units = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def borne(
     return unit_map(spec, [np.sort(drawn(spec, g, units, applicant)) for g, units in enumerate(kept)])
 
 
-def drawn(spec: ParamSpec, group: int, units: Units, applicant: Applicant) -> Units:
+def drawn(spec: ParamSpec, group: int, units: Indices, applicant: Applicant) -> Indices:
     """Of the units of a group as many as the device bears, in no order."""
     most = units_at_most(spec.groups[group].size, applicant.width_max)
     if len(units) <= most:

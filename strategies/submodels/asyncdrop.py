@@ -35,11 +35,11 @@ from weakref import ReferenceType, ref
 import numpy as np
 
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant, Units
+from anabranch.core.engine.planner import Applicant
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.units import Member, units_at_most
 from anabranch.core.rng import rank, stream
-from anabranch.strategies.submodels.planner import CoverageState, GroupPlanner, dropped_count
+from anabranch.strategies.submodels.planner import CoverageState, GroupPlanner, Units, dropped_count
 
 
 class RandomUnits(GroupPlanner):

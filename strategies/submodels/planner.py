@@ -20,11 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import WHOLE, Applicant, Narrowest, Units, drawn
+from anabranch.core.engine.planner import WHOLE, Applicant, Narrowest, drawn
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
+
+Units = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

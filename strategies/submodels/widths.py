@@ -42,12 +42,12 @@ import numpy as np
 
 from anabranch.core.config.ranges import LINEAR
 from anabranch.core.config.tables import SubmodelTable
-from anabranch.core.engine.planner import Applicant, Narrowest, Units
+from anabranch.core.engine.planner import Applicant, Narrowest
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import unit_map
 from anabranch.core.model.units import units_at_most
 from anabranch.core.rng import stream
-from anabranch.strategies.submodels.planner import GroupPlanner, of_smallest_group
+from anabranch.strategies.submodels.planner import GroupPlanner, Units, of_smallest_group
 
 SLOWER = 1.25  # so many times as long as a fast device's steps are hardly longer
 TASKS_FIRST, TASKS_ANEW = 3, 8

@@ -21,7 +21,7 @@ REQUIRED = {
     *("staleness", "history", "model_sha256", "journal_sha256", "wall_s", "virtual_s"),
     *("uplink_bytes_raw", "downlink_bytes_full_equivalent", "compression", "coverage"),
     *("status", "why", "given_up", "started_at", "host", "parameters", "model_bytes"),
-    *("settings_changed", "fairness", "privacy", "masked"),
+    *("settings_changed", "fairness", "privacy", "masked", "devices_unfit", "energy"),
 }
 
 
@@ -39,11 +39,11 @@ def test_it_has_the_fields_that_are_promised(record: Callable[..., Result], tmp_
     assert set(data["staleness"]) == {"mean", "p50", "p90", "max", "histogram"}
     assert set(data["history"][0]) == {
         "time_s", "version", "updates", "accuracy", "loss", "uplink_bytes", "downlink_bytes",
-        "metrics",
+        "metrics", "energy_j",
     }  # fmt: skip
     assert set(data["clients"]["a"]) == {
         "updates", "rejected", "examples", "staleness_mean", "uplink_bytes", "downlink_bytes",
-        "metrics", "heard",
+        "metrics", "heard", "energy_j",
     }  # fmt: skip
     assert data["staleness"]["histogram"]["0"] > 0
 

@@ -15,7 +15,7 @@ from anabranch.core import events as ev
 from anabranch.core.config.tables import SubmodelTable, merge
 from anabranch.core.effects import Granted
 from anabranch.core.engine.engine import Engine
-from anabranch.core.engine.planner import Applicant, Planner, Units, too_narrow
+from anabranch.core.engine.planner import Applicant, Planner, too_narrow
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.step_times import StepTime
 from anabranch.core.errors import ConfigError, InvalidUpdate
@@ -30,7 +30,7 @@ from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.store.ledger_rows import ClientReader, capability_text, record_text
 from anabranch.strategies.registry import make_strategy
-from anabranch.strategies.submodels.planner import GroupPlanner
+from anabranch.strategies.submodels.planner import GroupPlanner, Units
 from anabranch.strategies.submodels.registry import PLANNERS, make_planner
 from anabranch.testing.models import SPEC, tensors
 
