@@ -83,12 +83,14 @@ def run(folder: Path, plan: Plan) -> Outcome:
     if (code := server.drain()) != 0:
         outcome.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
     applied = [update for w in writers for update in w.applied]
-    expected = _expected(server.data_dir, plan, spec, first, applied)
+    expected = expected_model(server.data_dir, plan, spec, first, applied)
     outcome.problems += broken_promises(server.data_dir, plan, writers, expected)
     return outcome
 
 
-def _expected(data_dir: Path, plan: Plan, spec: ParamSpec, first: Vector, applied: list[Applied]) -> Vector:
+def expected_model(
+    data_dir: Path, plan: Plan, spec: ParamSpec, first: Vector, applied: list[Applied]
+) -> Vector:
     """The model that a server of this plan comes to."""
     if plan.private:
         return _noised(first, applied, data_dir)

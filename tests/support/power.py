@@ -21,7 +21,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from crash import Outcome, abandon, broken_promises, summed, write_model
+from crash import Outcome, abandon, broken_promises, expected_model, write_model
 from crash_writer import PASSING, VALUES, Writer
 from server_process import NotServing, Plan, ServerProcess
 
@@ -118,7 +118,8 @@ def _run_on(ground: Disk, folder: Path, plan: Plan) -> Outcome:
     if (code := server.drain()) != 0:
         outcome.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
     applied = [update for w in writers for update in w.applied]
-    outcome.problems += broken_promises(server.data_dir, plan, writers, summed(first, applied))
+    expected = expected_model(server.data_dir, plan, spec, first, applied)
+    outcome.problems += broken_promises(server.data_dir, plan, writers, expected)
     return outcome
 
 
