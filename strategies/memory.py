@@ -40,7 +40,7 @@ from anabranch.core.model.updates import Ask, Reason, Update
 from anabranch.strategies.composition import ComposedStrategy
 
 MEMORY_BYTES_MAX = 256 * MIB
-PLACE_BYTES = KIB  # of a device beside its numbers: its name, in the state and in a snapshot
+PLACE_BYTES = KIB  # of a device beside its numbers: its name and a reference, in the state and in a snapshot
 RAM, DISK = PLACES = ("ram", "disk")
 
 
