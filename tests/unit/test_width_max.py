@@ -123,6 +123,16 @@ def test_of_a_ladder_a_device_gets_the_widest_step_that_it_bears() -> None:
     assert "submodel.widths" in too_narrow(of, 0.24)
 
 
+def test_of_first_units_a_narrow_device_gets_the_first() -> None:
+    """A half of five is three, rounded up, which is more than it bears."""
+    spec = model([5])
+    of, vector = planner("heterofl", spec, widths=[1.0, 0.5]), np.zeros(5, np.float32)
+    for seed in range(8):
+        _, part = of.plan(of.init(vector), vector, asking(seed, 0.5))
+        assert isinstance(part, UnitMap)
+        assert part.kept == ((0, 1),)
+
+
 def test_a_slow_device_gets_less_than_it_bears_and_a_fast_one_does_not() -> None:
     spec = model([20])
     of, vector = planner("heterofl", spec, widths=[1.0, 0.5, 0.25]), np.zeros(20, np.float32)
