@@ -131,7 +131,7 @@ def test_an_agent_ends_where_the_server_gives_it_more_than_it_bears(
         assert served.info is not None
         told: list[str] = []
         options = ClientOptions(
-            "synthetic", served.info.address, "a", (0, 2), state_dir=tmp_path / "a", width_max=0.5
+            "synthetic", served.info.address, "a", (0, 2), tmp_path / "a", tasks_max=1, width_max=0.5
         )
         with pytest.raises(ConfigError, match=r"width_max is 0\.5, and the server gives this device a wider"):
             run_client(options, lambda kind, **_: told.append(kind), app)
