@@ -41,6 +41,7 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transfer import chunks_of, signed_record, update_header
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec, stages
+from anabranch.core.content import BLAKE3, SHA256
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import ParamSpec
 from anabranch.identity.authority import DAY_S, Authority
@@ -59,7 +60,8 @@ POSTGRESQL = "BENCH_POSTGRESQL"
 SHAPE = (250, 400)
 BARE_STREAM, BARE_CALLS = "bare session stream", "bare client stream"
 DURABLE, GUARDED, ON_POSTGRESQL = "durable", "durable, mTLS", "durable, PostgreSQL"
-SERVED = (DURABLE, GUARDED, ON_POSTGRESQL)
+BY_BLAKE3 = "durable, BLAKE3"
+SERVED = (DURABLE, BY_BLAKE3, GUARDED, ON_POSTGRESQL)
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ class Device:
             self.codec,
             self._payload,
             self._spec.size,
+            algorithm=BLAKE3 if self.target.name == BY_BLAKE3 else SHA256,
         )
         signature = b""
         if self._wallet is not None:
@@ -347,7 +350,8 @@ def _targets(setting: Setting, folder: Path, stack: ExitStack) -> list[Target]:
     targets = [Target(BARE_STREAM, address, pid), Target(BARE_CALLS, address, pid, calls=True)]
     papers = folder / "ca"
     Authority.create(papers).close()
-    more = {DURABLE: (), GUARDED: (f"identity.folder={papers}", "identity.tls=always")}
+    more = {DURABLE: (), BY_BLAKE3: (f"run.payload_digest={BLAKE3}",)}
+    more |= {GUARDED: (f"identity.folder={papers}", "identity.tls=always")}
     if POSTGRESQL in os.environ and setting.devices <= SETTINGS[0].devices:
         database = stack.enter_context(empty_database(os.environ[POSTGRESQL]))
         more[ON_POSTGRESQL] = (f"server.database={database}",)

@@ -17,8 +17,9 @@ import grpc
 import numpy as np
 
 from anabranch.client.transfer import chunks_of
+from anabranch.core.content import SHA256, content_digest
 from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS
-from anabranch.protos.convert import PROTOCOL_VERSION
+from anabranch.protos.convert import PROTOCOL_VERSION, set_payload_digest
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
@@ -33,7 +34,7 @@ class Load:
     """`updates` of `values` float32 numbers each, against `address`; `durable`: with tasks.
 
     `name` is that of the writers: two loads on one server need two. `rate`: updates a second of all of them
-    together, 0 for as many as go.
+    together, 0 for as many as go. `algorithm`: of the payloads' digests.
     """
 
     address: str
@@ -42,6 +43,7 @@ class Load:
     durable: bool
     name: str = "writer"
     rate: float = 0.0
+    algorithm: str = SHA256
 
 
 def drive(load: Load) -> float:
@@ -82,7 +84,7 @@ class _Writer:
     def __init__(self, load: Load, name: str, updates: int) -> None:
         self.load, self.name, self.updates = load, name, updates
         self.manifest = b""
-        self.payloads: list[tuple[bytes, bytes]] = []
+        self.payloads: list[tuple[bytes, str]] = []
         self.channel = grpc.insecure_channel(load.address, [("grpc.use_local_subchannel_pool", 1)])
         self.stub = DevicesStub(self.channel)
 
@@ -91,7 +93,7 @@ class _Writer:
         for i in range(self.updates):
             values[:4] = np.frombuffer(hashlib.sha256(f"{self.name}{i}".encode()).digest()[:8], np.uint16)[:4]
             data = values.tobytes()
-            self.payloads.append((data, hashlib.sha256(data).digest()))
+            self.payloads.append((data, content_digest(data, self.load.algorithm)))
         if self.load.durable:
             request = devices.EnrolRequest(client_id=self.name, protocol_version=PROTOCOL_VERSION)
             self.manifest = self.stub.Enrol(request).manifest.sha256
@@ -112,10 +114,9 @@ class _Writer:
             raise RuntimeError(f"refused: {answer.refusal.detail}")
         return answer.task.base_version
 
-    def _messages(self, i: int, base: int, data: bytes, digest: bytes) -> Iterator[devices.PushUpdateRequest]:
-        part = model.Part(
-            base_version=base, size_bytes=len(data), sha256=digest, encoding=model.Encoding(codec="raw")
-        )
+    def _messages(self, i: int, base: int, data: bytes, digest: str) -> Iterator[devices.PushUpdateRequest]:
+        part = model.Part(base_version=base, size_bytes=len(data), encoding=model.Encoding(codec="raw"))
+        set_payload_digest(part, digest)
         header = devices.UpdateHeader(
             client_id=self.name,
             task_id=f"{self.name}-task-{i}",

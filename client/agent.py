@@ -39,6 +39,7 @@ from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config.ranges import ELASTIC, OVERLAP
 from anabranch.core.config.tables import ClientTable, build
+from anabranch.core.content import SHA256
 from anabranch.core.device.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.device.session import Phase, Session, SessionSettings
 from anabranch.core.effects import Refused
@@ -344,11 +345,13 @@ class Agent(DeviceShell):
     def _push(self, order: ef.Push) -> None:
         entry = self._disk.load(order.update_id)
         with span("push", entry.task_id, client=self.client_id, bytes=len(entry.payload)):
-            if order.next_task_id:
-                ask = self._applications.ask(order.next_task_id, self._models.holds)
-                answer = self._transport.push_and_ask(entry, ask, self._local.spec)
-            else:
-                answer = self._transport.push(entry)
+            try:
+                answer = self._sent(entry, order.next_task_id)
+            except InvalidUpdate:
+                if not self._can_be_renamed(entry):
+                    raise
+                entry = self._disk.renamed(entry)
+                answer = self._sent(entry, order.next_task_id)
         answered(entry.task_id, client=self.client_id, version=answer.version)
         self.summary.pushed(entry, answer, self._local.spec.vector_dtype.itemsize)
         task = answer.next if isinstance(answer.next, Task) else None
@@ -356,6 +359,23 @@ class Agent(DeviceShell):
             self._give_back(ef.GiveBack(task.task_id, TOO_WIDE), self._now)
             task = None  # so it asks, and ends by the answer
         self._acknowledged(order.update_id, answer.decision, task, partial(self._tell_pushed, entry, answer))
+
+    def _sent(self, entry: UpdateEntry, next_task_id: str | None) -> PushAnswer:
+        if not next_task_id:
+            return self._transport.push(entry)
+        ask = self._applications.ask(next_task_id, self._models.holds)
+        return self._transport.push_and_ask(entry, ask, self._local.spec)
+
+    def _can_be_renamed(self, entry: UpdateEntry) -> bool:
+        """Whether an update that was refused may be sent by its SHA-256: it is not decided yet.
+
+        Another server may have taken the place of the one that offered a digest, without that, or of before.
+        From now on none is named so, until this device enrols again.
+        """
+        if entry.algorithm == SHA256 or self._transport.query_upload(entry.update_id).answer is not None:
+            return False
+        self._local.payload_digest = SHA256
+        return True
 
     def _tell_pushed(self, entry: UpdateEntry, answer: PushAnswer) -> None:
         decision = answer.decision

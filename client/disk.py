@@ -6,6 +6,7 @@ so that a crash between any two of them does no harm.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from anabranch.client.kept import Keepsake, KeptState
@@ -13,6 +14,7 @@ from anabranch.client.memory import Memories
 from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
 from anabranch.client.state import KEPT, MEMORY, OUTBOX
 from anabranch.compress.feedback import Memory
+from anabranch.core.content import SHA256
 
 
 class DeviceDisk:
@@ -39,6 +41,12 @@ class DeviceDisk:
     def load(self, update_id: str) -> UpdateEntry:
         """A result. Raises `StoreCorrupt` when it is torn or not there."""
         return self._outbox.load(update_id)
+
+    def renamed(self, entry: UpdateEntry) -> UpdateEntry:
+        """A result in the place of itself, by its SHA-256, before it is sent so. Raises `StoreError`."""
+        found = replace(entry, algorithm=SHA256)
+        self._outbox.put(found)
+        return found
 
     def has_room(self, entry: UpdateEntry) -> bool:
         """Whether `put` would drop nothing. Raises `TooLarge` when it can never fit."""

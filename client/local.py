@@ -56,6 +56,7 @@ from anabranch.host.submission import (
     answered,
     arrived,
     check_coming,
+    check_offered,
     check_size,
     checked_metrics,
     examined,
@@ -281,8 +282,10 @@ class LocalTransport:
         submission = self._announced(entry)
         check_size(len(entry.payload), codec, s.spec, submission.update.submodel)
         check_coming(s.engine, self.client_id, entry.task_id, entry.update_id, codec)
+        if s.engine.ledger.receipts.get(entry.update_id) is None:
+            check_offered(entry.digest, s.config.run.payload_digest)
         if s.config.run.keep_payloads:
-            s.payloads[entry.sha256] = bytes(entry.payload)
+            s.payloads[entry.digest] = bytes(entry.payload)
         found = examined(submission, entry.payload, s.spec, s.config.limits)
         event = arrived(submission, found, s.clock())
         decided = answered(event, s.take(event))
@@ -303,7 +306,7 @@ class LocalTransport:
             examples=entry.examples,
             local_steps=entry.local_steps,
             metrics=checked_metrics(entry.metrics),
-            sha256=entry.sha256,
+            sha256=entry.digest,
             size_bytes=len(entry.payload),
             codec=entry.codec,
             submodel=None if entry.submodel is None else submodel_from_proto(entry.submodel, spec),

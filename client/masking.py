@@ -6,13 +6,13 @@ are told others cannot open it.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from anabranch.core.content import content_digest
 from anabranch.core.errors import NotAuthenticated
 from anabranch.core.model.params import Vector
 from anabranch.core.secagg.ring import SEED_BYTES
@@ -45,17 +45,18 @@ class Masker:
     ) -> tuple[bytes, Mapping[str, str]]:
         """The payload of a delta, (d,), and its seals: keepers to boxes, base64.
 
-        The seeds are forgotten with this call. Raises `InvalidUpdate` where the delta is not finite.
+        The boxes are bound to the payload's SHA-256. The seeds are forgotten with this call. Raises
+        `InvalidUpdate` where the delta is not finite.
         """
         terms = self.masking.terms
         ring, keys = terms.ring, self.masking.by_name
         uniforms = np.random.default_rng().random(delta.size)  # of the operating system's entropy
         seeds = {keeper: secrets.token_bytes(SEED_BYTES) for keeper in terms.keepers}
         payload = ring.sent(delta, uniforms, seeds.values()).tobytes()
-        sha256 = hashlib.sha256(payload).hexdigest()
+        digest = content_digest(payload)
 
         def box(keeper: str, seed: bytes) -> str:
-            update = update_id, self.client_id, base_version, base_head, sha256
+            update = update_id, self.client_id, base_version, base_head, digest
             info = seal_info(self.run_id, keeper, *update, terms.digest)
             return box_text(seal(keys[keeper].public_key, seed, info))
 

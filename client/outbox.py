@@ -3,7 +3,7 @@
 One file for each update, `<update_id>.update`:
 
     line 1   SHA-256 of line 2, hex
-    line 2   header as JSON, with the size and the SHA-256 of the payload, and its number in the outbox
+    line 2   header as JSON, with the size and the digest of the payload, and its number in the outbox
     then     payload
 
 A file is written under another name, flushed to the disk, then renamed; so after a crash at any moment
@@ -27,6 +27,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from anabranch.client.records import sync_folder
+from anabranch.core.content import SHA256, algorithm_of, content_digest
 from anabranch.core.errors import ConfigError, StoreCorrupt, TooLarge, disk_error
 from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.plain import FieldError, from_plain, make_converter, written
@@ -45,7 +46,8 @@ class UpdateEntry:
     """The result of a task as it travels: the header, and the encoded delta of `values` coordinates.
 
     `base_head` (hex) names the version that it was trained from, where that is known: see `BaseModel`.
-    `seals`: of a masked one the seeds, keepers to boxes in base64.
+    `seals`: of a masked one the seeds, keepers to boxes in base64. `algorithm`: of the payload's digest. It
+    stays what it was at first, whatever is offered later: who resends is known by the same digest.
     """
 
     update_id: str
@@ -61,15 +63,16 @@ class UpdateEntry:
     metrics: Mapping[str, float] = field(default_factory=dict)
     base_head: str = ""
     seals: Mapping[str, str] = field(default_factory=dict, repr=False)
+    algorithm: str = SHA256
 
     @cached_property
-    def sha256(self) -> str:
-        """SHA-256 (hex) of the payload."""
-        return hashlib.sha256(self.payload).hexdigest()
+    def digest(self) -> str:
+        """That of the payload, see `core.content`."""
+        return content_digest(self.payload, self.algorithm)
 
     def to_bytes(self, number: int = 0) -> tuple[bytes, bytes | memoryview]:
         """The two lines before the payload, and the payload; `number`: its place in an outbox, from 1."""
-        frame = Frame(len(self.payload), self.sha256, number)
+        frame = Frame(len(self.payload), self.digest, number)
         header = {"format": FORMAT, **_converter.unstructure(self), **_converter.unstructure(frame)}
         line = json.dumps(header, separators=(",", ":")).encode()
         return hashlib.sha256(line).hexdigest().encode() + b"\n" + line + b"\n", self.payload
@@ -86,7 +89,7 @@ class UpdateEntry:
             entry, frame = _parts(json.loads(line), payload)
         except (FieldError, ValueError) as error:
             raise StoreCorrupt(f"the header is not that of an update: {error}") from error
-        if len(payload) != frame.size_bytes or entry.sha256 != frame.sha256:
+        if len(payload) != frame.size_bytes or entry.digest != frame.sha256:
             raise StoreCorrupt(f"the payload is damaged: {len(payload)} of {frame.size_bytes} bytes")
         return entry, frame.number
 
@@ -95,7 +98,7 @@ class UpdateEntry:
 class Frame:
     """What the header of a file says beside the update: of its payload, and its number in the outbox.
 
-    Older releases did not number them.
+    `sha256`: of the payload, see `UpdateEntry.digest`. Older releases did not number them.
     """
 
     size_bytes: int
@@ -110,8 +113,9 @@ def _parts(header: Any, payload: bytes | memoryview) -> tuple[UpdateEntry, Frame
     if header.pop("format", None) != FORMAT:
         raise StoreCorrupt("it is of another format")
     framing = {f.name: header.pop(f.name) for f in fields(Frame) if f.name in header}
-    entry = from_plain({**header, "payload": payload}, UpdateEntry, _converter)
-    return entry, from_plain(framing, Frame, _converter)
+    frame = from_plain(framing, Frame, _converter)
+    said = {"payload": payload, "algorithm": algorithm_of(frame.sha256)}
+    return from_plain({**header, **said}, UpdateEntry, _converter), frame
 
 
 def _submodel(packed: Any, _: Any) -> SubmodelMap:
@@ -125,7 +129,7 @@ _converter = make_converter()
 _converter.register_unstructure_hook(SubmodelMap, lambda found: found.SerializeToString().hex())
 _converter.register_structure_hook(SubmodelMap, _submodel)
 _converter.register_structure_hook(bytes | memoryview, lambda payload, _: payload)
-written(_converter, UpdateEntry, later=("base_head", "seals"), absent=("payload",))
+written(_converter, UpdateEntry, later=("base_head", "seals"), absent=("payload", "algorithm"))
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ class Outbox:
     def put(self, entry: UpdateEntry) -> None:
         """Make an entry durable. Raises `StoreFull`, and `TooLarge` when it can never fit."""
         size = self._size_of(entry)
-        self._make_room(size)
+        self._make_room(size, entry.update_id)
         number = self._number(entry)
         head, payload = entry.to_bytes(number)
         path = self._path(entry.update_id)
@@ -246,8 +250,9 @@ class Outbox:
         held_bytes = sum(held for _, held, _ in files)
         return len(files) < self._bounds.entries_max and size + held_bytes <= self._bounds.bytes_max
 
-    def _make_room(self, size: int) -> None:
-        files = self._files()
+    def _make_room(self, size: int, update_id: str) -> None:
+        """For an entry of this id, in the place of what there is of it."""
+        files = [file for file in self._files() if file[2].stem != update_id]
         while files and not self._fits(files, size):
             _, _, oldest = files.pop(0)
             log.warning("outbox: full: dropped the oldest entry, %s", oldest.stem)

@@ -28,6 +28,7 @@ from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.registry import stages
 from anabranch.core.config.ranges import SERVED
 from anabranch.core.config.tables import ClientTable, FleetTable, build
+from anabranch.core.content import SHA256, chosen, usable
 from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
@@ -132,6 +133,7 @@ class LocalTrainer:
         # The frozen tensors that travel apart from the versions, once they are here.
         self.apart: Tensors | None = None
         self.frozen_served = True  # else this device must have them
+        self.payload_digest = SHA256  # the algorithm that updates are named by
         self.examples: Examples | None = None
         self._seen: Examples | None = None  # what had arrived when the last training began
         # What masks the updates, in a run with masked sums.
@@ -185,6 +187,7 @@ class LocalTrainer:
         if grows:
             self._check_stages(served)
         self._policy = policy_of(config)
+        self.payload_digest = offered(config)
         self.frozen_served = config.get("run", {}).get("frozen", SERVED) == SERVED
         self.adopt(served)
 
@@ -367,6 +370,8 @@ class LocalTrainer:
             metrics=finite(metrics),
             base_head=base_head,
             seals=seals or {},
+            # A masked update's boxes are bound to what keepers of all releases know.
+            algorithm=SHA256 if seals else chosen(self.payload_digest, len(payload)),
         )
         return entry, pending
 
@@ -433,3 +438,9 @@ def shard_of(
     grouped = fleet.split == "speed-shards"
     groups = tuple(speed_profile(fleet, seed).group.tolist()) if grouped else ()
     return Shard(role, index, fleet.clients, fleet, seed, groups)
+
+
+def offered(config: Mapping[str, Any]) -> str:
+    """The algorithm of payload digests that a run offers to its devices, where this one has it."""
+    said = config.get("run", {}).get("payload_digest", SHA256)
+    return said if usable(said) else SHA256

@@ -79,7 +79,7 @@ def signed_record(entry: UpdateEntry, client_id: str, spec: ParamSpec) -> dict[s
         "local_steps": entry.local_steps,
         "submodel": None if submodel is None else submodel.to_json(),
         "seals": entry.seals,
-        "payload": {"codec": entry.codec, "sha256": entry.sha256, "size_bytes": len(entry.payload)},
+        "payload": {"codec": entry.codec, "sha256": entry.digest, "size_bytes": len(entry.payload)},
     }
 
 
@@ -93,9 +93,9 @@ def update_header(
     part = model.Part(
         base_version=entry.base_version,
         size_bytes=len(entry.payload),
-        sha256=bytes.fromhex(entry.sha256),
         encoding=model.Encoding(codec=entry.codec),
     )
+    convert.set_payload_digest(part, entry.digest)
     return devices.UpdateHeader(
         client_id=client_id,
         task_id=entry.task_id,

@@ -61,7 +61,8 @@ class TaskDropped:
 class Payload:
     """The encoded bytes behind an update: the journal keeps the reference, the store the bytes.
 
-    `values`: how many numbers they decode to, 0 for the whole vector.
+    `sha256`: their digest, which says itself what it is of (`core/content.py`); the name is of when all
+    were SHA-256. `values`: how many numbers they decode to, 0 for the whole vector.
     """
 
     sha256: str

@@ -18,7 +18,7 @@ RUN python3 -m venv /opt/anabranch \
  && rm -rf /opt/anabranch/lib/python3*/site-packages/torch/test \
            /opt/anabranch/lib/python3*/site-packages/torch/include
 COPY . /src
-RUN /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels "/src[client,workloads,secagg]"
+RUN /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels "/src[client,workloads,secagg,blake3]"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="anabranch-client" \

@@ -10,7 +10,7 @@ ARG BASE=python:3.12-slim
 FROM ${BASE} AS build
 # 1: install from docker/wheels alone, for a machine without a network.
 ARG PIP_NO_INDEX=
-ARG EXTRAS=server,postgresql
+ARG EXTRAS=server,postgresql,blake3
 COPY docker/wheels /wheels
 COPY . /src
 RUN python3 -m venv /opt/anabranch \

@@ -13,7 +13,6 @@ died, and it does not begin anew with the next process, to which nobody could an
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -26,6 +25,7 @@ from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import simulated_stages
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
+from anabranch.core.content import chosen, content_digest
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Published
 from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.errors import AppError
@@ -245,7 +245,7 @@ class GridRun:
             examples=reply.examples,
             local_steps=1,
             metrics=finite(reply.metrics),
-            sha256=hashlib.sha256(sent.data).hexdigest(),
+            sha256=content_digest(sent.data, chosen(self._config.run.payload_digest, len(sent.data))),
             size_bytes=len(sent.data),
             codec=sent.codec,
         )

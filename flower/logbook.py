@@ -2,7 +2,7 @@
 
     journal.jsonl         one record a line, the run's own first; as every run's folder has it
     initial.safetensors   the weights of version 0
-    payloads/SHA256       the updates' bytes, each on disk before the record that speaks of it
+    payloads/DIGEST       the updates' bytes, each on disk before the record that speaks of it
     measured.jsonl        what evaluations gave
 
 Flower starts a ServerApp anew after a crash, and keeps nothing of it. So the folder is opened again, a line

@@ -14,6 +14,7 @@ from anabranch.compress.registry import others
 from anabranch.core.config.caps import told_to_devices
 from anabranch.core.config.ranges import ELASTIC, OWN
 from anabranch.core.config.tables import Config
+from anabranch.core.content import check_algorithm
 from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.engine import Engine
@@ -75,6 +76,7 @@ class Blueprint:
         `key`: that of a private run's noise. `masks`: its devices can mask, and its keepers be asked.
         `shelf`: for what its strategy remembers where that shall lie on a disk.
         """
+        check_algorithm(config.run.payload_digest)
         others()  # of two codec stages with one number nobody knows which is meant: said at the start
         strategy = strategy_of(config)
         _check_elastic(config, strategy)

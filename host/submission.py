@@ -24,6 +24,7 @@ import numpy as np
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.content import SHA256, kind_of
 from anabranch.core.effects import Decided, Effect
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownTask
@@ -85,6 +86,18 @@ def announced(
     )
     values = 0 if submodel is None else submodel.size
     return Submission(update, ev.Payload(sha256, size_bytes, codec, values), base_head, seals or {})
+
+
+def check_offered(digest: str, offered: str) -> None:
+    """Raises `InvalidUpdate` for a digest by what a run does not offer: SHA-256 goes in every run.
+
+    What was decided of the update before is to be looked up first.
+    """
+    if (algorithm := kind_of(digest)) not in (SHA256, offered):
+        raise InvalidUpdate(
+            f"the payload is named by {algorithm}, which this run does not offer (run.payload_digest): send "
+            "its sha256"
+        )
 
 
 def checked_metrics(metrics: Mapping[str, float], names_max: int = TRAINED_MAX) -> dict[str, float]:

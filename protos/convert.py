@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
+from anabranch.core.content import BLAKE3, RAW_BYTES, from_raw, to_raw
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch, TooLarge, WireError
 from anabranch.core.ids import checked_id as checked_id
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -58,6 +59,28 @@ def checked_digest(data: bytes, name: str) -> str:
     if len(data) != 32:
         raise InvalidUpdate(f"{name} must be the 32 bytes of a SHA-256, not {len(data)} bytes")
     return data.hex()
+
+
+def checked_payload_digest(part: model.Part, name: str) -> str:
+    """The one digest that an update's part has, as `core.content` writes it.
+
+    Raises `InvalidUpdate`, naming the field.
+    """
+    if not part.blake3:
+        return checked_digest(part.sha256, f"{name}.sha256")
+    if part.sha256:
+        raise InvalidUpdate(f"{name} has sha256 and blake3: send one of them")
+    if len(part.blake3) != RAW_BYTES:
+        raise InvalidUpdate(
+            f"{name}.blake3 must be the {RAW_BYTES} bytes of a BLAKE3, not {len(part.blake3)} bytes"
+        )
+    return from_raw(BLAKE3, part.blake3)
+
+
+def set_payload_digest(part: model.Part, digest: str) -> None:
+    """The inverse of `checked_payload_digest`. Raises `ConfigError` for an unknown algorithm."""
+    algorithm, raw = to_raw(digest)
+    setattr(part, algorithm, raw)
 
 
 def checked_count(value: int, name: str, most: int = 2**53) -> int:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
 from anabranch.core.config.tables import Config
+from anabranch.core.content import digest_like
 from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.events import Payload
 from anabranch.core.journal import JournalDigest, Record
@@ -198,7 +199,7 @@ class PayloadReader:
             data = self._read(reference.sha256)
         except (KeyError, FileNotFoundError):
             raise StoreCorrupt(f"payload {reference.sha256} is not in the run's folder") from None
-        if hashlib.sha256(data).hexdigest() != reference.sha256:
+        if digest_like(data, reference.sha256) != reference.sha256:
             raise StoreCorrupt(f"payload {reference.sha256} has other bytes than were journalled")
         return data
 

@@ -331,7 +331,7 @@ async def _live(
         run.hear(effects)
 
     writer.listener = listen
-    intake = Intake(spec, recovered.info.run_id, writer, uploads, Calls(limits))
+    intake = Intake(spec, recovered.info.run_id, writer, uploads, Calls(limits), config.run.payload_digest)
     run = LiveRun(
         recovered.info, config, spec, writer, models, uploads, intake, feed, clock.now(), identity, limits
     )

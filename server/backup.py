@@ -14,7 +14,6 @@ downloads, which are made again. The authority's folder is none of the data.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import quote
 
+from anabranch.core.content import SHA256, ContentHash, algorithm_of
 from anabranch.core.errors import (
     ConfigError,
     DataError,
@@ -354,12 +354,12 @@ class _Copying:
                 self._copied += path.stat().st_size
                 continue
             try:
-                found = _copied(self._source / name, path)
+                found = _copied(self._source / name, path, algorithm_of(sha256) if sha256 else SHA256)
             except FileNotFoundError as error:
                 raise _Gone from error
             if sha256 and found != sha256:
                 path.unlink()
-                raise StoreCorrupt(f"{self._source / name} has the SHA-256 {found}: restore it from a backup")
+                raise StoreCorrupt(f"{self._source / name} has the digest {found}: restore it from a backup")
             size = path.stat().st_size
             self._copied, done = self._copied + size, done + size
             self._tell("payloads and snapshots", done, max(done, total))
@@ -440,22 +440,22 @@ def _move_up(staged: Path, data_dir: Path) -> None:
     sync_folder(data_dir)
 
 
-def _copied(source: Path, target: Path) -> str:
-    """Copy a file durably, for its owner alone; returns its SHA-256."""
+def _copied(source: Path, target: Path, algorithm: str = SHA256) -> str:
+    """Copy a file durably, for its owner alone; returns its digest."""
     if not target.parent.exists():
         make_folder(target.parent)
-    sha = hashlib.sha256()
+    made = ContentHash(algorithm)
     with (
         open(open_file(source, os.O_RDONLY), "rb", buffering=0) as here,
         open(open_file(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as there,
     ):
         while piece := here.read(MIB):
-            sha.update(piece)
+            made.update(piece)
             there.write(piece)
         there.flush()
         os.fsync(there.fileno())
     sync_folder(target.parent)
-    return sha.hexdigest()
+    return made.text()
 
 
 def _size(path: Path) -> int:

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from anabranch.core import events as ev
+from anabranch.core.content import SHA256
 from anabranch.core.effects import Effect
 from anabranch.core.errors import IdTaken, InvalidUpdate, NotAuthenticated, Unavailable
 from anabranch.core.journal import to_record
@@ -23,6 +24,7 @@ from anabranch.host.submission import (
     announced,
     answered,
     arrived,
+    check_offered,
     check_seals,
     check_size,
     check_task,
@@ -36,6 +38,7 @@ from anabranch.protos.convert import (
     checked_count,
     checked_digest,
     checked_id,
+    checked_payload_digest,
     holdings_from_proto,
     seals_from_proto,
     submodel_from_proto,
@@ -122,7 +125,7 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         examples=checked_count(message.examples, "examples", limits.examples_max),
         local_steps=checked_count(message.local_steps, "local_steps"),
         metrics=checked_metrics(message.metrics),
-        sha256=checked_digest(part.sha256, "parts[0].sha256"),
+        sha256=checked_payload_digest(part, "parts[0]"),
         size_bytes=check_payload_size(size_bytes, limits),
         codec=codec,
         submodel=submodel,
@@ -173,9 +176,17 @@ def _in_time() -> Iterator[None]:
 class Intake:
     """Takes in the pushes of one run."""
 
-    def __init__(self, spec: ParamSpec, run_id: str, writer: Writer, uploads: Uploads, calls: Calls) -> None:
+    def __init__(
+        self,
+        spec: ParamSpec,
+        run_id: str,
+        writer: Writer,
+        uploads: Uploads,
+        calls: Calls,
+        payload_digest: str = SHA256,
+    ) -> None:
         self.spec, self.run_id, self.writer, self.uploads = spec, run_id, writer, uploads
-        self.calls = calls
+        self.calls, self._payload_digest = calls, payload_digest
         # Whom updates are masked for.
         self.keepers: Sequence[str] = ()
         # Whether the strategy keeps updates: large ones are copied for it before the writer has them.
@@ -266,7 +277,8 @@ class Intake:
         """The verdict if there is one already. Raises `UnknownTask` where there can never be one.
 
         The task is looked up before the payload comes, so that only who holds a task fills the disk, and
-        only with what the task asked for. Raises `InvalidUpdate` for another codec than that, and `IdTaken`.
+        only with what the task asked for. Raises `InvalidUpdate` for another codec than that, or a digest
+        that is not offered, and `IdTaken`.
         """
         update, glance = header.update, self.writer.glance
         task = glance.tasks.get(update.task_id)
@@ -277,6 +289,7 @@ class Intake:
                 return known
         task = self.writer.glance.tasks.get(update.task_id)  # it may have had its end meanwhile
         check_task(task, update.client_id, update.task_id, header.payload.codec)
+        check_offered(header.payload.sha256, self._payload_digest)
         return None
 
     def _idle_until(self) -> float:

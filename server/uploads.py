@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from anabranch.core.content import algorithm_of, digest_like
 from anabranch.core.effects import Decided, Effect, LeaseEnd, LeaseEnded
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, TooLarge, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, UPLOAD_BYTES_PER_CLIENT, Limits
@@ -34,13 +34,13 @@ Bytes = bytes | memoryview
 
 
 class Upload:
-    """One stream of chunks of an update, `size_bytes` and `sha256` (hex) as its header declares.
+    """One stream of chunks of an update, `size_bytes` and `digest` as its header declares.
 
     `part`: what an earlier stream has left, and what this one leaves.
     """
 
-    def __init__(self, uploads: Uploads, part: Part, size_bytes: int, sha256: str) -> None:
-        self.part, self.size_bytes, self.sha256 = part, size_bytes, sha256
+    def __init__(self, uploads: Uploads, part: Part, size_bytes: int, digest: str) -> None:
+        self.part, self.size_bytes, self.digest = part, size_bytes, digest
         self.update_id, self.name = part.key.update_id, part.key.name
         self.is_large = size_bytes > uploads.limits.inline_bytes_max
         # Whether it is in memory as a whole.
@@ -119,19 +119,19 @@ class Upload:
             if self._rest is not None:
                 self._rest()
                 self._rest = None
-            return self._uploads.blobs.seal(self.name, self.sha256)
+            return self._uploads.blobs.seal(self.name, self.digest)
         data = _joined(self._chunks)
         self._chunks = [data]  # what it was joined of is not needed any more
-        if hashlib.sha256(data).hexdigest() != self.sha256:
+        if digest_like(data, self.digest) != self.digest:
             raise InvalidUpdate(
-                f"upload {self.update_id} has another SHA-256 than was declared: send it again"
+                f"upload {self.update_id} has another digest than was declared: send it again"
             )
         return data
 
     def adopt(self) -> None:
         """Make a large upload a durable blob. For a worker thread: it waits for the disk."""
         if not self.inline:
-            self._uploads.blobs.adopt(self.name, self.sha256)
+            self._uploads.blobs.adopt(self.name, self.digest)
 
     def drop(self) -> None:
         """Forget what was spooled."""
@@ -195,10 +195,11 @@ class Upload:
         """The writing of what was gathered, which is gathered no more."""
         assert self.received is not None
         chunks, offset = self._chunks, self.received - self._gathered
+        algorithm = algorithm_of(self.digest)
         self._chunks, self._gathered = [], 0
 
         def write() -> None:
-            self._uploads.blobs.write(self.name, offset, _joined(chunks))
+            self._uploads.blobs.write(self.name, offset, _joined(chunks), algorithm)
             chunks.clear()
 
         return write
@@ -241,7 +242,7 @@ class Uploads:
         # Bytes of all chunks since the start, those of failed uploads too.
         self.bytes_total = 0
 
-    async def open(self, key: UploadKey, size_bytes: int, sha256: str) -> Upload:
+    async def open(self, key: UploadKey, size_bytes: int, digest: str) -> Upload:
         """Let an upload in; an older one of the same task gives way.
 
         Raises `Overloaded`, and `TooLarge` where it is over the client's quota by itself.
@@ -259,7 +260,7 @@ class Uploads:
             await self._settle(last)
         await self._supersede(key)  # who came meanwhile
         part, other = self.spool.enter(key)
-        upload = self._open[key.task] = Upload(self, part, size_bytes, sha256)
+        upload = self._open[key.task] = Upload(self, part, size_bytes, digest)
         part.coming = size_bytes
         self._bytes += size_bytes
         self._large += upload.is_large

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
+
+from anabranch.core.config.tables import Config
+from anabranch.core.content import SHA256, chosen, content_digest
 
 LARGE_BYTES = 1 << 16  # less is hashed sooner than it is handed over
 
 
 class Hasher:
-    """SHA-256 of payloads, of large ones in a thread: hashlib lets the interpreter go on meanwhile."""
+    """Digests of payloads, of large ones in a thread: the interpreter goes on while they are made."""
 
-    def __init__(self) -> None:
+    def __init__(self, algorithm: str = SHA256) -> None:
+        self._algorithm = algorithm
         self._handed: SimpleQueue[_Digest | None] = SimpleQueue()
         self._thread: Thread | None = None
 
+    @classmethod
+    def of(cls, config: Config) -> Hasher:
+        """That of a run: masked updates keep to SHA-256, as live ones do."""
+        return cls(SHA256 if config.secagg.on else config.run.payload_digest)
+
     def begin(self, payload: bytes) -> Callable[[], str]:
         """What gives the digest, waited for if need be."""
+        algorithm = chosen(self._algorithm, len(payload))
         if len(payload) < LARGE_BYTES:
-            found = _sha256(payload)
+            found = content_digest(payload, algorithm)
             return lambda: found
         if self._thread is None:
             self._thread = Thread(target=self._work, name="hasher", daemon=True)
             self._thread.start()
-        digest = _Digest(payload)
+        digest = _Digest(payload, algorithm)
         self._handed.put(digest)
         return digest.wait
 
@@ -44,14 +53,14 @@ class Hasher:
 class _Digest:
     """One that a thread makes: a lock that is held until it is there costs a tenth of what a Future does."""
 
-    __slots__ = ("_made", "_payload", "_text")
+    __slots__ = ("_algorithm", "_made", "_payload", "_text")
 
-    def __init__(self, payload: bytes) -> None:
-        self._payload, self._text, self._made = payload, "", Lock()
+    def __init__(self, payload: bytes, algorithm: str) -> None:
+        self._payload, self._algorithm, self._text, self._made = payload, algorithm, "", Lock()
         self._made.acquire()
 
     def make(self) -> None:
-        self._text, self._payload = _sha256(self._payload), b""
+        self._text, self._payload = content_digest(self._payload, self._algorithm), b""
         self._made.release()
 
     def wait(self) -> str:
@@ -59,7 +68,3 @@ class _Digest:
             with self._made:
                 pass
         return self._text
-
-
-def _sha256(payload: bytes) -> str:
-    return hashlib.sha256(payload).hexdigest()

@@ -17,6 +17,7 @@ from anabranch.compress.registry import MASKING, simulated_stages
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.ranges import BUILT, ELASTIC, OVERLAP, OWN
 from anabranch.core.config.tables import Config
+from anabranch.core.content import check_algorithm
 from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
 from anabranch.core.engine.engine import Engine
@@ -180,6 +181,7 @@ def open_simulation(
     it is made, or read where the run goes on.
     """
     _need_budget(config)
+    check_algorithm(config.run.payload_digest)
     if out is not None and not resume:
         need_free(out)
     _check_start(config, start)
@@ -262,7 +264,7 @@ class Simulation:
     ) -> None:
         self._config, self._problem = config, problem
         self._journal, self._recorder, self._checkpoint = journal, recorder, checkpoint
-        self.executor, self.hasher = executor, Hasher()
+        self.executor, self.hasher = executor, Hasher.of(config)
         self.elastic = ElasticTrainings(problem)
         self.clock, self.frozen = VirtualClock(), problem.frozen
         blueprint = Blueprint.of(config, problem.spec, key=noise_key, masks=True, shelf=ScratchShelf())

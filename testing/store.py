@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from anabranch.core import events as ev
+from anabranch.core.config.extras import how_to_install
+from anabranch.core.content import ALGORITHMS, SHA256, content_digest, usable
 from anabranch.core.effects import Decided, Effect, Granted, Published
-from anabranch.core.errors import ManifestMismatch, StoreCorrupt, StoreError
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch, StoreCorrupt, StoreError
 from anabranch.core.journal import Record, line, to_record
 from anabranch.core.model.updates import (
     Ask,
@@ -41,9 +43,16 @@ def asked(task: str, client: str = "c1") -> Entry:
     return Entry(to_record(ev.TaskAsked(2.0, Ask(client, task))))
 
 
-def update(number: int, data: bytes = b"", task: str = "", flaw: str = "", now: float = 3.0) -> Entry:
+def update(
+    number: int,
+    data: bytes = b"",
+    task: str = "",
+    flaw: str = "",
+    now: float = 3.0,
+    algorithm: str = SHA256,
+) -> Entry:
     data = data or f"payload {number}".encode()
-    payload = ev.Payload(hashlib.sha256(data).hexdigest(), len(data))
+    payload = ev.Payload(content_digest(data, algorithm), len(data))
     made = Update(f"u{number}", task or f"t{number}", "c1", 0, 5, np.empty(0, np.float32))
     return Entry(to_record(ev.UpdateArrived(now, made, payload, flaw)), data)
 
@@ -71,12 +80,13 @@ def published(version: int, *numbers: int) -> Published:
     return Published(version, np.zeros(4, np.float32), tuple(f"u{n}" for n in numbers))
 
 
-def upload(store: Store, data: bytes, update_id: str) -> str:
-    sha256 = hashlib.sha256(data).hexdigest()
-    store.blobs.write(update_id, 0, data)
-    assert bytes(store.blobs.seal(update_id, sha256)) == data
-    store.blobs.adopt(update_id, sha256)
-    return sha256
+def upload(store: Store, data: bytes, update_id: str, algorithm: str = SHA256) -> str:
+    digest, half = content_digest(data, algorithm), len(data) // 2
+    store.blobs.write(update_id, 0, data[:half], algorithm)
+    store.blobs.write(update_id, half, data[half:], algorithm)
+    assert bytes(store.blobs.seal(update_id, digest)) == data
+    store.blobs.adopt(update_id, digest)
+    return digest
 
 
 def snapshot(version: int) -> Snapshot:
@@ -217,6 +227,29 @@ class StoreConformance:
         for entry, data in zip(entries, (b"payload 1", large, b"\0"), strict=True):
             assert bytes(store.payload(reference(entry))) == data
         assert store.problems() == []
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_payloads_have_the_digest_that_they_came_with(
+        self, reopen: Callable[[], Store], algorithm: str
+    ) -> None:
+        if not usable(algorithm):
+            pytest.skip(f"{algorithm} is not installed: {how_to_install(algorithm)}")
+        store, large = reopen(), bytes(range(256)) * 40
+        store.start(INFO)
+        digest = upload(store, large, "u2", algorithm)
+        small, middle = (update(n, b"%d" % n * n, algorithm=algorithm) for n in (1, 100_000))
+        store.append([small, replace(update(2, large, algorithm=algorithm), inline=None), middle])
+        store.blobs.write("u3", 0, large, algorithm)
+        with pytest.raises(InvalidUpdate, match="send them again"):
+            store.blobs.seal("u3", content_digest(large[1:], algorithm))
+        store.close()
+        again = reopen()
+        again.start(INFO)
+        assert bytes(again.payload(ev.Payload(digest, len(large)))) == large
+        for entry in (small, middle):
+            assert bytes(again.payload(reference(entry))) == entry.inline
+        assert again.problems() == []
+        again.close()
 
     def test_a_large_update_needs_its_blob(self, store: Store) -> None:
         with pytest.raises(StoreError, match="adopt it first"):

@@ -13,6 +13,8 @@ from anabranch.client.messages import NoticeKind
 from anabranch.client.transport import Transport
 from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
+from anabranch.core.config.extras import how_to_install
+from anabranch.core.content import BLAKE3, SHA256, usable
 from anabranch.core.effects import Refused
 from anabranch.core.errors import IdTaken, InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
 from anabranch.core.model.params import ParamSpec
@@ -118,6 +120,20 @@ class TransportConformance:
             transport.push(result_of(task, spec, "u-1", value=2.0))
         assert transport.query_upload("u-1").answer == replace(answer, duplicate=True)
         assert transport.fetch(spec.layout_hash).version == 1
+
+    def test_a_digest_that_is_not_offered_is_refused_unless_the_update_is_known(
+        self, connect: Connect
+    ) -> None:
+        if not usable(BLAKE3):
+            pytest.skip(f"{BLAKE3} is not installed: {how_to_install(BLAKE3)}")
+        transport, spec = enrolled(connect)
+        entry = result_of(granted(transport, spec, "t-1"), spec, "u-1", algorithm=BLAKE3)
+        with pytest.raises(InvalidUpdate, match="named by blake3, which this run does not offer"):
+            transport.push(entry)
+        assert transport.query_upload("u-1").answer is None
+        assert transport.push(replace(entry, algorithm=SHA256)).version == 1
+        with pytest.raises(IdTaken, match="by its sha256 digest, which a resend repeats"):
+            transport.push(entry)
 
     def test_the_next_task_starts_from_what_the_update_made(self, connect: Connect) -> None:
         transport, spec = enrolled(connect)

@@ -11,6 +11,7 @@ EXTRAS: dict[str, str] = {
     "grpc_reflection": "server",
     "cryptography.hazmat.primitives.hpke": "secagg",  # releases that the base install takes lack it
     "psycopg": "postgresql",
+    "blake3": "blake3",
     "sklearn": "workloads",
     "flwr": "flower",
     "ray": "ray",

@@ -40,6 +40,7 @@ from anabranch.core.config.ray import RayTable
 from anabranch.core.config.secagg import SecaggTable
 from anabranch.core.config.secrets import SECRET, masked
 from anabranch.core.config.toml import toml_text
+from anabranch.core.content import SHA256
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT, Limits
@@ -61,7 +62,8 @@ class RunTable:
     ends with the first measurement that is as good. `trackers` are told of the run as it goes on. `initial`:
     version 0 is `sent` to devices, or `built` by each of them from the App and the seed (`host/first.py`).
     `frozen`: what is frozen of the model is `served` to devices that have not got it, or `local`: every
-    device builds it, or is refused.
+    device builds it, or is refused. `payload_digest`: what devices that can are to name their updates by
+    (`core/content.py`); the others go on with SHA-256.
     """
 
     name: str = "run"
@@ -84,6 +86,7 @@ class RunTable:
     trackers: list[str] = field(default_factory=list, metadata=LATER_KEY)
     initial: str = field(default="sent", metadata=LATER_KEY)
     frozen: str = field(default=SERVED, metadata=LATER_KEY)
+    payload_digest: str = field(default=SHA256, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

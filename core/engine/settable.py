@@ -49,6 +49,7 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "run.mode": JUDGED,
     "run.keep_payloads": REPORTED,
     "run.trackers": PROCESS,
+    "run.payload_digest": JOINING,
     "run": SIMULATED,
     "fleet": JOINING,
     "ray": SIMULATED,

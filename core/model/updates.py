@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.core.content import kind_of
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -190,7 +191,8 @@ class Decision:
 class Receipt:
     """What the server remembers of an update for ever: resending gets the same answer.
 
-    `sha256` (hex) is of its payload. It and `client_id` are empty in receipts of before they were kept.
+    `sha256` is its payload's digest: see `events.Payload`. It and `client_id` are empty in receipts of
+    before they were kept.
     """
 
     update_id: str
@@ -204,7 +206,9 @@ class Receipt:
         """Why an update of the same id is another one, or nothing. What is empty is not compared."""
         known = (self.client_id, self.task_id, self.sha256)
         given = (client_id, task_id, sha256)
-        named = ("of another client", "of another task", "with other bytes")
+        named = ["of another client", "of another task", "with other bytes"]
+        if self.sha256 and sha256 and kind_of(self.sha256) != kind_of(sha256):
+            named[-1] = f"by its {kind_of(self.sha256)} digest, which a resend repeats"
         other = [n for n, k, g in zip(named, known, given, strict=True) if k and g and k != g]
         if not other:
             return ""

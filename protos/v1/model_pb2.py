@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61nabranch/protos/v1/model.proto\x12\x0c\x61nabranch.v1\"\x88\x01\n\x08\x45ncoding\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12:\n\nparameters\x18\x02 \x03(\x0b\x32&.anabranch.v1.Encoding.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"{\n\x04Part\x12\x0f\n\x07part_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12(\n\x08\x65ncoding\x18\x05 \x01(\x0b\x32\x16.anabranch.v1.Encoding\"M\n\x0bSubmodelMap\x12\x0e\n\x06starts\x18\x01 \x03(\x04\x12\x0f\n\x07lengths\x18\x02 \x03(\x04\x12\x0c\n\x04kept\x18\x03 \x03(\x0c\x12\x0f\n\x07tensors\x18\x04 \x01(\x0c\"D\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x66rozen\x18\x04 \x01(\x08\"H\n\nUnitMember\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\x0c\n\x04\x61xis\x18\x02 \x01(\r\x12\r\n\x05outer\x18\x03 \x01(\r\x12\r\n\x05inner\x18\x04 \x01(\r\"R\n\tUnitGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.anabranch.v1.UnitMember\"*\n\nModelStage\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0c\n\x04head\x18\x02 \x03(\t\"\xbc\x01\n\x08Manifest\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.anabranch.v1.Tensor\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\'\n\x06groups\x18\x03 \x03(\x0b\x32\x17.anabranch.v1.UnitGroup\x12\x0f\n\x07\x62uffers\x18\x04 \x03(\t\x12\x15\n\rfrozen_sha256\x18\x05 \x01(\x0c\x12(\n\x06stages\x18\x06 \x03(\x0b\x32\x18.anabranch.v1.ModelStage\"\x92\x01\n\tLocalPlan\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\r\n\x05steps\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x15\n\rlearning_rate\x18\x04 \x01(\x01\x12\x10\n\x08momentum\x18\x05 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x13\n\x0bproximal_mu\x18\x07 \x01(\x01\"3\n\x0bRetryWindow\x12\x12\n\nearliest_s\x18\x01 \x01(\x01\x12\x10\n\x08latest_s\x18\x02 \x01(\x01\"n\n\x08\x44\x65\x63ision\x12\x0f\n\x07verdict\x18\x01 \x01(\t\x12\x11\n\tstaleness\x18\x02 \x01(\x04\x12\x13\n\x06weight\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\tB\t\n\x07_weight\"G\n\tKeeperKey\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"G\n\x07Masking\x12\x12\n\nterms_json\x18\x01 \x01(\t\x12(\n\x07keepers\x18\x02 \x03(\x0b\x32\x17.anabranch.v1.KeeperKey\"#\n\x04Seal\x12\x0e\n\x06keeper\x18\x01 \x01(\x0c\x12\x0b\n\x03\x62ox\x18\x02 \x01(\x0c*W\n\x08\x42\x61seKind\x12\x19\n\x15\x42\x41SE_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x42\x41SE_KIND_VERSION\x10\x01\"\x04\x08\x02\x10\x02*\x13\x42\x41SE_KIND_DELTA_LOGb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61nabranch/protos/v1/model.proto\x12\x0c\x61nabranch.v1\"\x88\x01\n\x08\x45ncoding\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12:\n\nparameters\x18\x02 \x03(\x0b\x32&.anabranch.v1.Encoding.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8b\x01\n\x04Part\x12\x0f\n\x07part_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12(\n\x08\x65ncoding\x18\x05 \x01(\x0b\x32\x16.anabranch.v1.Encoding\x12\x0e\n\x06\x62lake3\x18\x06 \x01(\x0c\"M\n\x0bSubmodelMap\x12\x0e\n\x06starts\x18\x01 \x03(\x04\x12\x0f\n\x07lengths\x18\x02 \x03(\x04\x12\x0c\n\x04kept\x18\x03 \x03(\x0c\x12\x0f\n\x07tensors\x18\x04 \x01(\x0c\"D\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x66rozen\x18\x04 \x01(\x08\"H\n\nUnitMember\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\x0c\n\x04\x61xis\x18\x02 \x01(\r\x12\r\n\x05outer\x18\x03 \x01(\r\x12\r\n\x05inner\x18\x04 \x01(\r\"R\n\tUnitGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.anabranch.v1.UnitMember\"*\n\nModelStage\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0c\n\x04head\x18\x02 \x03(\t\"\xbc\x01\n\x08Manifest\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.anabranch.v1.Tensor\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\'\n\x06groups\x18\x03 \x03(\x0b\x32\x17.anabranch.v1.UnitGroup\x12\x0f\n\x07\x62uffers\x18\x04 \x03(\t\x12\x15\n\rfrozen_sha256\x18\x05 \x01(\x0c\x12(\n\x06stages\x18\x06 \x03(\x0b\x32\x18.anabranch.v1.ModelStage\"\x92\x01\n\tLocalPlan\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\r\n\x05steps\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x15\n\rlearning_rate\x18\x04 \x01(\x01\x12\x10\n\x08momentum\x18\x05 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x13\n\x0bproximal_mu\x18\x07 \x01(\x01\"3\n\x0bRetryWindow\x12\x12\n\nearliest_s\x18\x01 \x01(\x01\x12\x10\n\x08latest_s\x18\x02 \x01(\x01\"n\n\x08\x44\x65\x63ision\x12\x0f\n\x07verdict\x18\x01 \x01(\t\x12\x11\n\tstaleness\x18\x02 \x01(\x04\x12\x13\n\x06weight\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\tB\t\n\x07_weight\"G\n\tKeeperKey\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"G\n\x07Masking\x12\x12\n\nterms_json\x18\x01 \x01(\t\x12(\n\x07keepers\x18\x02 \x03(\x0b\x32\x17.anabranch.v1.KeeperKey\"#\n\x04Seal\x12\x0e\n\x06keeper\x18\x01 \x01(\x0c\x12\x0b\n\x03\x62ox\x18\x02 \x01(\x0c*W\n\x08\x42\x61seKind\x12\x19\n\x15\x42\x41SE_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x42\x41SE_KIND_VERSION\x10\x01\"\x04\x08\x02\x10\x02*\x13\x42\x41SE_KIND_DELTA_LOGb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +33,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENCODING_PARAMETERSENTRY']._loaded_options = None
   _globals['_ENCODING_PARAMETERSENTRY']._serialized_options = b'8\001'
-  _globals['_BASEKIND']._serialized_start=1352
-  _globals['_BASEKIND']._serialized_end=1439
+  _globals['_BASEKIND']._serialized_start=1369
+  _globals['_BASEKIND']._serialized_end=1456
   _globals['_ENCODING']._serialized_start=50
   _globals['_ENCODING']._serialized_end=186
   _globals['_ENCODING_PARAMETERSENTRY']._serialized_start=137
   _globals['_ENCODING_PARAMETERSENTRY']._serialized_end=186
-  _globals['_PART']._serialized_start=188
-  _globals['_PART']._serialized_end=311
-  _globals['_SUBMODELMAP']._serialized_start=313
-  _globals['_SUBMODELMAP']._serialized_end=390
-  _globals['_TENSOR']._serialized_start=392
-  _globals['_TENSOR']._serialized_end=460
-  _globals['_UNITMEMBER']._serialized_start=462
-  _globals['_UNITMEMBER']._serialized_end=534
-  _globals['_UNITGROUP']._serialized_start=536
-  _globals['_UNITGROUP']._serialized_end=618
-  _globals['_MODELSTAGE']._serialized_start=620
-  _globals['_MODELSTAGE']._serialized_end=662
-  _globals['_MANIFEST']._serialized_start=665
-  _globals['_MANIFEST']._serialized_end=853
-  _globals['_LOCALPLAN']._serialized_start=856
-  _globals['_LOCALPLAN']._serialized_end=1002
-  _globals['_RETRYWINDOW']._serialized_start=1004
-  _globals['_RETRYWINDOW']._serialized_end=1055
-  _globals['_DECISION']._serialized_start=1057
-  _globals['_DECISION']._serialized_end=1167
-  _globals['_KEEPERKEY']._serialized_start=1169
-  _globals['_KEEPERKEY']._serialized_end=1240
-  _globals['_MASKING']._serialized_start=1242
-  _globals['_MASKING']._serialized_end=1313
-  _globals['_SEAL']._serialized_start=1315
-  _globals['_SEAL']._serialized_end=1350
+  _globals['_PART']._serialized_start=189
+  _globals['_PART']._serialized_end=328
+  _globals['_SUBMODELMAP']._serialized_start=330
+  _globals['_SUBMODELMAP']._serialized_end=407
+  _globals['_TENSOR']._serialized_start=409
+  _globals['_TENSOR']._serialized_end=477
+  _globals['_UNITMEMBER']._serialized_start=479
+  _globals['_UNITMEMBER']._serialized_end=551
+  _globals['_UNITGROUP']._serialized_start=553
+  _globals['_UNITGROUP']._serialized_end=635
+  _globals['_MODELSTAGE']._serialized_start=637
+  _globals['_MODELSTAGE']._serialized_end=679
+  _globals['_MANIFEST']._serialized_start=682
+  _globals['_MANIFEST']._serialized_end=870
+  _globals['_LOCALPLAN']._serialized_start=873
+  _globals['_LOCALPLAN']._serialized_end=1019
+  _globals['_RETRYWINDOW']._serialized_start=1021
+  _globals['_RETRYWINDOW']._serialized_end=1072
+  _globals['_DECISION']._serialized_start=1074
+  _globals['_DECISION']._serialized_end=1184
+  _globals['_KEEPERKEY']._serialized_start=1186
+  _globals['_KEEPERKEY']._serialized_end=1257
+  _globals['_MASKING']._serialized_start=1259
+  _globals['_MASKING']._serialized_end=1330
+  _globals['_SEAL']._serialized_start=1332
+  _globals['_SEAL']._serialized_end=1367
 # @@protoc_insertion_point(module_scope)

@@ -93,10 +93,13 @@ class Part(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     ENCODING_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
     part_id: _builtins.int
     base_version: _builtins.int
     size_bytes: _builtins.int
     sha256: _builtins.bytes
+    blake3: _builtins.bytes
+    """In the place of sha256, in an update of a run whose server offers it: docs/protocol.md, "Digests of updates"."""
     @_builtins.property
     def encoding(self) -> Global___Encoding: ...
     def __init__(
@@ -107,10 +110,11 @@ class Part(_message.Message):
         size_bytes: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
         encoding: Global___Encoding | None = ...,
+        blake3: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "encoding", b"encoding", "part_id", b"part_id", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "blake3", b"blake3", "encoding", b"encoding", "part_id", b"part_id", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,7 @@
 
     FOLDER/<run id>/<first>-<last>.zip   so many events
         events.jsonl                     a line of each: its number, its record, what was decided of an update
-        payloads/<sha256>                the updates' payloads, as they came
+        payloads/<digest>                the updates' payloads, as they came
 
 A file is durable before what it has goes from the log, and is never changed. Events are compressed, payloads
 have been by their codecs; each has a check sum, a payload a digest besides. That the events are those of

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 
+from anabranch.core.content import digest_like
 from anabranch.core.errors import DataError, StoreCorrupt
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
@@ -54,7 +54,7 @@ class ArchivedStore(SqlStore):
             return super().payload(reference)
         except StoreCorrupt:
             data = self._archived.payload(reference.sha256)
-            if data is None or hashlib.sha256(data).hexdigest() != reference.sha256:
+            if data is None or digest_like(data, reference.sha256) != reference.sha256:
                 raise
             return data
 

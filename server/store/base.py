@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from anabranch.core.content import SHA256
 from anabranch.core.effects import Effect
 from anabranch.core.errors import StoreError, StoreLocked
 from anabranch.core.events import Payload
@@ -136,14 +137,15 @@ class Blobs(Protocol):
         """Bytes of an upload that are here and durable: where to go on."""
         ...
 
-    def write(self, update_id: str, offset: int, chunk: bytes | memoryview) -> int:
+    def write(self, update_id: str, offset: int, chunk: bytes | memoryview, algorithm: str = SHA256) -> int:
         """Put a chunk at `offset`, dropping what lies after it; returns the bytes received.
 
-        Raises `InvalidUpdate` if it would leave a gap, `StoreFull`.
+        `algorithm`: of the digest that `seal` will be given, which may grow with the chunks. Raises
+        `InvalidUpdate` if it would leave a gap, `StoreFull`.
         """
         ...
 
-    def seal(self, update_id: str, sha256: str) -> bytes | memoryview:
+    def seal(self, update_id: str, digest: str) -> bytes | memoryview:
         """The bytes of a whole upload, without a copy, fixed from now on: decode and check them.
 
         Then `adopt` them, or keep them elsewhere (inline) and `discard`. May be repeated. Raises
@@ -151,7 +153,7 @@ class Blobs(Protocol):
         """
         ...
 
-    def adopt(self, update_id: str, sha256: str) -> None:
+    def adopt(self, update_id: str, digest: str) -> None:
         """Make a sealed upload a durable blob: before its entry is appended. May be repeated."""
         ...
 

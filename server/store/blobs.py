@@ -3,7 +3,7 @@
     spool/<name>.part    an upload on its way; it grows in place
     spool/<name>.whole   a complete one, its digest checked; never written again
     spool/*.tmp          one of the above, in the hands of the call that renamed it
-    blobs/ab/<sha256>    a payload, named by its content
+    blobs/ab/<digest>    a payload, named by its content; ab: the first digits (`core/content.py`)
 
 The name of an upload is made of ids, with a + between (`server/spool.py`).
 
@@ -19,7 +19,6 @@ in a short while ago. What is left of uploads goes with its task (`server/upload
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -29,10 +28,17 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from anabranch.core.clock import Seconds
-from anabranch.core.errors import InvalidUpdate, StoreCorrupt, TooLarge
+from anabranch.core.content import (
+    SHA256,
+    ContentHash,
+    algorithm_of,
+    check_content,
+    digest_like,
+    digits,
+)
+from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, TooLarge
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from anabranch.core.model.mapped import MappedFile
 from anabranch.server.failpoints import reach
@@ -58,7 +64,6 @@ PART_AGE_S = 24 * 3600.0  # a device may stay away this long before it starts it
 BETWEEN, IDS_MAX = "+", 3  # of the name of an upload: what is in no id stands between its ids
 PART, WHOLE = ".part", ".whole"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def check_id(update_id: str, limits: Limits) -> None:
@@ -79,26 +84,28 @@ def check_name(name: str, limits: Limits) -> None:
         check_id(one, limits)
 
 
-def check_digest(sha256: str) -> None:
-    """Raises `InvalidUpdate` unless it is a SHA-256 in lower-case hex."""
-    if not _DIGEST.fullmatch(sha256):
-        raise InvalidUpdate(f"sha256 {sha256[:80]!r} is not 64 lower-case hexadecimal digits")
+def check_digest(digest: str) -> None:
+    """Raises `InvalidUpdate` unless it is a digest of a content, and so fit to be a file's name."""
+    try:
+        algorithm_of(digest)
+    except ConfigError as error:
+        raise InvalidUpdate(str(error)) from error
 
 
-def check_bytes(update_id: str, data: bytes | memoryview, sha256: str, known: str = "") -> None:
+def check_bytes(update_id: str, data: bytes | memoryview, digest: str, known: str = "") -> None:
     """Raises `InvalidUpdate` if the digest of the bytes is another; `known`: where it was made already."""
-    if (found := known or hashlib.sha256(data).hexdigest()) != sha256:
+    if (found := known or digest_like(data, digest)) != digest:
         raise InvalidUpdate(
-            f"update {update_id!r}: {len(data)} bytes have the SHA-256 {found}, not {sha256}: send them again"
+            f"update {update_id!r}: {len(data)} bytes have the digest {found}, not {digest}: send them again"
         )
 
 
 @dataclass
 class _PartDigest:
-    """Of the first `size_bytes` of a part; `sha256` is None while, or where, it is not known."""
+    """Of the first `size_bytes` of a part; `hash` is None while, or where, it is not known."""
 
     size_bytes: int
-    sha256: Any = None
+    hash: ContentHash | None = None
 
 
 class BlobStore:
@@ -137,10 +144,11 @@ class BlobStore:
                     return path.stat().st_size
         return 0
 
-    def write(self, update_id: str, offset: int, chunk: bytes | memoryview) -> int:
+    def write(self, update_id: str, offset: int, chunk: bytes | memoryview, algorithm: str = SHA256) -> int:
         """Put a chunk at `offset`, dropping what lies after it; returns the bytes received.
 
-        Raises `InvalidUpdate` if it would leave a gap, `TooLarge`, `StoreFull`.
+        `algorithm`: of the digest that `seal` will be given; one of another is made there. Raises
+        `InvalidUpdate` if it would leave a gap, `TooLarge`, `StoreFull`.
         """
         path, end = self._part(update_id), offset + len(chunk)
         if end > self.limits.payload_bytes_max:
@@ -151,7 +159,7 @@ class BlobStore:
             self._digests[update_id] = mine
         # Before the bytes are written: the kernel takes five times as long to copy them out of another
         # processor's cache as out of this one's, where a digest brings them.
-        sha256 = _gone_on(before, offset, chunk)
+        made = _gone_on(before, offset, chunk, algorithm)
         with disk_errors(f"spooling upload {update_id}"):
             with self._lock:
                 alone = self._digests.pop(update_id, None) is mine
@@ -163,7 +171,7 @@ class BlobStore:
                 except BaseException:
                     os.close(descriptor)
                     raise
-                self._digests[update_id] = _PartDigest(end, sha256 if alone else None)
+                self._digests[update_id] = _PartDigest(end, made if alone else None)
             try:
                 if offset // SYNC_BYTES != end // SYNC_BYTES:
                     begin_write_out(descriptor)
@@ -172,9 +180,9 @@ class BlobStore:
         reach("chunk_written")
         return end
 
-    def seal(self, update_id: str, sha256: str) -> memoryview:
+    def seal(self, update_id: str, digest: str) -> memoryview:
         """The bytes of a whole upload, mapped, its digest checked. Raises `InvalidUpdate`."""
-        check_digest(sha256)
+        check_digest(digest)
         part, whole = self._part(update_id), self._whole(update_id)
         with disk_errors(f"sealing upload {update_id}"):
             with self._lock:
@@ -183,47 +191,47 @@ class BlobStore:
                 known = self._digests.pop(update_id, None)
             data = _map(taken)
             try:
-                check_bytes(update_id, data, sha256, _found(known, data))
+                check_bytes(update_id, data, digest, _found(known, data, digest))
             except InvalidUpdate:
                 taken.unlink()
                 raise
             with self._lock:
                 taken.rename(whole)
-                self._sealed[update_id] = sha256
+                self._sealed[update_id] = digest
         reach("payload_sealed")
         return data
 
-    def adopt(self, update_id: str, sha256: str) -> None:
+    def adopt(self, update_id: str, digest: str) -> None:
         """Make a sealed upload a durable blob: before its entry is appended. May be repeated."""
-        check_digest(sha256)
+        check_digest(digest)
         whole = self._whole(update_id)
-        with disk_errors(f"storing payload {sha256}"):
+        with disk_errors(f"storing payload {digest}"):
             with self._lock:
-                self._note_adopted(sha256)
+                self._note_adopted(digest)
                 taken = None
-                if self._sealed.get(update_id) == sha256:
+                if self._sealed.get(update_id) == digest:
                     del self._sealed[update_id]
                     taken = self._take(whole)
             if taken is None:
-                if self.exists(sha256):
+                if self.exists(digest):
                     return
                 raise InvalidUpdate(f"update {update_id!r} is not sealed: send it from byte 0")
-            self._keep(taken, sha256)
+            self._keep(taken, digest)
         reach("payload_durable")
 
-    def _note_adopted(self, sha256: str) -> None:
+    def _note_adopted(self, digest: str) -> None:
         now = self._monotonic()
-        self._adopted.pop(sha256, None)
-        self._adopted[sha256] = now
+        self._adopted.pop(digest, None)
+        self._adopted[digest] = now
         while now - next(iter(self._adopted.values())) >= ADOPTED_S:
             del self._adopted[next(iter(self._adopted))]
 
-    def _is_on_its_way(self, sha256: str) -> bool:
+    def _is_on_its_way(self, digest: str) -> bool:
         """Whether an entry that names this blob may not have been appended yet."""
-        return self._monotonic() - self._adopted.get(sha256, -math.inf) < ADOPTED_S
+        return self._monotonic() - self._adopted.get(digest, -math.inf) < ADOPTED_S
 
-    def _keep(self, taken: Path, sha256: str) -> None:
-        blob = self.path(sha256)
+    def _keep(self, taken: Path, digest: str) -> None:
+        blob = self.path(digest)
         with self._lock:  # so that the folder's name is durable for whoever finds it there
             make_folder(blob.parent)
         sync_file(taken)
@@ -288,23 +296,23 @@ class BlobStore:
 
     # --- blobs -------------------------------------------------------------------------------
 
-    def path(self, sha256: str) -> Path:
+    def path(self, digest: str) -> Path:
         """Where the blob of this digest lies, or would lie."""
-        check_digest(sha256)
-        return self._blobs / sha256[:2] / sha256
+        check_digest(digest)
+        return self._blobs / digits(digest)[:2] / digest
 
-    def exists(self, sha256: str) -> bool:
+    def exists(self, digest: str) -> bool:
         """Whether a blob is here."""
-        return self.path(sha256).exists()
+        return self.path(digest).exists()
 
-    def read(self, sha256: str) -> memoryview:
-        """The bytes of a blob, mapped, its digest checked. Raises `StoreCorrupt`."""
+    def read(self, digest: str) -> memoryview:
+        """The bytes of a blob, mapped, its digest checked. Raises as `check_content` does."""
+        algorithm_of(digest)  # a log of a later release may have others
         try:
-            data = _map(self.path(sha256))
+            data = _map(self.path(digest))
         except OSError as error:
-            raise StoreCorrupt(f"payload {sha256} cannot be read ({error}): restore a backup") from error
-        if (found := hashlib.sha256(data).hexdigest()) != sha256:
-            raise StoreCorrupt(f"payload {sha256} has the SHA-256 {found}: restore it from a backup")
+            raise StoreCorrupt(f"payload {digest} cannot be read ({error}): restore a backup") from error
+        check_content(data, digest)
         return data
 
     def collect_garbage(self, referenced: set[str]) -> list[str]:
@@ -315,7 +323,7 @@ class BlobStore:
     def remove(self, payloads: set[str]) -> set[str]:
         """Remove blobs that no entry names; returns those that it is too early for: one may be on its way."""
         with disk_errors("removing old payloads"):
-            here = [path for sha256 in payloads if (path := self.path(sha256)).exists()]
+            here = [path for digest in payloads if (path := self.path(digest)).exists()]
             return {path.name for path in here} - set(self._unlink(here))
 
     def _unlink(self, blobs: list[Path]) -> list[str]:
@@ -358,21 +366,23 @@ def _put(update_id: str, descriptor: int, offset: int, chunk: bytes | memoryview
         view, offset = view[written:], offset + written
 
 
-def _gone_on(before: _PartDigest | None, offset: int, chunk: bytes | memoryview) -> Any:
+def _gone_on(
+    before: _PartDigest | None, offset: int, chunk: bytes | memoryview, algorithm: str
+) -> ContentHash | None:
     """The digest behind a chunk, of the one before it; None where that is not known or ends elsewhere."""
-    sha256 = hashlib.sha256() if offset == 0 else None
+    made = ContentHash(algorithm) if offset == 0 else None
     if offset and before is not None and before.size_bytes == offset:
-        sha256 = before.sha256
-    if sha256 is not None:
-        sha256.update(chunk)
-    return sha256
+        made = before.hash
+    if made is not None:
+        made.update(chunk)
+    return made
 
 
-def _found(known: _PartDigest | None, data: memoryview) -> str:
-    """The digest of a whole part, in hex; nothing where it is not known."""
-    if known is None or known.sha256 is None or known.size_bytes != len(data):
+def _found(known: _PartDigest | None, data: memoryview, digest: str) -> str:
+    """The digest of a whole part, by the algorithm of `digest`; nothing where it is not known."""
+    if known is None or known.hash is None or known.size_bytes != len(data):
         return ""
-    return str(known.sha256.hexdigest())
+    return known.hash.text() if known.hash.algorithm == algorithm_of(digest) else ""
 
 
 def _map(path: Path) -> memoryview:

@@ -6,7 +6,6 @@ the same one twice is harmless, so is one that nothing comes to name. What decid
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Select, delete, exists, select
 
+from anabranch.core.content import SHA256, ContentHash, algorithm_of
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import MIB, Limits
 from anabranch.server.store.blobs import BlobStore, check_digest
@@ -50,18 +50,18 @@ class Chunks:
 
     def parts(self, sha256: str) -> Iterator[bytes]:
         """The pieces of a file, in order. Raises `StoreCorrupt` if they are missing or damaged."""
-        sha, number = hashlib.sha256(), 0
+        made, number = ContentHash(algorithm_of(sha256) if self._kind == PAYLOAD else SHA256), 0
         with self._database.aside() as connection:
             data: bytes | None
             while data := connection.scalar(self._of(sha256, number)):
-                sha.update(data)
+                made.update(data)
                 yield data
                 number += 1
             here = number or connection.scalar(self._of(sha256, 0)) is not None
         if not here:
             raise StoreCorrupt(f"{self._kind} {sha256} cannot be read, it is not there: restore a backup")
-        if (found := sha.hexdigest()) != sha256:
-            raise StoreCorrupt(f"{self._kind} {sha256} has the SHA-256 {found}: restore it from a backup")
+        if (found := made.text()) != sha256:
+            raise StoreCorrupt(f"{self._kind} {sha256} has the digest {found}: restore it from a backup")
 
     def _of(self, sha256: str, number: int = 0) -> Select[Any]:
         c = chunks.c

@@ -13,6 +13,7 @@ from itertools import islice, takewhile
 import numpy as np
 from safetensors.numpy import load, save
 
+from anabranch.core.content import SHA256, check_content
 from anabranch.core.effects import Decided, Published
 from anabranch.core.engine.shelf import rows_named
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
@@ -53,8 +54,9 @@ class MemoryBlobs:
         check_name(update_id, self.limits)
         return len(self._parts.get(update_id, b""))
 
-    def write(self, update_id: str, offset: int, chunk: bytes | memoryview) -> int:
+    def write(self, update_id: str, offset: int, chunk: bytes | memoryview, algorithm: str = SHA256) -> int:
         """Put a chunk at `offset`, dropping what lies after it. Raises `InvalidUpdate`, `TooLarge`."""
+        del algorithm  # what is in memory is read once, at its end
         check_name(update_id, self.limits)
         with self._lock:
             part = self._parts.setdefault(update_id, bytearray())
@@ -68,25 +70,25 @@ class MemoryBlobs:
             part[offset:] = chunk
             return len(part)
 
-    def seal(self, update_id: str, sha256: str) -> bytes:
+    def seal(self, update_id: str, digest: str) -> bytes:
         """The bytes of a whole upload, its digest checked. Raises `InvalidUpdate`."""
         check_name(update_id, self.limits)
-        check_digest(sha256)
+        check_digest(digest)
         with self._lock:
             if update_id not in self._parts:
                 raise InvalidUpdate(f"update {update_id!r} was not uploaded: send it from byte 0")
             data = bytes(self._parts[update_id])
         try:
-            check_bytes(update_id, data, sha256)
+            check_bytes(update_id, data, digest)
         except InvalidUpdate:
             self.discard(update_id)
             raise
         return data
 
-    def adopt(self, update_id: str, sha256: str) -> None:
+    def adopt(self, update_id: str, digest: str) -> None:
         """Keep a sealed upload as a payload. Raises `InvalidUpdate`."""
-        if sha256 not in self.payloads:
-            self.payloads[sha256] = self.seal(update_id, sha256)
+        if digest not in self.payloads:
+            self.payloads[digest] = self.seal(update_id, digest)
         self.discard(update_id)
 
     def discard(self, update_id: str) -> None:
@@ -281,8 +283,7 @@ class MemoryStore:
         data = self.blobs.payloads.get(reference.sha256)
         if data is None:
             raise StoreCorrupt(f"payload {reference.sha256} is missing")
-        if (found := hashlib.sha256(data).hexdigest()) != reference.sha256:
-            raise StoreCorrupt(f"payload {reference.sha256} has the SHA-256 {found}")
+        check_content(data, reference.sha256)
         return data
 
     def receipt(self, update_id: str) -> Receipt | None:

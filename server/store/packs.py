@@ -6,13 +6,13 @@ Nothing is written into packs any more: `packs/<number>.pack` are of older relea
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anabranch.core.content import check_content
 from anabranch.core.errors import StoreCorrupt
 from anabranch.server.store.files import disk_errors, open_file, sync_folder
 
@@ -42,7 +42,7 @@ class Packs:
         """The highest number of a file, 0 where there is none."""
         return max((number for number, _ in self._files()), default=0)
 
-    def read(self, place: PackPlace, size_bytes: int, sha256: str) -> bytes:
+    def read(self, place: PackPlace, size_bytes: int, digest: str) -> bytes:
         """The bytes of a payload, its digest checked. Raises `StoreCorrupt`."""
         try:
             descriptor = open_file(self._data_dir / self.path(place.pack), os.O_RDONLY)
@@ -51,9 +51,8 @@ class Packs:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise StoreCorrupt(f"payload {sha256} cannot be read ({error}): restore a backup") from error
-        if (found := hashlib.sha256(data).hexdigest()) != sha256:
-            raise StoreCorrupt(f"payload {sha256} has the SHA-256 {found}: restore it from a backup")
+            raise StoreCorrupt(f"payload {digest} cannot be read ({error}): restore a backup") from error
+        check_content(data, digest)
         return data
 
     def remove_before(self, first: int) -> None:
@@ -77,6 +76,5 @@ def read_payload(row: Any, packs: Packs) -> bytes:
     if row.payload is None:
         return packs.read(PackPlace(row.pack, row.pack_offset), row.size_bytes, row.sha256)
     data: bytes = row.payload
-    if (found := hashlib.sha256(data).hexdigest()) != row.sha256:
-        raise StoreCorrupt(f"payload {row.sha256} has the SHA-256 {found}: restore it from a backup")
+    check_content(data, row.sha256)
     return data

@@ -5,13 +5,13 @@ Whether the model is the fold of the log is for a replay to say, not for the sto
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Connection, Select, and_, exists, func, or_, select, text
 
+from anabranch.core.content import digest_like
 from anabranch.core.errors import StoreCorrupt
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.packs import Packs, read_payload
@@ -185,8 +185,8 @@ def _payload(row: Any, blobs: BlobStore, packs: Packs) -> Iterator[str]:
     except StoreCorrupt as error:
         yield f"update {row.update_id!r}: {error}"
         return
-    if len(data) != row.size_bytes or hashlib.sha256(data).hexdigest() != row.sha256:
-        yield f"update {row.update_id!r}: its payload does not have its size and SHA-256"
+    if len(data) != row.size_bytes or digest_like(data, row.sha256) != row.sha256:
+        yield f"update {row.update_id!r}: its payload does not have its size and digest"
 
 
 def _mask_sums(connection: Connection, packs: Packs, after: int) -> Iterator[str]:

@@ -284,7 +284,7 @@ def test_an_update_goes_out_whole_where_the_one_before_was_taken_quickly(
             taken.clear()
             if damaged:
                 broken = replace(entry, payload=bytes(len(entry.payload)))
-                object.__setattr__(broken, "sha256", entry.sha256)
+                object.__setattr__(broken, "digest", entry.digest)
                 with pytest.raises(InvalidUpdate):
                     transport.push(broken)
             else:

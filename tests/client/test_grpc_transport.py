@@ -171,7 +171,7 @@ def test_a_damaged_upload_is_refused_and_the_task_stays_open(receiving: Large) -
         task = receiving.task(transport)
         good = result_of(task, receiving.spec, "u-b", 0.0)
         bad = result_of(task, receiving.spec, "u-b", 0.0)
-        bad.__dict__["sha256"] = "00" * 32
+        bad.__dict__["digest"] = "00" * 32
         with pytest.raises(InvalidUpdate):
             transport.push(bad)
         assert transport.push(good).decision.verdict is Verdict.PUBLISHED

@@ -73,7 +73,7 @@ def test_payloads_are_kept_as_the_configuration_says(kept: bool) -> None:
     a = device(server)
     entry = result_of(asked(a, "t"), server.spec, "u")
     a.push(entry)
-    assert server.payloads == ({entry.sha256: entry.payload} if kept else {})
+    assert server.payloads == ({entry.digest: entry.payload} if kept else {})
 
 
 def test_an_operator_gives_orders(server: LocalServer) -> None:

@@ -9,11 +9,14 @@ import os
 from pathlib import Path
 
 import pytest
+from contents import named, package
 from hypothesis import given
 from hypothesis import strategies as st
 from power import disk
 
+from anabranch.client.disk import DeviceDisk
 from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
+from anabranch.core import content
 from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
@@ -60,6 +63,45 @@ def test_what_was_put_in_comes_out_again_in_another_process(tmp_path: Path) -> N
     assert found.submodel is not None
     assert found.submodel == submodel
     assert (found.base_version, found.examples, dict(found.metrics)) == (7, 30, {"loss": 0.1})
+
+
+def test_an_update_keeps_the_kind_of_digest_that_it_was_first_named_by(tmp_path: Path) -> None:
+    package()
+    box = Outbox(tmp_path)
+    for update_id, algorithm in (("u-1", "blake3"), ("u-2", "sha256")):
+        box.put(entry(update_id, algorithm=algorithm))
+        found = Outbox(tmp_path).load(update_id)
+        assert found.digest == named(bytes(found.payload), algorithm)
+        assert whole(found) == whole(entry(update_id, algorithm=algorithm))
+    path = tmp_path / "u-1.update"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(StoreCorrupt, match="payload is damaged"):
+        box.load("u-1")
+
+
+def test_a_result_that_is_renamed_is_so_on_the_disk_and_drops_no_other(tmp_path: Path) -> None:
+    package()
+    made = [entry(update_id, algorithm="blake3") for update_id in ("u-1", "u-2")]
+    bounds = OutboxBounds(entries_max=2)
+    for one in made:
+        Outbox(tmp_path / "outbox").put(one)
+    renamed = DeviceDisk(tmp_path, bounds).renamed(made[0])
+    again = DeviceDisk(tmp_path, bounds)
+    assert again.waiting() == ["u-1", "u-2"]
+    assert renamed.digest == again.load("u-1").digest == named(bytes(made[0].payload), "sha256")
+    assert again.load("u-2").algorithm == "blake3"
+
+
+def test_a_device_that_has_lost_the_package_stops_and_keeps_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package()
+    Outbox(tmp_path).put(entry(algorithm="blake3"))
+    with monkeypatch.context() as without:
+        without.setattr(content, "blake3", None)
+        with pytest.raises(ConfigError, match=r'pip install "anabranch\[blake3\]"'):
+            Outbox(tmp_path)
+    assert Outbox(tmp_path).pending() == ["u-1"]
 
 
 def test_a_removed_entry_is_gone_and_may_be_removed_again(tmp_path: Path) -> None:

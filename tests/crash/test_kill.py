@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from contents import package
 from crash import Outcome, run
 from server_process import Plan
 
@@ -39,6 +40,14 @@ def test_postgresql_keeps_its_promises(tmp_path: Path, postgresql_url: str) -> N
 def test_blobs_keep_their_promises(tmp_path: Path) -> None:
     plan = Plan(seed=3, kills=3, updates=150, inline_bytes_max=NOTHING_INLINE)
     check(run(tmp_path, plan), plan)
+
+
+def test_runs_of_mixed_digests_keep_their_promises(tmp_path: Path) -> None:
+    package()
+    plan = Plan(seed=11, kills=3, updates=150, inline_bytes_max=NOTHING_INLINE, blake3=True)
+    check(run(tmp_path, plan), plan)
+    blobs = [path.name for path in (tmp_path / "data" / "blobs").rglob("*") if path.is_file()]
+    assert {name.partition("-")[0] == "blake3" for name in blobs} == {True, False}
 
 
 def test_large_payloads_in_postgresql_keep_their_promises(tmp_path: Path, postgresql_url: str) -> None:

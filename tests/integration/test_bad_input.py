@@ -115,7 +115,7 @@ BAD_PUSHES: dict[str, tuple[str, str, str, Call]] = {
     "another digest": (
         "INVALID_ARGUMENT",
         "InvalidUpdate",
-        "SHA-256",
+        "another digest",
         lambda d, t, data: push(d, t, data, sha256=b"\1" * 32),
     ),
     "a short digest": (

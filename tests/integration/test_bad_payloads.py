@@ -134,7 +134,7 @@ BAD: dict[str, Bad] = {
     # The upload: its task stays open.
     "more than announced": refused("over its declared", size_bytes=len(GOOD) - 1),
     "less than announced": refused(f"ended after {len(GOOD)}", size_bytes=len(GOOD) + 1),
-    "another digest than announced": refused("SHA-256", sha256=bytes(32)),
+    "another digest than announced": refused("another digest", sha256=bytes(32)),
     # Heads.
     "nothing": flawed("in the middle", b""),
     "half a head": flawed("in the middle", GOOD[:9]),

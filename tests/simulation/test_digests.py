@@ -6,13 +6,16 @@ import dataclasses
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from contents import named, package
 from fleets import Broken, Ones, recorded
 from fleets import config as plain
 
+from anabranch.core import content
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, DataError, StoreCorrupt
 from anabranch.core.model.params import digest
@@ -53,6 +56,40 @@ def test_processes_give_the_serial_digests(strategy: str) -> None:
     serial, parallel = simulate(settings), simulate(settings, workers=2)
     assert digests(serial) == digests(parallel)
     assert serial.history == parallel.history
+
+
+def test_digests_of_payloads_change_the_journal_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package()
+    small = simulate(config(fleet=ROUGH, run={"payload_digest": "blake3"}))
+    monkeypatch.setattr(content, "BLAKE3_FROM_BYTES", 1)
+    plain = simulate(config(fleet=ROUGH))
+    settings = config(fleet=ROUGH, run={"payload_digest": "blake3"})
+    written, parallel = simulate(settings, tmp_path), simulate(settings, workers=2)
+    assert digests(written) == digests(parallel)
+    assert written.model_sha256 == plain.model_sha256
+    assert written.journal_sha256 != plain.journal_sha256
+    assert written.history == plain.history
+    assert small.model_sha256 == plain.model_sha256
+    assert len({run.journal_sha256 for run in (small, plain, written)}) == 3, "the setting is in the journal"
+    assert replay_run(tmp_path).matches
+    with zipfile.ZipFile(tmp_path / PAYLOADS) as payloads:
+        names = payloads.namelist()
+        assert names
+        assert all(name == named(payloads.read(name), "blake3") for name in names)
+
+
+def test_a_run_says_at_its_start_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package()
+    settings = config(run={"payload_digest": "blake3"})
+    simulate(settings, tmp_path)
+    monkeypatch.setattr(content, "blake3", None)
+    with pytest.raises(ConfigError, match=r'pip install "anabranch\[blake3\]"'):
+        simulate(settings)
+    with pytest.raises(ConfigError, match=r'pip install "anabranch\[blake3\]"'):
+        replay_run(tmp_path)
+    simulate(config())
 
 
 def test_processes_give_the_serial_digests_with_torch() -> None:

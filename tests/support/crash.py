@@ -61,7 +61,8 @@ def run(folder: Path, plan: Plan) -> Outcome:
     shares = [len(range(n, plan.updates, plan.writers)) for n in range(plan.writers)]
     kind = StreamWriter if plan.stream else Writer
     writers = [kind(n, share, server.address, spec, plan.seed) for n, share in enumerate(shares)]
-    for writer in writers:
+    for number, writer in enumerate(writers):
+        writer.blake3 = plan.blake3 and number % 2 == 1
         writer.start()
     try:
         if plan.failpoints:

@@ -1,19 +1,19 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [private] [averaged] [remembering] [standby] [unlogged] [unsynced] \
-        [NAME:N[:stop]] [LIMITS]
+        [broken] [compressed] [units] [private] [averaged] [remembering] [blake3] [standby] \
+        [unlogged] [unsynced] [NAME:N[:stop]] [LIMITS]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
 With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `private`
 every version has noise of deviation 1. With `averaged` the server's steps are schedule-free. With
-`remembering` it has every device's last update on the disk. With `standby` it waits while another server
-leads; the lease is short then. With `NAME:N` the process kills itself when it reaches the failpoint for the
-N-th time; snapshots are frequent then. The machine's clock is ahead by as many
-seconds as the file `clock` beside the data says, if it is there. Two flaws that only a power cut shows:
-`unlogged` does not flush the log, `unsynced` leaves out the flushes of files. LIMITS are those of
-`core/limits.py` that are other than usual, as a JSON object.
+`remembering` it has every device's last update on the disk. With `blake3` devices may name their updates by
+that. With `standby` it waits while another server leads; the lease is short then. With `NAME:N` the process
+kills itself when it reaches the failpoint for the N-th time; snapshots are frequent then. The machine's clock
+is ahead by as many seconds as the file `clock` beside the data says, if it is there. Two flaws that only a
+power cut shows: `unlogged` does not flush the log, `unsynced` leaves out the flushes of files. LIMITS are
+those of `core/limits.py` that are other than usual, as a JSON object.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
         server |= {"standby": True, "leader_lease_s": LEASE_S}
     wanted = {"compressed": COMPRESSED, "units": UNITS, "phases": PHASES, "private": PRIVATE}
     wanted |= {"averaged": AVERAGED, "remembering": REMEMBERING}
+    wanted["blake3"] = {"run": {"payload_digest": "blake3"}}
     tables: Tables = {name: table for word in wanted if word in words for name, table in wanted[word].items()}
     config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits, config.server.leader_lease_s)

@@ -61,12 +61,13 @@ class Writer(threading.Thread):
         self.acknowledged: list[str] = []
         self.resent = self.retries = 0
         self.problems: list[str] = []
-        self.abandoned = False
+        self.abandoned = self.blake3 = False
 
     def run(self) -> None:
         """Push until the share is acknowledged."""
         try:
             with self.device() as device:
+                device.blake3 = self.blake3
                 self._insist(device.enrol)
                 while len(self.acknowledged) < self._share:
                     self._one(device)

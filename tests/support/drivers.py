@@ -324,7 +324,7 @@ class Simulated:
         task = self._tasks.of(client_id, task_id)
         entry = result(task, update_id, value, codec or task.uplink, more)
         trained = LocalResult(bytes(entry.payload), entry.codec, entry.local_steps, entry.metrics)
-        outbox = FinishedUpdate(task, update_id, entry.examples, trained, lambda: entry.sha256)
+        outbox = FinishedUpdate(task, update_id, entry.examples, trained, lambda: entry.digest)
         objection = self._told(partial(self._server.objection, client_id, outbox))
         if objection is not None:
             return type(objection).__name__

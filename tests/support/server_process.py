@@ -43,6 +43,7 @@ class Plan:
     averaged: bool = False  # by a schedule-free optimiser
     remembering: bool = False  # of every device, on the disk
     stream: bool = False  # devices speak over streams
+    blake3: bool = False  # every other device names its updates by that
     flaw: str = ""  # "unlogged" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
@@ -80,6 +81,7 @@ class ServerProcess:
             *["private"][: plan.private],
             *["averaged"][: plan.averaged],
             *["remembering"][: plan.remembering],
+            *["blake3"][: plan.blake3],
             *["standby"][: plan.standby],
             *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from contents import package
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
@@ -62,7 +63,9 @@ def server_config(data_dir: Path, **tables: Mapping[str, Any]) -> Config:
 
 
 class Device:
-    """One device; every call is one call on the wire."""
+    """One device; every call is one call on the wire. With `blake3` that is how it names its updates."""
+
+    blake3 = False
 
     def __init__(
         self,
@@ -133,9 +136,14 @@ class Device:
         """The header of an upload; `size_bytes`, `sha256` and `codec` are those of its one part."""
         part = model.Part(
             size_bytes=more.pop("size_bytes", len(data)),
-            sha256=more.pop("sha256", None) or hashlib.sha256(data).digest(),
             encoding=model.Encoding(codec=more.pop("codec", "raw")),
         )
+        if sha256 := more.pop("sha256", None):
+            part.sha256 = sha256
+        elif self.blake3:
+            part.blake3 = package().blake3(data).digest()
+        else:
+            part.sha256 = hashlib.sha256(data).digest()
         fields = {
             "client_id": self.client_id,
             "task_id": task.task_id,

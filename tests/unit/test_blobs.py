@@ -14,10 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from contents import named
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.errors import (
+    ConfigError,
     InvalidUpdate,
     StoreCorrupt,
     StoreError,
@@ -26,6 +28,7 @@ from anabranch.core.errors import (
     TooLarge,
 )
 from anabranch.core.limits import MIB, Limits
+from anabranch.server.store import blobs as blobs_module
 from anabranch.server.store.base import Blobs, DiskFailed
 from anabranch.server.store.blobs import ADOPTED_S, BETWEEN, BlobStore, check_id
 from anabranch.server.store.files import FolderLock, disk_errors, make_folder
@@ -270,6 +273,60 @@ def adopted(store: BlobStore, number: int) -> str:
     store.seal(f"u{number}", sha(data))
     store.adopt(f"u{number}", sha(data))
     return sha(data)
+
+
+@pytest.mark.parametrize("first", ["sha256", "blake3"])
+@pytest.mark.parametrize("then", ["sha256", "blake3"])
+@pytest.mark.parametrize("between", ["", "start"])
+def test_an_upload_goes_on_by_another_digest(
+    store: BlobStore, folder: Path, first: str, then: str, between: str
+) -> None:
+    """The device that comes back may have lost the package, or have got it."""
+    digest = named(DATA, then)
+    named(DATA, first)
+    store.write("u1", 0, DATA[:5000], first)
+    if between:
+        store = BlobStore(folder, LIMITS)
+        store.prepare()
+    store.write("u1", 5000, DATA[5000:], then)
+    assert store.seal("u1", digest) == DATA
+    store.adopt("u1", digest)
+    assert files_in(folder) == {f"blobs/{digest[-64:-62]}/{digest}"}
+    assert store.read(digest) == DATA
+    damage(store.path(digest))
+    with pytest.raises(StoreCorrupt, match=f"payload {digest} has the digest"):
+        store.read(digest)
+    assert store.collect_garbage({digest}) == []
+    assert store.remove({digest}) == {digest}, "it may be on its way"
+
+
+def test_the_digest_grows_with_the_chunks(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = named(DATA, "blake3")
+    store.write("u1", 0, DATA[:5000], "blake3")
+    store.write("u1", 5000, DATA[5000:], "blake3")
+    monkeypatch.setattr(blobs_module, "digest_like", lambda *_: pytest.fail("it was read again"))
+    assert store.seal("u1", digest) == DATA
+
+
+def test_digests_by_what_is_not_known_here(store: BlobStore) -> None:
+    for unknown in (
+        "xxh3-" + "0" * 64,
+        "blake3-" + "0" * 63,
+        "blake3" + "0" * 64,
+        "A" * 64,
+        "../" + "0" * 64,
+    ):
+        with pytest.raises(InvalidUpdate, match="by no algorithm that this release knows"):
+            store.seal("u1", unknown)
+        with pytest.raises(ConfigError, match="read it with the release that wrote it"):
+            store.read(unknown)
+
+
+def damage(path: Path) -> None:
+    """Change a byte."""
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, -YEAR_S, YEAR_S])

@@ -143,6 +143,21 @@ def test_digests_and_sizes() -> None:
         convert.check_payload_size(2**40)
 
 
+def test_a_part_of_an_update_has_one_digest() -> None:
+    for digest in ("ab" * 32, "blake3-" + "cd" * 32):
+        part = model.Part()
+        convert.set_payload_digest(part, digest)
+        assert (part.sha256 or part.blake3).hex() == digest[-64:]
+        assert convert.checked_payload_digest(part, "parts[0]") == digest
+    for bad, why in (
+        (model.Part(), r"parts\[0\].sha256 must be the 32 bytes"),
+        (model.Part(blake3=b"short"), r"parts\[0\].blake3 must be the 32 bytes of a BLAKE3, not 5"),
+        (model.Part(sha256=bytes(32), blake3=bytes(32)), "send one of them"),
+    ):
+        with pytest.raises(InvalidUpdate, match=why):
+            convert.checked_payload_digest(bad, "parts[0]")
+
+
 def test_every_leaf_of_the_error_tree_has_an_outcome() -> Any:
     def leaves(cls: type[AnabranchError]) -> list[type[AnabranchError]]:
         below = cls.__subclasses__()
