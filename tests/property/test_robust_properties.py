@@ -48,7 +48,8 @@ def honest_and_hostile(draw: Any, share: float) -> tuple[Any, Any]:
 @given(case=honest_and_hostile(0.4), seed=st.integers(0, 2**32))
 def test_the_order_of_the_rows_does_not_matter(name: str, case: Any, seed: int) -> None:
     matrix = np.concatenate(case)
-    assume(name != "krum" or len(matrix) > 3)  # of three rows two are each other's nearest: a tie
+    # Of three rows two are each other's nearest; four may be mixed to two and two that are equal: ties.
+    assume(len(matrix) > {"krum": 3, "neighbour_mixing": 4}.get(name, 0))
     check_order(rule_of(name), matrix, seed)
 
 
