@@ -238,26 +238,27 @@ def _take(row: Mapping[Any, Any], found: dict[str, _DeviceRows], count: int) -> 
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """The same as a file."""
+    """The same as a file; of what devices have of their own with the columns that any of them fills."""
+    own = [n for n in OWN if n == STEP_TIME or any(getattr(d, n) is not None for d in trace.devices)]
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
+        table.writerow((DEVICE, TIME, STATE, *RATES, *own))
         for device in trace.devices:
-            table.writerows(_rows_of(device))
+            table.writerows(_rows_of(device, own))
 
 
-def _rows_of(device: DeviceTrace) -> Iterable[Sequence[str]]:
+def _rows_of(device: DeviceTrace, own: Sequence[str]) -> Iterable[Sequence[str]]:
     before = DeviceMoment()
     for number, moment in enumerate(device.moments):
         state = "" if number and moment.on == before.on else ON if moment.on else OFF
         rates = [
             "" if (v := getattr(moment, r)) in (None, getattr(before, r)) else f"{v:.12g}" for r in RATES
         ]
-        own = ["" if number or (v := getattr(device, n)) is None else f"{v:.12g}" for n in OWN]
-        yield [device.name, f"{moment.time_s:.12g}", state, *rates, *own]
+        mine = ["" if number or (v := getattr(device, n)) is None else f"{v:.12g}" for n in own]
+        yield [device.name, f"{moment.time_s:.12g}", state, *rates, *mine]
         before = moment
     if not math.isinf(device.again_s):
-        yield [device.name, f"{device.again_s:.12g}", AGAIN, *("" for _ in (*RATES, *OWN))]
+        yield [device.name, f"{device.again_s:.12g}", AGAIN, *("" for _ in (*RATES, *own))]
 
 
 def _check_columns(columns: Iterable[str], where: str) -> None:

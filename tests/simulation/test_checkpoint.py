@@ -63,7 +63,13 @@ def killed(variant: str, out: Path, at_version: int, after_s: float = 0.0) -> in
     return None if code == 0 else at_version
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+WITH_PROVE = "stacks of workers"  # which are each tried by themselves as well
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=[pytest.mark.prove] if name == WITH_PROVE else []) for name in VARIANTS],
+)
 def test_a_killed_run_goes_on_to_the_same(variant: str, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = broken_off.run(variant, whole)
