@@ -243,7 +243,7 @@ def _average(values: Sequence[float], digits: int) -> str:
 
 def tuned_to(match: Match, finals: Finals) -> str:
     """The setting that a row has ended at; †: a neighbour of it was left."""
-    setting = ", ".join(f"{key.split('.')[1]} {value:g}" for key, value in finals[0].setting.items())
+    setting = ", ".join(f"{key.rsplit('.', 1)[1]} {value:g}" for key, value in finals[0].setting.items())
     return setting + ("" if match.progress.settled else " †")
 
 

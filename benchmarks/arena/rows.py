@@ -12,7 +12,7 @@ from benchmarks.studies import Point, Tables
 
 HORIZON_S = 200.0  # of virtual time: some 37 rounds of devices of which the slowest takes 0.5 s a step
 CAP = 20  # devices that train at a time, of those that do not say otherwise
-RAW, SPARSE, OWN = "raw", "sparse", "own"
+RAW, SPARSE, OWN, UP = "raw", "sparse", "own", "own up"
 CHAINS: dict[str, Tables] = {
     RAW: {},
     SPARSE: {
@@ -20,6 +20,7 @@ CHAINS: dict[str, Tables] = {
         "downlink": {"codec": "log(1)"},
     },
     OWN: {},
+    UP: {"downlink": {"codec": "log(1)"}},
 }
 
 
@@ -27,8 +28,8 @@ CHAINS: dict[str, Tables] = {
 class Row:
     """A strategy with a chain.
 
-    `times`: how many horizons its runs have. `capped`: whether `CAP` holds. `like`: the row at whose best
-    point it is run, without a tuning of its own; empty: it is tuned.
+    `times`: how many horizons its runs have. `at_once`: devices that train at a time, 0: all. `like`: the
+    row at whose best point it is run, without a tuning of its own; empty: it is tuned.
     """
 
     strategy: str
@@ -36,7 +37,7 @@ class Row:
     grid: Grid
     params: Mapping[str, Any]
     times: float = 1.0
-    capped: bool = True
+    at_once: int = CAP
     like: str = ""
 
     @property
@@ -48,16 +49,19 @@ class Row:
         """A run of it in a cell, as long as this share of its time."""
         horizon_s = HORIZON_S * self.times * share
         until = {"virtual_s_max": horizon_s, "evaluate_every_s": HORIZON_S * self.times / EVALUATIONS}
-        tables: dict[str, dict[str, Any]] = {
+        tables: dict[str, Any] = {
             "run": until,
-            "server": {"concurrency": CAP if self.capped else 0},
+            "server": {"concurrency": self.at_once},
             "strategy": dict(self.params),
         }
         if cell.faults == "leavers" and "deadline_s" in self.params:
             tables["strategy"]["deadline_s"] = DEADLINES_S[cell.links]
         for axis, value in zip(self.grid.axes, setting, strict=True):
-            table, key = axis.setting.split(".")
-            tables.setdefault(table, {})[key] = round(value) if axis.whole else value
+            *way, key = axis.setting.split(".")
+            table = tables
+            for name in way:
+                table[name] = table = dict(table.get(name, {}))
+            table[key] = round(value) if axis.whole else value
         return Point(self.name, (*cell.tables, CHAINS[self.chain], tables), {})
 
 
@@ -77,12 +81,12 @@ def _rows(
     beside: Axis,
     *chains: str,
     times: float = 1.0,
-    capped: bool = True,
+    at_once: int = CAP,
     **params: Any,
 ) -> list[Row]:
     """A row for each chain; `name` among the parameters is the strategy's own where the row's is another."""
     named = {"name": strategy} | params
-    return [Row(strategy, chain, Grid((RATES, beside)), named, times, capped) for chain in chains]
+    return [Row(strategy, chain, Grid((RATES, beside)), named, times, at_once) for chain in chains]
 
 
 # Where devices leave. A round would wait for them until their leases have ended, and come to nothing.
@@ -97,14 +101,12 @@ FREE: dict[str, Any] = {"outer": {"name": "schedule_free", "lr": 3.0, "momentum"
 GROWTHS = _values("growth", 0.01, 0.02, 0.04, most=0.9)
 
 TUNED = [
-    *_rows("fedavg", COHORTS, RAW, SPARSE, capped=False, **ROUNDS),
-    *_rows("fedavg, Nesterov", COHORTS, RAW, SPARSE, capped=False, **ROUNDS, **NESTEROV),
+    *_rows("fedavg", COHORTS, RAW, SPARSE, at_once=0, **ROUNDS),
+    *_rows("fedavg, Nesterov", COHORTS, RAW, SPARSE, at_once=0, **ROUNDS, **NESTEROV),
     *_rows("fedbuff, Nesterov", _whole("buffer_size", *SIZES), RAW, SPARSE, name="fedbuff", **NESTEROV),
     *_rows("fedasync", _values("alpha", 0.2, 0.4, 0.8, most=1.0), RAW, SPARSE),
     *_rows("fedbuff", _whole("buffer_size", *SIZES), RAW, SPARSE),
-    *_rows(
-        "fedbuff, all at once", _whole("buffer_size", 10, 20, 40), RAW, SPARSE, capped=False, name="fedbuff"
-    ),
+    *_rows("fedbuff, all at once", _whole("buffer_size", 10, 20, 40), RAW, SPARSE, at_once=0, name="fedbuff"),
     *_rows("annealed", GROWTHS, RAW, SPARSE, buffer_size=5),
     *_rows("annealed from 10", GROWTHS, RAW, name="annealed", buffer_size=10),
     *_rows("annealed, Nesterov", _whole("buffer_size", 10, 20, 40), RAW, name="annealed", **NESTEROV),
@@ -119,8 +121,78 @@ TUNED = [
     *_rows("aced", _values("server_lr", 0.03, 0.1, 0.3), RAW, staleness_max=300),
     *_rows("fedasmu", _values("scale", 3.0, 10.0, 30.0), RAW),
     *_rows("fedfa", _whole("window_size", *SIZES), RAW),
-    *_rows("fedcompass", _values("alpha", 0.3, 0.6, 0.9, most=1.0), RAW, capped=False),
+    *_rows("fedcompass", _values("alpha", 0.3, 0.6, 0.9, most=1.0), RAW, at_once=0),
     *_rows("delayed_nesterov", _values("server_lr", 0.1, 0.3, 1.0), RAW, buffer_size=10),
+]
+# Schedulers, each at its own most important setting; sizes between those that the rows above are tuned to.
+EQUAL_TIME: dict[str, Any] = {"scheduler": {"name": "equal_time"}}
+TASK_S = _values("scheduler.task_s", 1.25, 2.5, 5.0)
+FEDLUCK = {"name": "fedluck", "steps_max": 40, "bits": 8, "feedback_decay": 0.9, "down": 0.1}
+STEPS = Axis("client.steps", (2, 5, 10), least=1, most=100, whole=True)  # alike for all: beside equal times
+TUNED += [
+    *_rows("fedbuff, steps tuned", STEPS, RAW, SPARSE, name="fedbuff", buffer_size=5),
+    *_rows(
+        "annealed, schedule-free, steps tuned", STEPS, RAW, SPARSE, name="annealed", buffer_size=10, **FREE
+    ),
+    *_rows(
+        "fedavg, Nesterov, steps tuned",
+        STEPS,
+        RAW,
+        SPARSE,
+        at_once=0,
+        **ROUNDS,
+        **NESTEROV,
+        clients_per_round=40,
+    ),
+    *_rows("fedbuff, 40 at a time, steps tuned", STEPS, RAW, at_once=40, name="fedbuff", buffer_size=10),
+    *_rows(
+        "fedbuff, Nesterov, 40 at a time, steps tuned",
+        STEPS,
+        RAW,
+        at_once=40,
+        name="fedbuff",
+        buffer_size=20,
+        **NESTEROV,
+    ),
+    *_rows(
+        "annealed, schedule-free, 40 at a time, steps tuned",
+        STEPS,
+        RAW,
+        at_once=40,
+        name="annealed",
+        buffer_size=10,
+        **FREE,
+    ),
+    *_rows("fedbuff, equal time", TASK_S, RAW, SPARSE, name="fedbuff", buffer_size=5, **EQUAL_TIME),
+    *_rows(
+        "annealed, schedule-free, equal time",
+        TASK_S,
+        RAW,
+        SPARSE,
+        name="annealed",
+        buffer_size=10,
+        **FREE,
+        **EQUAL_TIME,
+    ),
+    *_rows(
+        "fedavg, Nesterov, equal time",
+        TASK_S,
+        RAW,
+        SPARSE,
+        at_once=0,
+        **ROUNDS,
+        **NESTEROV,
+        **EQUAL_TIME,
+        clients_per_round=40,
+    ),
+    *_rows(
+        "fedbuff, fedluck",
+        _values("scheduler.period_s", 2.5, 5.0, 10.0),
+        UP,
+        name="fedbuff",
+        buffer_size=5,
+        scheduler=FEDLUCK,
+    ),
 ]
 # Who trains at a time is tuned too, for runs of half the time: what rounds come to in all of it is the mark.
 HALF, GROWTH = 0.5, 0.04  # `growth` by a look at tuning seeds; its default, 0.02, is too slow for so many

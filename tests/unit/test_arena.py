@@ -313,7 +313,7 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
     assert f"`{CELL.name}`" not in text.split("## Not run")[1]
 
 
-def finals(chain: str = "raw", **accuracies: Sequence[float]) -> Any:
+def finals(accuracies: dict[str, list[float]], chain: str = "raw") -> Any:
     """Rows of one cell that have ended, at an accuracy for each seed."""
     recorded: dict[tuple[str, str], list[Any]] = {}
     for name, values in accuracies.items():
@@ -327,11 +327,16 @@ def finals(chain: str = "raw", **accuracies: Sequence[float]) -> Any:
     return recorded
 
 
-FIELD = {"fedavg": [70, 71, 72], "annealed": [78, 82, 83], "fedbuff": [90, 91, 93], "free": [80, 81, 82]}
+FIELD: dict[str, list[float]] = {
+    "fedavg": [70, 71, 72],
+    "annealed": [78, 82, 83],
+    "fedbuff": [90, 91, 93],
+    "free": [80, 81, 82],
+}
 
 
 def test_who_ends_over_whom_is_counted_by_whole_intervals() -> None:
-    ended = finals(nesterov=[80, 80, 82], **FIELD)
+    ended = finals({"nesterov": [80, 80, 82], **FIELD})
     [found] = standings.standings(cells.CELLS, ended)
     assert (found.cell, found.chain) == (CELL, "raw")
     assert [round(found.of[name].mean, 2) for name in standings.MET] == [0.33, 0.33, 10.67, -9.67]
@@ -345,35 +350,31 @@ def test_who_ends_over_whom_is_counted_by_whole_intervals() -> None:
 
 
 def test_a_cell_stands_when_all_five_rows_have_ended_there() -> None:
-    assert standings.standings(cells.CELLS, finals(**FIELD)) == []
+    assert standings.standings(cells.CELLS, finals(FIELD)) == []
     without = {name: values for name, values in FIELD.items() if name != "annealed"}
-    part = finals(nesterov=[80, 80, 82], **without)
+    part = finals({"nesterov": [80, 80, 82], **without})
     assert standings.standings(cells.CELLS, part) == []
-    part |= finals("sparse", nesterov=[80, 80, 82], **FIELD)
+    part |= finals({"nesterov": [80, 80, 82], **FIELD}, "sparse")
     assert [found.chain for found in standings.standings(cells.CELLS, part)] == ["sparse"]
 
 
 def test_the_picture_has_a_dot_where_a_strategy_ends_and_an_arrow_where_that_is_beyond_its_edge() -> None:
-    ended = finals(
-        nesterov=[80, 80, 80],
-        fedavg=[70, 71, 72],
-        annealed=[78, 82, 82],
-        fedbuff=[81.0, 81.0, 81.0],
-        free=[80, 80, 79],
-    )
-    drawn = picture.drawn(standings.standings(cells.CELLS, ended))
-    dots = {
-        key: (float(x), "style" in rest)
-        for key, x, rest in re.findall(
-            r'<circle class="dot (c\d)" cx="([\d.]+)" cy="(?:5\d|6\d|7\d|8\d)[\d.]*"([^>]*)/>', drawn
-        )
+    field: dict[str, list[float]] = {
+        "fedavg": [70, 71, 72],
+        "annealed": [78, 82, 82],
+        "fedbuff": [81, 81, 81],
     }
+    ended = finals({"nesterov": [80, 80, 80], "free": [80, 80, 79], **field})
+    drawn = picture.drawn(standings.standings(cells.CELLS, ended))
     zero = float(re.findall(r'<path class="axis" d="M([\d.]+)', drawn)[0])
-    one = (dots["c2"][0] - zero, dots["c2"][1])
-    assert one == (pytest.approx(one[0]), False)  # FedBuff is a point over, told apart: filled
-    assert dots["c0"] == (pytest.approx(zero - one[0] / 3, abs=0.1), True)  # a ring: level
-    assert "c3" not in dots  # nine points under
+    found = re.findall(r'<circle class="dot (c\d)" cx="([\d.]+)" cy="([\d.]+)" r="2.2"( style)?', drawn)
+    dots = {hue: (float(x) - zero, ring) for hue, x, y, ring in found if float(y) > picture.KEY}
+    assert dots.keys() == {"c0", "c1", "c2"}  # the fourth is nine points under
     assert ">-9.0<" in drawn
+    point, ring = dots["c2"]
+    assert (point > 0, ring) == (True, "")  # FedBuff is a point over, by the whole interval
+    level, ring = dots["c0"]
+    assert (round(level, 1), ring) == (round(-point / 3, 1), " style")
     assert ">digits, fast links, all stay<" in drawn
     assert ">iid<" in drawn
 
