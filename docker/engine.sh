@@ -105,7 +105,7 @@ download_wheels() {  # what the images are made of, for the Python of the base
   quietly env -u PIP_NO_INDEX "$VENV/bin/python" -m pip --disable-pip-version-check download --quiet \
     --progress-bar off --dest docker/wheels --only-binary=:all: --python-version "$python" \
     --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
-    --platform "manylinux2014_$(uname -m)" "setuptools>=77" $TORCH ".[server,postgresql,keeper,client,workloads]"
+    --platform "manylinux2014_$(uname -m)" "setuptools>=77" $TORCH ".[server,postgresql,keeper,client,workloads,blake3]"
 }
 
 # --- inside: the engine itself --------------------------------------------------------------------

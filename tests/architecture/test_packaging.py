@@ -90,3 +90,28 @@ def test_large_libraries_are_in_an_environment_of_their_own(pyproject: dict[str,
     assert set(everything.removeprefix("anabranch[").removesuffix("]").split(",")) > set(LIBRARIES)
     large = {re.split(r"[\[>=<]", need)[0] for name in LIBRARIES for need in extras[name]}
     assert not [need for need in extras["dev"] if re.split(r"[\[>=<]", need)[0] in large]
+
+
+def _with_inner(extras: set[str], known: dict[str, list[str]]) -> set[str]:
+    """These extras, and those that they are made of."""
+    inner = {
+        name
+        for extra in extras
+        for wanted in known[extra]
+        for found in re.findall(r"^anabranch\[(.*)\]$", wanted)
+        for name in found.split(",")
+    }
+    return extras if inner <= extras else _with_inner(extras | inner, known)
+
+
+def test_what_the_images_install_is_downloaded_for_their_test(pyproject: dict[str, Any], root: Path) -> None:
+    known = pyproject["project"]["optional-dependencies"]
+    engine = (root / "docker" / "engine.sh").read_text()
+    (fetched,) = re.findall(r'"\.\[([\w,]+)\]"', engine)
+    there = _with_inner(set(fetched.split(",")), known)
+    for image in ("server", "client", "keeper"):
+        text = (root / "docker" / f"{image}.Dockerfile").read_text()
+        wanted = re.findall(r"^ARG EXTRAS=([\w,]+)|/src\[([\w,]+)\]", text, re.MULTILINE)
+        extras = {name for pair in wanted for name in "".join(pair).split(",")}
+        assert extras, image
+        assert _with_inner(extras, known) <= there, image
