@@ -83,7 +83,7 @@ def accuracy(app: App, weights: dict[str, Array]) -> float:
     return float((scores.argmax(1) == test.y).mean())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.prove)])
 def test_what_is_deployed_has_two_of_four_and_is_as_good(seed: int, tmp_path: Path) -> None:
     """The command of docs/extending/app.md."""
     app: App = SparseDigits()

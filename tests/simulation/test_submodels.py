@@ -207,6 +207,7 @@ def test_a_fleet_with_smaller_models_is_further_after_the_same_time() -> None:
 # --- independent subnet training -----------------------------------------------------------------
 
 
+@pytest.mark.prove
 def test_ist_costs_a_quarter_of_the_bytes_and_hardly_any_accuracy() -> None:
     def run(**tables: Any) -> Result:
         base: dict[str, dict[str, Any]] = {
