@@ -38,6 +38,7 @@ RAW_BYTES = 32  # of either
 BLAKE3_FROM_BYTES = 16 * KIB  # of less SHA-256 takes no longer
 BETWEEN = "-"  # of the name of an algorithm and its digits; SHA-256 goes without
 _HEX = re.compile(r"[0-9a-f]{64}")
+_ANY = re.compile(r"([a-z0-9]+-)?[0-9a-f]{64,}")  # also of algorithms that are not known yet
 
 
 class ContentHash:
@@ -73,9 +74,19 @@ def digest_like(data: Bytes, digest: str) -> str:
 
 
 def check_content(data: Bytes, digest: str) -> None:
-    """Raises `StoreCorrupt` where a stored payload has another digest, and `ConfigError`."""
+    """Raises `StoreCorrupt` where a stored payload has another digest, and as `check_stored` does."""
+    check_stored(digest)
     if (found := digest_like(data, digest)) != digest:
         raise StoreCorrupt(f"payload {digest} has the digest {found}: restore it from a backup")
+
+
+def check_stored(digest: str) -> None:
+    """Raises `StoreCorrupt` for a name that no release gives, and `ConfigError` for that of a later one."""
+    if not _ANY.fullmatch(digest):
+        raise StoreCorrupt(
+            f"a payload is named {digest[:80]!r}, which is no digest: restore it from a backup"
+        )
+    algorithm_of(digest)
 
 
 def algorithm_of(digest: str) -> str:

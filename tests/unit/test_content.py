@@ -96,6 +96,17 @@ def test_what_is_no_digest_is_named_with_the_way_out(text: str) -> None:
             use(text)
 
 
+@pytest.mark.parametrize("text", ["", "00", "AB" * 32, "blake3-ab", "../x", "a b-" + "ab" * 32])
+def test_a_stored_name_that_no_release_gives_is_damage(text: str) -> None:
+    with pytest.raises(StoreCorrupt, match="is no digest: restore it from a backup"):
+        check_content(b"these", text)
+
+
+def test_a_stored_name_of_a_later_release_is_not() -> None:
+    with pytest.raises(ConfigError, match="read it with the release that wrote it"):
+        check_content(b"these", "xxh5-" + "ab" * 40)
+
+
 def test_small_payloads_keep_to_sha256() -> None:
     assert [content.chosen(BLAKE3, size) for size in (0, 16 * 1024 - 1, 16 * 1024)] == [
         SHA256,
