@@ -26,6 +26,7 @@ from benchmarks.arena.intervals import Interval, bootstrap, paired
 from benchmarks.arena.page import BELOW, chain_of, reached, tuned_to
 from benchmarks.arena.play import Match, play, tell
 from benchmarks.arena.rows import RAW, SPARSE, Row
+from benchmarks.arena.standings import lead
 from benchmarks.arena.store import Record, Store
 from benchmarks.arena.tuning import SEEDS, Axis, Grid
 from benchmarks.studies import Point, Tables, one_thread, publish, table
@@ -248,7 +249,7 @@ def _against(mine: Sequence[Record], reference: Sequence[Record]) -> tuple[str, 
     some = "" if there == len(SEEDS) else f", {there} of {len(SEEDS)} there"
     logs = [{r.seed: math.log(_bytes(r, target)) for r in of} for of in (mine, reference)]
     took = bootstrap(paired(*logs))
-    points = bootstrap(paired(*({r.seed: r.accuracy for r in of} for of in (mine, reference))))
+    points = lead(mine, reference)
     said = f"{sooner.mean:.2f} ({sooner.low:.2f} to {sooner.high:.2f}{some})"
     return (
         f"**{said}**" if sooner.low > 1 or sooner.high < 1 else said,

@@ -381,17 +381,21 @@ class _Copying:
             self._copied += (target / path.name).stat().st_size
 
 
+def _reading(folder: Path) -> sqlite3.Connection:
+    """The database in a folder, to be read."""
+    address = f"file:{quote(str((folder / SQLITE_FILE).absolute()))}?mode=ro"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)
+
+
 def _snapshots_in(folder: Path) -> set[str]:
     """The snapshots that the database in a folder names."""
-    address = f"file:{quote(str((folder / SQLITE_FILE).absolute()))}?mode=ro"
-    with closing(sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)) as database:
+    with closing(_reading(folder)) as database:
         return {sha256 for (sha256,) in database.execute("SELECT sha256 FROM snapshots")}
 
 
 def _end_of(folder: Path) -> tuple[str | None, int]:
     """The run of the database in a folder, None if there is none, and the last event that has a row."""
-    address = f"file:{quote(str((folder / SQLITE_FILE).absolute()))}?mode=ro"
-    with closing(sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)) as database:
+    with closing(_reading(folder)) as database:
         ((run_id,),) = database.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
         ((end,),) = database.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
     return run_id, end

@@ -33,7 +33,7 @@ from benchmarks.arena.rows import (
     TUNED,
     Row,
 )
-from benchmarks.arena.standings import AGAINST, MARK, MET, WORDS, count, standings
+from benchmarks.arena.standings import AGAINST, MARK, MET, WORDS, count, lead, standings
 from benchmarks.arena.store import RESULTS, Record
 from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
 from benchmarks.studies import table
@@ -156,7 +156,7 @@ def _overview(cells: Sequence[Cell], rows: Sequence[Row], ended: Ended) -> str:
         reference = _reference(cell, ended)
         if reference is None or row.name == REFERENCE:
             return _mean(found[1], lambda r: r.accuracy)
-        return _shown(_against(found[1], reference, lambda r: r.accuracy))
+        return _shown(lead(found[1], reference))
 
     lines = [[row.name, *(at(cell, row) for cell in cells)] for row in rows]
     return f"""## Accuracy at the end, less FedAvg's
@@ -197,7 +197,7 @@ def _cell(cell: Cell, ended: Ended) -> str:
 def _line(match: Match, finals: Finals, reference: Finals | None, target: float) -> list[str]:
     against = half = ""
     if reference is not None and match.row.name != REFERENCE:
-        against = _shown(_against(finals, reference, lambda r: r.accuracy))
+        against = _shown(lead(finals, reference))
         ends = {r.seed: r.accuracy for r in reference}
         half = _shown(bootstrap(paired({r.seed: r.half for r in finals}, ends)))
     there = [at for r in finals if (at := reached(r, target)) is not None]
@@ -222,10 +222,6 @@ def reached(record: Record, target: float) -> tuple[float, float, float] | None:
     """Seconds, MB up and MB down until the accuracy was first at the target; None: it never was."""
     found = ((t, up, down) for t, accuracy, up, down in record.curve if accuracy >= target)
     return next(found, None)
-
-
-def _against(mine: Finals, theirs: Finals, figure: Callable[[Record], float]) -> Interval:
-    return bootstrap(paired({r.seed: figure(r) for r in mine}, {r.seed: figure(r) for r in theirs}))
 
 
 def _shown(interval: Interval) -> str:

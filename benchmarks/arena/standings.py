@@ -63,10 +63,12 @@ def _standing(cell: Cell, ended: Ended) -> Standing | None:
 def over(cell: Cell, chain: str, mine: str, theirs: str, ended: Ended) -> Interval | None:
     """How far one strategy ends over another, paired by seed; None where either has not been run."""
     rows = [ended.get((cell.name, f"{name}/{chain}")) for name in (mine, theirs)]
-    if None in rows:
-        return None
-    accuracy = [{record.seed: record.accuracy for record in row or ()} for row in rows]
-    return bootstrap(paired(*accuracy))
+    return None if rows[0] is None or rows[1] is None else lead(rows[0], rows[1])
+
+
+def lead(mine: Sequence[Record], theirs: Sequence[Record]) -> Interval:
+    """How far the accuracy of some runs is over that of others, paired by seed."""
+    return bootstrap(paired(*({record.seed: record.accuracy for record in of} for of in (mine, theirs))))
 
 
 def count(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
