@@ -35,6 +35,7 @@ from anabranch.workloads.app import App, Examples
 from anabranch.workloads.calls import data_of, model_of
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.objective import Objective
+from anabranch.workloads.resident import place
 from anabranch.workloads.streams import Streamed
 from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
 
@@ -107,13 +108,24 @@ class Checkup:
             yield Finding(WARN, "model", "it begins otherwise each time: draw by torch, or by its `seed`")
         if not np.isfinite(self._vector).all():
             yield Finding(FAIL, "model", "its first weights are not finite")
-        yield from self._buffers()
-
-    def _buffers(self) -> Iterator[Finding]:
-        """What is no parameter of a torch model, and no optimizer trains."""
         model = model_of(self._app, 0)
-        if not hasattr(model, "named_buffers"):
-            return
+        if hasattr(model, "named_buffers"):
+            yield from self._tied(model)
+            yield from self._buffers(model)
+
+    def _tied(self, model: Any) -> Iterator[Finding]:
+        """Tensors of a torch model that have several names."""
+        names: dict[object, list[str]] = {}
+        for name, tensor in model.state_dict().items():
+            if tensor.numel():
+                names.setdefault(place(tensor), []).append(name)
+        for tied in names.values():
+            if len(tied) > 1:
+                text = f"{_listed(tied)} are one tensor, which travels once for each name"
+                yield Finding(WARN, "model", text)
+
+    def _buffers(self, model: Any) -> Iterator[Finding]:
+        """What is no parameter of a torch model, and no optimizer trains."""
         averaged = {t.name for t in self._trainer.spec.tensors if t.aggregated}
         kept = [name for name, _ in model.named_buffers() if name in self._initial]
         if kept:
@@ -129,6 +141,7 @@ class Checkup:
         shard = shard_of(self._config, 0, self._shards)
         self._mine = data_of(self._app, shard)
         yield Finding(OK, "data", f"shard 0/{self._shards}: {self._described(self._mine)}")
+        yield from (Finding(WARN, "data", flaw) for flaw in self._not_finite())
         if isinstance(self._mine, Streamed) and self._mine.is_loader:
             yield Finding(WARN, "data", "a DataLoader's batches are its own: client.batch_size says nothing")
             if getattr(self._mine.source, "persistent_workers", False):
@@ -146,7 +159,8 @@ class Checkup:
         result = self._result = self._trained(self._vector)
         told = "".join(f", {name} {value:.4g}" for name, value in result.metrics.items())
         if not np.isfinite(result.delta).all() or not math.isfinite(result.metrics.get("loss", 0.0)):
-            yield Finding(FAIL, "training", f"not finite after {result.steps} steps{told}: lower the rate")
+            fix = "mend the data" if any(self._not_finite()) else "lower the rate"
+            yield Finding(FAIL, "training", f"not finite after {result.steps} steps{told}: {fix}")
             return
         if not result.delta.any():
             yield Finding(FAIL, "training", "no weight has moved: does `train` change the model in place?")
@@ -272,6 +286,15 @@ class Checkup:
             return f"{len(examples)} examples of a {type(examples.source).__name__}"
         x, y = examples.x, examples.y
         return f"{len(examples)} examples, x {x.shape} {x.dtype}, y {y.shape} {y.dtype}"
+
+    def _not_finite(self) -> Iterator[str]:
+        """What of this device's arrays is no number."""
+        if self._app.any_model or isinstance(self._mine, Streamed):
+            return
+        for name, array in (("x", self._mine.x), ("y", self._mine.y)):
+            flaws = int((~np.isfinite(array)).sum()) if array.dtype.kind == "f" else 0
+            if flaws:
+                yield f"{name} has {flaws} of {array.size} values that are not finite"
 
     def _short(self) -> LocalPlan:
         """Two steps: momentum counts from the second."""

@@ -40,6 +40,7 @@ from anabranch.reports.text import (
     SECONDS,
     Unit,
     count_text,
+    counted,
     number_text,
     safe,
     unit_for,
@@ -68,7 +69,7 @@ def compare_html(results: Iterable[Result]) -> str:
     """The whole page, self-contained: charts for each workload, then one table."""
     runs = list(results)
     colours = _colours(runs)
-    told = f"{count_text(len(runs))} runs of {count_text(len(colours))} kind{'s'[: len(colours) != 1]}"
+    told = f"{counted(len(runs), 'run')} of {counted(len(colours), 'kind')}"
     body = [header("Comparison of runs", told)]
     if not runs:
         return document("Comparison of runs", [*body, card("Runs", empty("There is no run to compare."))])

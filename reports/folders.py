@@ -26,7 +26,7 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in MARKS)
 
 
-def need_free(folder: Path, option: str = "--out") -> None:
+def need_free(folder: Path, option: str = "--out (out=)") -> None:
     """Raises `ConfigError` where a run lies in the folder already."""
     if holds_run(folder):
         goes_on = ", go on with it by --resume (resume=True)" if (folder / CHECKPOINT).exists() else ""

@@ -7,6 +7,8 @@ import platform
 import signal
 from datetime import UTC, datetime
 
+from anabranch.reports.text import counted
+
 
 def started_now() -> str:
     """This moment with the machine's own zone, ISO 8601 to the second."""
@@ -22,7 +24,7 @@ def here() -> str:
     """This machine in a line: its name, its system, its CPUs, the Python that runs."""
     cpus = os.cpu_count() or 1
     system = f"{platform.system()} {platform.machine()}"
-    cpus_text = f"{cpus} CPU{'s' if cpus > 1 else ''}"
+    cpus_text = counted(cpus, "CPU")
     return f"{platform.node()}: {system}, {cpus_text}, Python {platform.python_version()}"
 
 

@@ -64,6 +64,11 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 version`, `12,345 versions`."""
+    return f"{count_text(count)} {noun}{'s'[: count != 1]}"
+
+
 def number_text(value: float | None, digits: int = 3) -> str:
     """So many significant digits, or all of the whole part: `0.0312`, `4.20`, `1,234`."""
     if value is None:

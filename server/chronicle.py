@@ -40,7 +40,7 @@ from anabranch.core.effects import (
 )
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.updates import FLAWS, Reason, Verdict
-from anabranch.reports.text import duration_text
+from anabranch.reports.text import counted, duration_text
 from anabranch.server.glance import Glance
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class _Versions:
     def text(self) -> str:
         which = f"version {self.last}" if self.first == self.last else f"versions {self.first} to {self.last}"
         mean = self.staleness / self.updates if self.updates else 0.0
-        return f"{which}: {_count(self.updates, 'update')}, staleness {mean:.1f} on average"
+        return f"{which}: {counted(self.updates, 'update')}, staleness {mean:.1f} on average"
 
 
 @dataclass
@@ -292,7 +292,7 @@ class Chronicle:
             if some.due(now):
                 count, who = some.clients.total(), _who(some.clients)
                 level = logging.WARNING if reason in FLAWS else logging.INFO
-                text = f"{_count(count, 'update')} not taken ({reason}) of {who}: {some.detail}"
+                text = f"{counted(count, 'update')} not taken ({reason}) of {who}: {some.detail}"
                 _say(level, text, **_fields(some), reason=reason.value, detail=some.detail)
                 self._rejected[reason] = _Gathered(said_at=now)
         for end, some in self._lost.items():
@@ -303,10 +303,10 @@ class Chronicle:
     def _say_lost(self, end: str, some: _Gathered) -> None:
         count, who = some.clients.total(), _who(some.clients)
         if some.detail:
-            text = f"{_count(count, 'training')} diverged on {who}: {some.detail}"
+            text = f"{counted(count, 'training')} diverged on {who}: {some.detail}"
             _say(logging.WARNING, text, **_fields(some), end=end, detail=some.detail)
         else:
-            text = f"{_count(count, 'lease')} {end} without an update: {who}"
+            text = f"{counted(count, 'lease')} {end} without an update: {who}"
             _say(logging.INFO, text, **_fields(some), end=end)
 
     def _say_starving(self, now: float) -> None:
@@ -322,7 +322,7 @@ class Chronicle:
         elif self._starving.due(lasted_s):
             starving = sum(now - wait.since >= STARVING_S for wait in self._waits.values())
             text = (
-                f"{_count(starving, 'device')} asking in vain for over {duration_text(STARVING_S)}, "
+                f"{counted(starving, 'device')} asking in vain for over {duration_text(STARVING_S)}, "
                 f"{client_id} for {duration_text(lasted_s)}: {longest.why}"
             )
             _say(logging.WARNING, text, client=client_id, devices=starving, seconds=round(lasted_s))
@@ -341,9 +341,9 @@ class Chronicle:
             "seconds": round(now - self._began),
         }
         text = (
-            f"end of the run after {_count(version, 'version')} of "
-            f"{_count(counters.applied, 'update')} ({counters.rejected} rejected, "
-            f"{_count(counters.leases_lost, 'lease')} lost, {_count(totals['clients'], 'device')}, "
+            f"end of the run after {counted(version, 'version')} of "
+            f"{counted(counters.applied, 'update')} ({counters.rejected} rejected, "
+            f"{counted(counters.leases_lost, 'lease')} lost, {counted(totals['clients'], 'device')}, "
             f"{duration_text(now - self._began)} since this server started): {why}"
         )
         _say(logging.WARNING if given_up else logging.INFO, text, why=why, given_up=given_up, **totals)
@@ -352,12 +352,12 @@ class Chronicle:
         parts = []
         if standing.tasks:
             out_s = duration_text(now - standing.oldest_at)
-            parts.append(f"{_count(standing.tasks, 'task')} open, that of {standing.oldest} for {out_s}")
+            parts.append(f"{counted(standing.tasks, 'task')} open, that of {standing.oldest} for {out_s}")
         if self._waits:
             client_id, wait = next(iter(self._waits.items()))
-            parts.append(f"{_count(len(self._waits), 'device')} asking, {client_id} is told {wait.why}")
+            parts.append(f"{counted(len(self._waits), 'device')} asking, {client_id} is told {wait.why}")
         if standing.quarantined:
-            parts.append(f"{standing.quarantined} of {_count(standing.clients, 'device')} in quarantine")
+            parts.append(f"{standing.quarantined} of {counted(standing.clients, 'device')} in quarantine")
         return "; ".join(parts)
 
 
@@ -376,7 +376,3 @@ def _who(clients: Counter[str]) -> str:
     named = [f"{c} ({n})" if n > 1 else c for c, n in clients.most_common(NAMED)]
     others = len(clients) - len(named)
     return ", ".join([*named, *([f"{others} others"] if others else [])])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s'[: number != 1]}"

@@ -5,16 +5,18 @@ A `ProblemSource` is a recipe that travels to worker processes; `open` makes the
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from anabranch.compress.feedback import make_uplink
-from anabranch.core.config.tables import Config
+from anabranch.core.config.tables import Config, FleetTable
 from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import Tensors, Vector
@@ -37,6 +39,12 @@ from anabranch.workloads.trainer import Training, TrainResult, cheaper, cut, onl
 
 EXAMPLES_KEPT = 10_000  # devices
 SUCCESS = "attack_success"  # a metric beside the App's
+SPLITS_ITSELF = (
+    "%s.data does not look at shard.fleet, so %s changes nothing: give a device the rows of "
+    "anabranch.workloads.splits.partition(labels, shard.count, shard.fleet, shard.seed)[shard.index]"
+)
+
+log = logging.getLogger(__name__)
 
 
 def device_name(index: int) -> str:
@@ -47,6 +55,24 @@ def device_name(index: int) -> str:
 def device_index(name: str) -> int:
     """The inverse."""
     return int(name.removeprefix("device-"))
+
+
+class _WatchedShard(Shard):
+    """A shard that knows whether its `fleet`, which says how the data are split, was looked at."""
+
+    looked_at = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "fleet":
+            object.__setattr__(self, "looked_at", True)
+        return super().__getattribute__(name)
+
+
+def _said_of_split(fleet: FleetTable) -> str:
+    """The settings of the split that are not as they are by default."""
+    keys = ("split", "examples_per_client")
+    said = {key: getattr(fleet, key) for key in keys if getattr(fleet, key) != getattr(FleetTable, key)}
+    return " and ".join(f"fleet.{key} = {value!r}" for key, value in said.items())
 
 
 @dataclass(frozen=True)
@@ -93,14 +119,15 @@ class Problem:
         self.profiles = speed_profile(config.fleet, config.run.seed)
         self._groups = tuple(self.profiles.group.tolist())
         self._arrivals = Arrivals.of(config.fleet, config.run.seed)
+        self._split_said = _said_of_split(config.fleet)
         self._examples: OrderedDict[int, Examples] = OrderedDict()
         self._held_out: Examples | None = None
         self._goal: Examples | None = None  # an attack's
 
-    def shard(self, role: str, device: int = 0) -> Shard:
+    def shard(self, role: str, device: int = 0) -> _WatchedShard:
         """The part of the data that plays this role."""
         fleet, seed = self.config.fleet, self.config.run.seed
-        return Shard(role, device, fleet.clients, fleet, seed, self._groups)
+        return _WatchedShard(role, device, fleet.clients, fleet, seed, self._groups)
 
     def present(self, device: int, now_s: float) -> Examples:
         """What a device trains on that begins at this moment."""
@@ -129,8 +156,16 @@ class Problem:
 
     def _loaded(self, device: int) -> Examples:
         with on_device(device_name(device)):
-            found = data_of(self.app, self.shard("train", device))
+            shard = self.shard("train", device)
+            found = data_of(self.app, shard)
+            self._warn_of_split(shard)
             return found if self._arrivals is None else self._arrivals.in_order(self.app, device, found)
+
+    def _warn_of_split(self, shard: _WatchedShard) -> None:
+        """Once, by the first device: an App may keep the split that it has made for that one."""
+        said, self._split_said = self._split_said, ""
+        if said and not (shard.looked_at or self.app.any_model):
+            log.warning(SPLITS_ITSELF, self.app.name, said)
 
     def do(self, work: Job | Evaluation) -> LocalResult | Mapping[str, float]:
         """Whichever it is."""

@@ -356,7 +356,7 @@ def app_of(target: Any, spec: str, data_path: str = "") -> App:
     for method in ("model", "data"):
         own = getattr(target, method, None)
         if not callable(own) or getattr(own, "__func__", None) is getattr(App, method):
-            raise AppError(f"{spec}: it has no method {method!r}; an App needs model, data and train")
+            raise AppError(f"{spec}: it has no method {method!r}; an App needs model and data")
     return target if isinstance(target, App) else _Adapted(target, spec)
 
 

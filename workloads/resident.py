@@ -77,6 +77,11 @@ class Resident:
     def flat(self) -> torch.Tensor:
         """The weights as one vector on the device. Raises `AppError` when training changed their shape."""
         state = self.module.state_dict()
+        if others := state.keys() ^ {*self.spec.slices, *self.frozen}:
+            raise AppError(
+                f"train changed which tensors the model has ({', '.join(sorted(others))}): "
+                "they must stay those that `model` returned"
+            )
         dtype = self._torch.float64 if self.spec.vector_dtype == np.float64 else self._torch.float32
         found: torch.Tensor = self._torch.cat(
             [state[name].reshape(-1).to(dtype) for name in self.spec.slices]

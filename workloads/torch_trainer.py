@@ -231,6 +231,11 @@ class TorchTrainer:
                 f"{self.app.name}: {name!r} in the model's state dict is {type(tensor).__name__}, no tensor: "
                 "register it as a buffer"
             )
+        if self._torch.nn.parameter.is_lazy(tensor):
+            raise AppError(
+                f"{self.app.name}: tensor {name!r} of its model has no shape yet: in `model`, call what has "
+                "lazy layers once, with an example"
+            )
         try:
             return np.array(tensor.detach().cpu().numpy(), order="C")
         except TypeError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
 from cattrs import Converter
 from cattrs.gen import override
 
@@ -446,7 +447,7 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
             if not isinstance(keys, Mapping):
                 raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}")
             for key, value in keys.items():
-                values[table][key] = value
+                values[table][key] = _of_python(value)
                 sources[f"{table}.{key}"] = source
     strategy = values.pop("strategy")
     name = strategy.pop("name", StrategyTable.name)
@@ -484,6 +485,11 @@ def parse_override(text: str, option: str = "--set ") -> tuple[str, str, Any]:
     except tomllib.TOMLDecodeError:
         value = raw.strip()
     return table, key, value
+
+
+def _of_python(value: Any) -> Any:
+    """Numbers of numpy, which seeds and grids of Python code are, as Python's own."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _known(name: str, known: Iterable[str], what: str) -> None:

@@ -118,7 +118,8 @@ class Guard:
         if not 0 < s.rejections_max <= self.wasted:
             return ""
         return (
-            f"the last {self.wasted} updates were all rejected ({self.last_flaw}): learning rate too large?"
+            f"the last {self.wasted} updates were all rejected ({self.last_flaw}): "
+            "learning rate too large, or NaN in the data?"
         )
 
     def suspicion(self, client_id: str) -> int:

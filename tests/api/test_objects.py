@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from inspect import signature
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,7 +233,9 @@ LEVELS: Any = "levels"  # as the table has it
         ({"strategy": FedBuff(rule=Krum(0.2))}, r"robust=Robust\(rule='\.\.\.'\)"),
         ({"strategy": NoStrategy()}, "is no strategy: it lacks"),
         ({"strategy": "teask"}, "did you mean 'teasq'"),
-        ({"fleet": ab.Links()}, r"fleet= must be one of FleetTable"),
+        ({"fleet": ab.Links()}, r"fleet=Links\(.*: give an object of it, anabranch\.Fleet\(\.\.\.\)"),
+        ({"training": {"epochs": 2}}, r"training=.*anabranch\.Training\(\.\.\.\)"),
+        ({"until": 10}, r"until=10: give an object of it, such as anabranch\.Until"),
         ({"fleet": Fleet(speed=LEVELS)}, r"Fleet\.speed must be one of Levels\(\), Lognormal\(\)"),
         ({"fleet": Fleet(clients=0)}, r"fleet\.clients must be greater than 0"),
         ({"settings": {"client": 3}}, "'client.epochs'"),
@@ -244,6 +247,20 @@ LEVELS: Any = "levels"  # as the table has it
 def test_what_is_wrong_is_said_with_the_fix(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ab.AnabranchError, match=said):
         ab.configure(Synthetic(), **{"until": ab.Until(updates=1), **arguments})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """A seed of `np.arange`, a rate of a grid."""
+    ours, rate = np.arange(4)[3], np.logspace(-2, 0, 3)[1]
+    settings = {
+        "submodel.widths": np.array([0.5, 1.0]),
+        "client.learning_rate": rate,
+        "run.updates_max": ours,
+    }
+    found = ab.configure(Synthetic(), seed=ours, settings=settings)
+    assert (found.run.seed, found.client.learning_rate) == (3, 0.1)
+    assert (type(found.run.seed), type(found.client.learning_rate)) == (int, float)
+    assert (list(found.submodel.widths), found.run.updates_max) == ([0.5, 1.0], 3)
 
 
 def test_whatever_takes_the_objects_of_a_run_takes_those_of_simulate() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ from commands import anabranch, answer
 from prices import Prices
 
 import anabranch as ab
+from anabranch.api.pool import GUARD
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.journal_files import PAYLOADS
 from anabranch.reports.result import Result
+from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 
 SMALL = ab.Fleet(clients=4, examples_per_client=40)
@@ -125,6 +129,8 @@ def test_a_tracker_is_a_callback() -> None:
     assert told.heard == [8, *run.history.column("version"), run.result.model_sha256]
     with pytest.raises(ConfigError, match="give a function of one RunProgress, or a tracker"):
         small(callbacks=["jsonl"])
+    with pytest.raises(ConfigError, match="give a list of functions"):
+        small(callbacks=print)
 
 
 def test_a_run_that_is_simulated_anew_for_its_replay_is_told_to_nobody(
@@ -169,3 +175,50 @@ def test_a_run_that_is_given_up_says_so_and_is_a_run(caplog: pytest.LogCaptureFi
     run = small(settings=hostile)
     assert run.result.given_up.startswith("the last 20 updates were all rejected")
     assert f"fedbuff on synthetic was given up: {run.result.given_up}" in caplog.messages
+
+
+SCRIPT = """
+import anabranch as ab
+
+ab.simulate(
+    "synthetic", fleet=ab.Fleet(clients=4), until=ab.Until(updates=4), workers=2, out="run"
+)
+"""
+
+
+def test_a_script_whose_own_lines_a_worker_would_carry_out_is_told_to_guard_them(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "bare.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 1
+    assert "AppError: a worker process has ended: a script that asks for other processes keeps" in done.stderr
+    assert f"error: {GUARD}; this worker ends" in done.stderr
+    guarded = SCRIPT.replace("ab.simulate(", "if __name__ == '__main__':\n  ab.simulate(")
+    (tmp_path / "guarded.py").write_text(guarded.replace('"run"', '"another"'))
+    assert subprocess.run([sys.executable, "guarded.py"], cwd=tmp_path, timeout=600).returncode == 0
+
+
+class Evenly(Synthetic):
+    """Does not look at `shard.fleet`."""
+
+    def data(self, shard: ab.Shard) -> ab.Examples:
+        return super().data(Shard(shard.role, shard.index, shard.count, seed=shard.seed))
+
+
+@pytest.mark.parametrize(
+    ("app", "fleet", "said"),
+    [
+        (Evenly(), ab.Fleet(clients=4, split=ab.Dirichlet(0.3)), "fleet.split = 'dirichlet' changes nothing"),
+        (Evenly(), ab.Fleet(clients=4, examples_per_client=40), "fleet.examples_per_client = 40 changes"),
+        (Evenly(), ab.Fleet(clients=4), ""),
+        (Synthetic(), ab.Fleet(clients=4, split=ab.Dirichlet(0.3)), ""),
+    ],
+)
+def test_a_split_that_an_app_does_not_go_by_is_warned_of_once(
+    app: Any, fleet: ab.Fleet, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ab.simulate(app, fleet=fleet, until=ab.Until(updates=8))
+    found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(found) == bool(said)
+    assert said in "".join(found)

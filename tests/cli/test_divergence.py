@@ -44,7 +44,10 @@ def test_a_simulation_that_diverges_ends_with_a_reason_and_a_code(tmp_path: Path
     assert plain.returncode == OUTCOMES[Diverged].exit_code == 41
     said = " ".join(plain.stderr.split())
     assert said.startswith("error: the last 100 updates were all rejected")
-    assert "3 values that are not finite, the first in tensor 'w'): learning rate too large?" in said
+    assert (
+        "3 values that are not finite, the first in tensor 'w'): learning rate too large, or NaN in the data?"
+        in said
+    )
     assert "100 rejected" in plain.stdout
     assert "getting 3 devices ready" in plain.stdout, "something is said before anything is measured"
     assert (tmp_path / "run" / "report.html").is_file()

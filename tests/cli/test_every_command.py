@@ -17,6 +17,7 @@ from click import Command, Group  # noqa: TID251 - that of developers has them
 from commands import anabranch, answer, command_line, serving, started
 from guarded import issued
 from nursery import COMMAND, PIPE, Process
+from rich.text import Text
 
 from anabranch.cli.main import main
 from anabranch.core.errors import OUTCOMES, ConfigError, NotAuthenticated
@@ -296,6 +297,14 @@ def test_every_command_of_operators_takes_the_same_options() -> None:
     for name in connected:
         assert {"--admin", "--identity", "--insecure", "--json"} <= options(LISTED[name]), name
     assert [name for name, c in LISTED.items() if "--json" not in options(c)] == []
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_its_help_says_all_that_was_written(name: str) -> None:
+    """A word in brackets is a style to rich, and is not printed."""
+    of_options = (getattr(parameter, "help", None) for parameter in LISTED[name].params)
+    for text in filter(None, [LISTED[name].help, *of_options]):
+        assert Text.from_markup(text).plain == text
 
 
 def options(command: Command) -> set[str]:

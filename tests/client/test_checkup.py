@@ -59,9 +59,27 @@ def test_buffers_are_named_and_survive_restart_and_export() -> None:
     assert {findings[about].level for about in ("restart", "export", "evaluation")} == {"ok"}
 
 
+class Tied(Sound):
+    def model(self) -> Any:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+        model[2].weight = model[0].weight
+        return model
+
+
+def test_a_tensor_of_two_names_is_said_to_travel_twice() -> None:
+    assert found(Tied(), "warn")["model"] == (
+        "0.weight, 2.weight are one tensor, which travels once for each name"
+    )
+
+
 class Explodes(Sound):
     def data(self, shard: Shard) -> Any:
         return Examples(X * np.float32(1e30), Y)
+
+
+class NotANumber(Sound):
+    def data(self, shard: Shard) -> Any:
+        return Examples(np.where(X > 2, np.float32(np.nan), X), Y)
 
 
 class Still(Sound):
@@ -92,7 +110,8 @@ class BadEvaluation(Sound):
 @pytest.mark.parametrize(
     ("app", "about", "words"),
     [
-        (Explodes(), "training", "not finite after 2 steps"),
+        (Explodes(), "training", "lower the rate"),
+        (NotANumber(), "training", "mend the data"),
         (Still(), "training", "no weight has moved"),
         (Raises(), "training", "on this device: ValueError: a mistake"),
         (NoModel(), "model", "returned int"),
@@ -104,6 +123,12 @@ def test_what_will_not_work_fails(app: App, about: str, words: str) -> None:
     failures = found(app, "fail")
     assert list(failures) == [about]
     assert words in failures[about]
+
+
+def test_data_that_are_not_finite_are_counted() -> None:
+    assert (
+        found(NotANumber(), "warn")["data"] == f"x has {int((X > 2).sum())} of 96 values that are not finite"
+    )
 
 
 class Frozen(Sound):

@@ -35,7 +35,10 @@ def test_a_run_that_is_given_up_says_why_and_is_still_served(tmp_path: Path, man
         )
         other.stub.DropTask(request)
         refusal = one.ask().refusal
-        why = "the last 4 updates were all rejected (the loss is NaN): learning rate too large?"
+        why = (
+            "the last 4 updates were all rejected (the loss is NaN): "
+            "learning rate too large, or NaN in the data?"
+        )
         assert (refusal.final, refusal.detail) == (True, why)
         status = served.operator().GetStatus(operators.GetStatusRequest())
         assert (status.finished, status.version, status.updates_rejected) == (why, 1, 3)

@@ -31,7 +31,7 @@ def test_a_run_of_which_nothing_comes_ends_and_says_why(tables: dict[str, Any]) 
     settings = config(run=ENDLESS, **tables)
     result = simulate(settings, app=Diverging())
     assert result.given_up.startswith(WHY + "delta has 1 values that are not finite, the first in tensor 'w'")
-    assert result.given_up.endswith("): learning rate too large?")
+    assert result.given_up.endswith("): learning rate too large, or NaN in the data?")
     assert (result.versions, result.updates_applied) == (0, 0)
     assert result.updates_rejected >= 100
 

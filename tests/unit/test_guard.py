@@ -233,7 +233,10 @@ def test_a_run_whose_last_updates_were_all_rejected_is_given_up() -> None:
         assert not [e for e in flawed(b, "ab"[number % 2], number) if isinstance(e, Finished)]
     (end,) = [e for e in flawed(b, "b", 7) if isinstance(e, Finished)]
     assert end.given_up
-    assert end.why == ("the last 4 updates were all rejected (delta is not finite): learning rate too large?")
+    assert end.why == (
+        "the last 4 updates were all rejected (delta is not finite): "
+        "learning rate too large, or NaN in the data?"
+    )
     assert b.engine.finished == end.why
     assert reason(b.ask("a", "late", now=9.0)) is Reason.RUN_FINISHED
     assert not b.engine.guard.quarantined, "it is not the fault of one of them"

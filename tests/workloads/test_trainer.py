@@ -138,6 +138,7 @@ def test_a_gpu_that_is_not_there_is_a_config_error() -> None:
         (torch.nn.ReLU, "nothing to learn"),
         (lambda: {"n": np.zeros(2, np.int64)}, "nothing to learn"),
         (lambda: torch.nn.Linear(2, 2).bfloat16(), "'weight' is bfloat16"),
+        (lambda: torch.nn.LazyLinear(2), "'weight' of its model has no shape yet"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_an_app_error(made: Any, text: str) -> None:
@@ -157,6 +158,24 @@ def test_the_contract_of_train_and_evaluate() -> None:
         plain.train(np.zeros(3, np.float32), {}, EXAMPLES, PLAN, 0)
     with pytest.raises(AppError, match="needs train and evaluate of its own"):
         plain.evaluate(np.zeros(3, np.float32), {}, EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        (lambda model: model.add_module("more", torch.nn.Linear(2, 2)), r"more\.bias, more\.weight"),
+        (lambda model: delattr(model, "out"), r"out\.bias, out\.weight"),
+    ],
+    ids=["more", "fewer"],
+)
+def test_training_that_changes_which_tensors_there_are_is_an_app_error(change: Any, changed: str) -> None:
+    def trained(model: Any) -> dict[str, float]:
+        change(model)
+        return {}
+
+    trainer = trainer_for(Own(Counting, trained))
+    with pytest.raises(AppError, match=changed):
+        trainer.train(trainer.spec.flatten(trainer.initial(0)), {}, EXAMPLES, PLAN, 0)
 
 
 def test_an_app_trains_without_a_trainer_too() -> None:

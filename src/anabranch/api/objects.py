@@ -87,6 +87,8 @@ def plan_run(source: Source, objects: RunObjects, ends: bool = True, name: str =
     codecs = {"uplink": objects.get("uplink"), "downlink": objects.get("downlink")}
     flags += [(f"{t}=", {t: {"codec": str(codec)}}) for t, codec in codecs.items() if codec is not None]
     if (until := objects.get("until")) is not None:
+        if not isinstance(until, Until):
+            raise ConfigError(f"until={until!r}: give an object of it, such as anabranch.Until(updates=500)")
         flags.append(("until=", {"run": until.keys()}))
     if (seed := objects.get("seed")) is not None:
         flags.append(("seed=", {"run": {"seed": seed}}))
@@ -158,13 +160,18 @@ def _default(f: Field[Any]) -> Any:
     return f.default
 
 
+# The tables that have an argument of their own, by its name; its class is called the same.
+NAMED = {"fleet": "fleet", "robust": "robust", "client": "training", "faults": "faults"}
+
+
 def _table_layers(**tables: Any) -> list[Layer]:
     layers: list[Layer] = []
     for table, given in tables.items():
         if given is None:
             continue
         if not isinstance(given, TABLES[table] if table != "fleet" else (Fleet, FleetTable)):
-            raise ConfigError(f"{table}= must be one of {TABLES[table].__name__}, not {given!r}")
+            name = NAMED[table]
+            raise ConfigError(f"{name}={given!r}: give an object of it, anabranch.{name.capitalize()}(...)")
         keys = given.keys() if isinstance(given, Fleet) else asdict(given)
         layers.append((f"{table}=", {table: keys}))
     return layers

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run
+from anabranch.api.pool import check_no_worker_begins, lost_workers_told
 from anabranch.api.progress import LiveBar, RunBar
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
@@ -98,6 +99,8 @@ def simulate(
         "until": until,
         "settings": settings,
     }
+    if not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks={callbacks!r}: give a list of functions")
     plan = plan_run(source, objects)
     if plan.said:
         warnings.warn(f"{plan.said}: until=Until(updates=...) says otherwise", stacklevel=2)
@@ -126,6 +129,7 @@ def run_simulation(
 
     Without `keep_payloads`, and in a temporary folder, the run replays by simulation alone.
     """
+    check_no_worker_begins()
     tellers, trackers = _parted(callbacks)
     if out is None and (resume or checkpoint_s):
         raise ConfigError("resume= and checkpoint_s= are of a run that keeps its folder: name it, out='...'")
@@ -137,7 +141,7 @@ def run_simulation(
             teller(progress)
 
     temporary = TemporaryFolder() if out is None else None
-    with temporary or claimed(out or Path(), explicit=True, resume=resume) as folder:
+    with lost_workers_told(), temporary or claimed(out or Path(), explicit=True, resume=resume) as folder:
         try:
             result = simulate_config(
                 config,

@@ -19,7 +19,7 @@ from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
-from anabranch.api.pool import PROCESSES, check_place, check_seen, run_pool
+from anabranch.api.pool import PROCESSES, check_no_worker_begins, check_place, check_seen, run_pool
 from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
 from anabranch.api.run import Run
@@ -139,6 +139,7 @@ def sweep(
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
+    check_no_worker_begins()
     source, said = _swept(source)
     if is_study(grid):
         study: Any = grid

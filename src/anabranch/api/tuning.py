@@ -15,7 +15,7 @@ from anabranch.api.configuration import UPDATES_TO_TARGET, is_config
 from anabranch.api.figures import Figure
 from anabranch.api.halving import SHARES, Halving, Leg
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
-from anabranch.api.pool import PROCESSES, RunPool, check_place, check_seen, run_pool
+from anabranch.api.pool import PROCESSES, RunPool, check_no_worker_begins, check_place, check_seen, run_pool
 from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
 from anabranch.api.temporary import TemporaryFolder
@@ -181,6 +181,7 @@ def tune(
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
+    check_no_worker_begins()
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     source, said = tune_source(source)

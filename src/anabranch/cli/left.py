@@ -11,7 +11,7 @@ from anabranch.cli.next_steps import resume_command
 from anabranch.cli.options import summary
 from anabranch.cli.output import Output
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import DataError
+from anabranch.core.errors import AppError, DataError
 from anabranch.core.model.chains import AUTO
 from anabranch.reports.folders import CHECKPOINT, holds_run
 from anabranch.reports.result import RESULT_FILE, Result
@@ -44,12 +44,13 @@ def say_what_is_left(output: Output, folder: Path) -> Iterator[None]:
     before = _written_at(folder / RESULT_FILE)
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if _written_at(folder / RESULT_FILE) != before:
             result = Result.read(folder)
             output.result(result.to_json(), f"interrupted: {summary(result, folder)}")
             if (folder / CHECKPOINT).is_file():
-                output.say(f"it can go on:\n  {resume_command(sys.argv, folder)}")
+                so = "with the same code it can go on" if isinstance(error, AppError) else "it can go on"
+                output.say(f"{so}:\n  {resume_command(sys.argv, folder)}")
         raise
 
 

@@ -14,7 +14,7 @@ from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
 from anabranch.reports.metrics import final_text, metric_text
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
-from anabranch.reports.text import bytes_text, duration_text, energy_text
+from anabranch.reports.text import bytes_text, counted, duration_text, energy_text
 
 MODELS = {"": FINAL, "the best version ": BEST}
 
@@ -104,8 +104,10 @@ def summary(result: Result, folder: Path | None) -> str:
         reached = (
             f"target {metric_text(goal.metric, goal.target)} after {duration_text(result.time_to_target_s)}"
         )
+    reasons = ", ".join(reason.replace("_", " ") for reason in result.rejections)
     updates = (
-        f"{result.versions} versions of {result.updates_applied} updates, {result.updates_rejected} rejected"
+        f"{counted(result.versions, 'version')} of {counted(result.updates_applied, 'update')}, "
+        f"{result.updates_rejected} rejected" + (f" ({reasons})" if reasons else "")
     )
     stale = f"staleness {result.staleness.mean:.2f} on average, {result.staleness.max} at most"
     traffic = f"{bytes_text(result.uplink_bytes)} up, {bytes_text(result.downlink_bytes)} down"

@@ -82,11 +82,11 @@ Resume = Annotated[
 ]
 Parallel = Annotated[
     int | None,
-    typer.Option(help="Of the runs of --seeds or [sweep] so many at a time, each in a process.", min=1),
+    typer.Option(help="Of the runs of --seeds or of a sweep so many at a time, each in a process.", min=1),
 ]
 On = Annotated[
     str | None,
-    typer.Option(help="Where the runs of --seeds or [sweep] are: processes of this machine, or ray."),
+    typer.Option(help="Where the runs of --seeds or of a sweep are: processes of this machine, or ray."),
 ]
 
 
@@ -116,9 +116,9 @@ def simulate(
 ) -> None:
     """Simulate a fleet: the same engine and devices as live, on a virtual clock.
 
-    A file's [sweep] is many runs, side by side. Of an App the settings are the defaults and what the options
-    and --set say; where nothing sets an end, it comes after 200 updates. The same configuration gives the
-    same digests, whatever the number of workers. Those of the batched executor are its own.
+    A file with a table `sweep` is many runs, side by side. Of an App the settings are the defaults and what
+    the options and --set say; where nothing sets an end, it comes after 200 updates. The same configuration
+    gives the same digests, whatever the number of workers. Those of the batched executor are its own.
     """
     output = Output(as_json)
     presets, chosen, swept, of_app = _begun(source, flower)
