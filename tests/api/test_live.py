@@ -37,6 +37,28 @@ def server_spec() -> Any:
     return InProcessServer("synthetic").local.spec
 
 
+class Failing(Synthetic):
+    def train(self, *given: Any) -> Any:
+        raise ValueError("a mistake")
+
+
+@pytest.mark.parametrize("made", [ab.Server, ab.Server.local], ids=["network", "none"])
+def test_whoever_waits_for_a_run_hears_of_what_ended_its_last_device(made: Any) -> None:
+    with made(Synthetic, **FEW, until=ab.Until(updates=12)) as server:
+        with pytest.raises(AppError, match="a mistake"), ab.Client(Failing, server, id="device-0"):
+            server.wait()
+        with ab.Client(Synthetic, server, id="device-1"):
+            server.wait(LONG_S)
+
+
+def test_a_device_that_fails_beside_others_is_heard_of_in_the_end() -> None:
+    with ab.Server(Synthetic, **FEW, until=ab.Until(updates=12)) as server:
+        failing = ab.Client(Failing, server, id="device-0")
+        with pytest.raises(AppError, match="a mistake"), failing, ab.Client(Synthetic, server, id="device-1"):
+            server.wait(LONG_S)
+        assert server.status().updates_applied == 12
+
+
 def test_it_goes_on_from_its_data(tmp_path: Path) -> None:
     def served(updates: int) -> int:
         with ab.Server(

@@ -12,7 +12,7 @@ import pytest
 from commands import command_line
 
 from anabranch.client.checkup import FAIL, Checkup
-from anabranch.core.config.tables import Config, merge
+from anabranch.core.config.tables import Config, FleetTable, merge
 from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.run import simulate
 from anabranch.workloads.app import Shard, examples_of
@@ -30,13 +30,23 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_path(str(file))
 
 
-APPS = ("Mine", "Logistic", "Streaming", "Regression", "NextWord")
+APPS = ("Mine", "Dealt", "Logistic", "Streaming", "Regression", "NextWord")
 
 
 def test_every_app_of_the_page_is_known_here(written: dict[str, Any]) -> None:
     shown = set(re.findall(r"^class (\w+)\((?:anabranch\.App|Mine)\)", PAGE, re.MULTILINE))
     assert shown == {*APPS, "Sensor"}
     assert set(APPS) < set(written)
+
+
+def test_the_split_counts_where_an_app_goes_by_it(written: dict[str, Any]) -> None:
+    fleet = FleetTable(clients=4, split="dirichlet", dirichlet_alpha=0.1)
+    sizes = {
+        name: [len(examples_of(written[name]().data(Shard("train", i, 4, fleet)))) for i in range(4)]
+        for name in ("Mine", "Dealt")
+    }
+    assert sum(sizes["Dealt"]) == sum(sizes["Mine"]) == 150
+    assert max(sizes["Mine"]) - min(sizes["Mine"]) <= 1 < max(sizes["Dealt"]) - min(sizes["Dealt"])
 
 
 def test_a_sensor_has_what_came_since_it_was_first_looked_at(written: dict[str, Any]) -> None:

@@ -95,6 +95,10 @@ class Client(Background):
         self._temporary = TemporaryFolder("anabranch-device-")
         return self._temporary.path
 
+    def _began(self) -> None:
+        if not isinstance(self._server, str):
+            self._server.has_device(self)
+
     def _work(self) -> None:
         if isinstance(self._server, InProcessServer):
             self.summary = self._agent(self._server).run()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,7 +23,7 @@ from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.workloads.app import App, load_app
 
 ANY_PORT = "127.0.0.1:0"
-LOOK_S = 0.02  # so often it is looked whether a run without a network has ended
+LOOK_S = 0.02  # so often it is looked whether a run without a network, or a device of this process, has ended
 
 
 class Server(Operated, Listening):
@@ -57,6 +59,7 @@ class Server(Operated, Listening):
         self._app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
         self._insecure, self._bundle = insecure, None if bundle is None else Path(bundle)
         self._over = threading.Event()
+        self._devices: list[Background] = []
 
     @staticmethod
     def local(source: Source, **objects: Unpack[RunObjects]) -> InProcessServer:
@@ -92,10 +95,16 @@ class Server(Operated, Listening):
         """The run's own name, which no other run has."""
         return str(self._served.run_id)
 
+    def has_device(self, device: Background) -> None:
+        """See `Operated`."""
+        self._devices.append(device)
+
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until its run has ended: the server goes on serving the last version. Raises what stopped it."""
-        if not self._over.wait(timeout_s):
-            raise Unavailable(f"the run has not ended within {timeout_s:g} s")
+        """Until its run has ended: the server goes on serving the last version.
+
+        Raises what stopped it, and what ended a device of this process once all of them have ended.
+        """
+        _wait_beside(self._devices, self._over.wait, timeout_s)
         self._raise()
 
     def report(self, out: str | Path | None = None) -> Run:
@@ -136,6 +145,20 @@ class InProcessServer(Background):
         self.config = plan.config
         self.local = LocalServer.of(app, plan.config)
         self._over = threading.Event()
+        self._devices: list[Background] = []
+
+    def has_device(self, device: Background) -> None:
+        """See `Operated`."""
+        self._devices.append(device)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """As `Server.wait`."""
+        _wait_beside(self._devices, self._ended_within, timeout_s)
+        self._raise()
+
+    def _ended_within(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return self.over
 
     def weights(self) -> Mapping[str, Any]:
         """The newest version of the model: numpy arrays by name."""
@@ -152,3 +175,20 @@ class InProcessServer(Background):
 
     def _end(self) -> None:
         self._over.set()
+
+
+def _wait_beside(
+    devices: Sequence[Background], over: Callable[[float], bool], timeout_s: float | None
+) -> None:
+    """Until a run is `over` within some seconds.
+
+    Raises what has ended one of the devices of this process, once all of them have ended; `Unavailable` when
+    the time is up.
+    """
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not over(max(0.0, min(LOOK_S, until - time.monotonic()))):
+        if all(device.over for device in devices):
+            for device in devices:
+                device.wait()
+        if time.monotonic() >= until:
+            raise Unavailable(f"the run has not ended within {timeout_s:g} s")

@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from anabranch.api.background import Background
 from anabranch.api.live_result import report_of_data
 from anabranch.api.run import Run
 from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
@@ -41,6 +42,9 @@ class Operated:
     def insecure(self) -> bool:
         """Whether other machines are served in the clear."""
         raise NotImplementedError
+
+    def has_device(self, device: Background) -> None:
+        """A device of this process begins to work for it."""
 
     def operator(self, identity: str | Path | None = None) -> OperatorClient:
         """An operator's connection, a context manager; `identity`: the folder of an operator's papers."""
