@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from anabranch.workloads.streams import Streamed
 from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
 
 OK, WARN, FAIL = "ok", "warn", "fail"
+SHAPES_DIFFER = "Using a target size"  # of torch's warning, where a loss broadcasts
 NAMES_MAX = 4  # that are listed
 SEED = 1
 
@@ -156,7 +158,11 @@ class Checkup:
                 yield Finding(OK, "data", f"the {role} part: {self._described(found)}")
 
     def _training(self) -> Iterator[Finding]:
-        result = self._result = self._trained(self._vector)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            result = self._result = self._trained(self._vector)
+        for text in dict.fromkeys(str(w.message) for w in said if SHAPES_DIFFER in str(w.message)):
+            yield Finding(WARN, "training", f"{text.strip()} Should the model end with torch.nn.Flatten(0)?")
         told = "".join(f", {name} {value:.4g}" for name, value in result.metrics.items())
         if not np.isfinite(result.delta).all() or not math.isfinite(result.metrics.get("loss", 0.0)):
             fix = "mend the data" if any(self._not_finite()) else "lower the rate"

@@ -90,9 +90,8 @@ def comparison_svg(results: Iterable[Result], against: Against = "time", metric:
     runs = list(results)
     by_workload = grouped(runs)
     if len(by_workload) != 1:
-        raise DataError(
-            f"one chart shows runs of one workload and kind, not of {len(by_workload)}: {list(by_workload)}"
-        )
+        there = ", ".join(f"{workload} ({kind})" for workload, kind in by_workload) or "none"
+        raise DataError(f"one chart shows runs of one workload and kind, and these are of {there}")
     [((_, kind), groups)] = by_workload.items()
     names = metric_names(runs)
     if metric and metric not in names:

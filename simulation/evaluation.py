@@ -6,6 +6,7 @@ worker processes may do it meanwhile, and the record comes in the same order wha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.executors.base import Evaluation, Executor, Pending
 from anabranch.simulation.versions import Model, Versions
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class Evaluator:
             raise AppError("evaluate returned nothing: return a dict of metrics, such as accuracy and loss")
         if lack := self._goal.lacking(metrics):
             raise AppError(lack)
+        if self.newest is None and (said := self._goal.idle(metrics)):
+            log.warning(said)
         self.newest = MeasuredVersion(time_s, model.version, metrics)
         self._recorder.evaluated(time_s, model.version, metrics)
         self._best.offer(model.version, metrics, lambda: model.vector)

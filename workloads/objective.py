@@ -71,7 +71,13 @@ class Objective:
 
         if self.loss is None:
             self.check_labels(y)
-            found: Any = torch.nn.functional.cross_entropy(self._scores(output), y)
+            scores = self._scores(output)
+            if tuple(y.shape[1:]) == (1,) and getattr(scores, "ndim", 0) == 2 and not y.is_floating_point():
+                raise AppError(
+                    f"{self.name}: y has shape (n, 1), and the default loss wants class numbers in the shape "
+                    "(n,): give y.ravel()"
+                )
+            found: Any = torch.nn.functional.cross_entropy(scores, y)
         else:
             found = self.loss(output, _like(output, y))
         if not isinstance(found, torch.Tensor) or found.numel() != 1:

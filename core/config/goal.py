@@ -98,6 +98,15 @@ class Goal:
             "set run.metric to one of them, or return it"
         )
 
+    def idle(self, names: Collection[str]) -> str:
+        """What to say of a target that a measurement of these metrics tells nothing of; else empty."""
+        if self.target is None or self.metric != AUTO or ACCURACY in names:
+            return ""
+        return (
+            f"the target is of the accuracy, and evaluate returns none, but {', '.join(names)}: it is never "
+            "reached; set run.metric, run.mode and run.target"
+        )
+
 
 UNNAMED = Goal()
 

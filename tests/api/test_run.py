@@ -155,5 +155,7 @@ def test_runs_are_compared(run: ab.Run, tmp_path: Path) -> None:
     assert found.plot(against="bytes").svg.startswith("<svg")
     with pytest.raises(FolderMissing):
         ab.compare([tmp_path / "none"])
+    alone = [ab.compare(one).results for one in (run, str(run.folder), run.folder, run.result)]
+    assert [len(results) for results in alone] == [1, 1, 1, 1]
     with pytest.raises(DataError, match="no finished run"):
         ab.compare([])

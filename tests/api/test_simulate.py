@@ -222,3 +222,10 @@ def test_a_split_that_an_app_does_not_go_by_is_warned_of_once(
     found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(found) == bool(said)
     assert said in "".join(found)
+
+
+def test_a_target_that_is_never_measured_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    ab.simulate(Prices(), fleet=ab.Fleet(clients=4), until=ab.Until(updates=20, accuracy=0.9))
+    found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(found) == 1
+    assert found[0].startswith("the target is of the accuracy, and evaluate returns none, but mse")

@@ -218,6 +218,15 @@ def test_what_is_wrong_is_said_before_anything_is_run(arguments: Any, said: str,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_setting_with_one_value_is_held_in_every_trial(tmp_path: Path) -> None:
+    tuned = ab.tune("synthetic", {RATE: 0.2, SIZE: [1, 2]}, **SMALL, out=tmp_path / "tuned")
+    assert {row["choice"].get(RATE, 0.2) for row in lines(tuned.folder)} == {0.2}
+    runs = [Result.read(path.parent) for path in tuned.folder.glob("*/*/result.json")]
+    assert {run.config["client"]["learning_rate"] for run in runs} == {0.2}
+    assert len(runs) > 2
+    assert tuned.config.client.learning_rate == 0.2
+
+
 def test_a_folder_is_of_one_tuning(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:
     tuned, _ = whole
     with pytest.raises(ConfigError, match=r"has another tuning.*--out"):

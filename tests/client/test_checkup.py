@@ -72,6 +72,29 @@ def test_a_tensor_of_two_names_is_said_to_travel_twice() -> None:
     )
 
 
+class Column(Sound):
+    """Outputs of shape (n, 1) beside values of shape (n,): each is compared with all."""
+
+    loss = torch.nn.functional.mse_loss
+
+    def model(self) -> Any:
+        return torch.nn.Linear(4, 1)
+
+    def data(self, shard: Shard) -> Any:
+        return Examples(X, X[:, 0])
+
+
+def test_shapes_that_a_loss_broadcasts_are_found() -> None:
+    said = found(Column(), "warn")["training"]
+    assert "torch.Size([24])" in said
+    assert "Flatten(0)" in said
+
+
+class Columns(Sound):
+    def data(self, shard: Shard) -> Any:
+        return Examples(X, Y[:, None])
+
+
 class Explodes(Sound):
     def data(self, shard: Shard) -> Any:
         return Examples(X * np.float32(1e30), Y)
@@ -112,6 +135,7 @@ class BadEvaluation(Sound):
     [
         (Explodes(), "training", "lower the rate"),
         (NotANumber(), "training", "mend the data"),
+        (Columns(), "training", "Columns: y has shape (n, 1)"),
         (Still(), "training", "no weight has moved"),
         (Raises(), "training", "on this device: ValueError: a mistake"),
         (NoModel(), "model", "returned int"),

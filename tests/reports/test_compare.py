@@ -159,5 +159,5 @@ def test_one_chart_as_a_file(record: Callable[..., Result]) -> None:
     assert ET.fromstring(svg).get("aria-label") == "accuracy against uplink + downlink"
     with pytest.raises(DataError, match="one workload"):
         comparison_svg([record(), record(kind="live")])
-    with pytest.raises(DataError, match="not of 0"):
+    with pytest.raises(DataError, match="these are of none"):
         comparison_svg([])

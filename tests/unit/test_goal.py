@@ -98,6 +98,17 @@ def test_a_metric_that_was_named_must_be_measured() -> None:
     assert goal().lacking(["mae"]) == "", "nobody has named one"
 
 
+def test_a_target_of_an_accuracy_that_nobody_measures_is_said() -> None:
+    assert (
+        goal(target_accuracy=0.9)
+        .idle(["mae"])
+        .startswith("the target is of the accuracy, and evaluate returns none, but mae")
+    )
+    assert goal(target_accuracy=0.9).idle(["accuracy", "mae"]) == ""
+    assert goal().idle(["mae"]) == ""
+    assert goal(metric="mae", mode="min", target=0.1).idle(["mae"]) == ""
+
+
 def test_metrics_of_groups_are_told_from_those_of_all() -> None:
     measured = {"mse": 1.0, "mse[old]": 2.0, "mse[young]": 0.5, "mae[old]": None, "a]b[": 3.0, "x[]": 4.0}
     assert by_group(measured) == {"mse": {"old": 2.0, "young": 0.5}}

@@ -88,14 +88,15 @@ class Comparison:
         return f"{self.rows._repr_html_()}{self.plot()._repr_html_()}"
 
 
-def compare(runs: Iterable[Run | Result | str | Path]) -> Comparison:
-    """Put runs side by side: `Run`s, their folders, or results.
+def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Path) -> Comparison:
+    """Put runs side by side: `Run`s, their folders, or results; or look at one alone.
 
     What is no run, was interrupted, or is the same run again to the bit, is left out. Raises `DataError`
     where nothing remains.
     """
     found: dict[tuple[str, str], str] = {}
-    results, left_out, given = [], [], list(runs)
+    results, left_out = [], []
+    given = [runs] if isinstance(runs, Run | Result | str | Path) else list(runs)
     for run in given:
         name = (
             str(getattr(run, "folder", run)) if not isinstance(run, Result) else f"{run.strategy}, {run.seed}"

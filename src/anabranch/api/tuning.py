@@ -215,6 +215,10 @@ class TuneRequest:
     def __init__(self, source: Source, table: TuneTable, objects: RunObjects) -> None:
         self._source, self.table, self._objects = source, table, objects
         self.base = plan_run(source, objects, ends=False).config
+        if held := {r.path: r.points[0] for r in table.ranges if len(r.points) == 1}:
+            settings = {**(objects.get("settings") or {}), **settings_of(self.base, held)}
+            self._objects = {**objects, "settings": settings}
+            self.base = plan_run(source, self._objects, ends=False).config
         run = self.base.run
         self.aim = self._aim(Goal.of(run))
         updates = run.updates_max

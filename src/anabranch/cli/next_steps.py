@@ -54,9 +54,9 @@ def with_run(folder: Path, code: bool = False) -> list[str]:
 
     `code`: the run names code of one's own.
     """
-    others = (other for other in folder.parent.iterdir() if other.name != folder.name)
-    beside = any(holds_run(other) for other in others)
-    compare = f"{_line('compare', folder.parent)}/*" if beside else _line("compare", folder)
+    beside = [other for other in folder.parent.iterdir() if not other.name.startswith(".")]
+    all_runs = len(beside) > 1 and all(holds_run(other) for other in beside)
+    compare = f"{_line('compare', folder.parent)}/*" if all_runs else _line("compare", folder)
     return [_line("replay", folder, *(["--load-code"] if code else [])), compare]
 
 
