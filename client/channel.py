@@ -38,6 +38,10 @@ CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it 
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 NO_CONNECTION = "failed to connect to all addresses"
+OTHER_PORT = (
+    "does not know this call: devices reach a server at its server.address (port 7070 unless it is set), "
+    "operators at its server.admin_address (7071); or it is of another release"
+)
 ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
 RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
 
@@ -135,7 +139,9 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     metadata = {k: str(v) for k, v in call.trailing_metadata() or ()}
     name = metadata.get(ERROR_KEY, "")
     cls = _BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
-    if not name:
+    if not name and status == "UNIMPLEMENTED":
+        text = f"{address} {OTHER_PORT}"
+    elif not name:
         text = f"{address}: {text}" if text.startswith("nobody answers") else f"{address}: {status}: {text}"
     found = cls(text)
     if (window := _window(metadata.get(RETRY_KEY, ""))) is not None:

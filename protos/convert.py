@@ -160,7 +160,8 @@ def check_manifest(sha256: bytes, spec: ParamSpec) -> None:
     """Raises `ManifestMismatch` unless the peer speaks of this model."""
     if sha256.hex() != spec.layout_hash:
         raise ManifestMismatch(
-            f"manifest {sha256.hex()[:16] or '(none)'} is not this run's {spec.layout_hash[:16]}: enrol again"
+            f"manifest {sha256.hex()[:16] or '(none)'} is not this run's {spec.layout_hash[:16]}, "
+            "of another model: take the run's own App, and enrol again"
         )
 
 

@@ -285,7 +285,9 @@ class Result:
         except FileNotFoundError as error:
             if not folder.is_dir():
                 raise FolderMissing(f"{folder} is not there: name the folder of a run") from None
-            raise DataError(f"{path} is missing: name the folder of a run that has ended") from error
+            of_server = (folder / "anabranch.db").is_file()
+            more = f"; of a server's data, `anabranch verify {folder}` replays the log" if of_server else ""
+            raise DataError(f"{path} is missing: name the folder of a run that has ended{more}") from error
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
         return cls.from_json(data, str(path))

@@ -185,6 +185,16 @@ def test_nobody_at_the_address_is_unavailable() -> None:
     assert not check_health(address, timeout_s=1.0)
 
 
+def test_a_call_at_the_port_of_operators_says_which_port_devices_reach(tmp_path: Path) -> None:
+    asked = r"server\.address \(port 7070.*server\.admin_address"
+    with (
+        live_server(tmp_path, {"w": np.zeros(3, np.float32)}, config()) as info,
+        GrpcTransport(info.admin_address, "a") as wrong,
+        pytest.raises(ProtocolError, match=asked),
+    ):
+        wrong.enrol(Capability())
+
+
 def test_a_closed_transport_is_unavailable(large: Large) -> None:
     transport = GrpcTransport(large.address, "a")
     transport.close()

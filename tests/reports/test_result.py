@@ -55,7 +55,10 @@ def test_nan_is_never_written(record: Callable[..., Result], tmp_path: Path) -> 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"result\.json is missing"):
+    with pytest.raises(DataError, match=r"result\.json is missing: name the folder of a run that has ended$"):
+        Result.read(tmp_path)
+    (tmp_path / "anabranch.db").touch()
+    with pytest.raises(DataError, match=f"anabranch verify {tmp_path}"):
         Result.read(tmp_path)
 
 
