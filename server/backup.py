@@ -46,7 +46,8 @@ from anabranch.server.restored import Restored, attest, refuse_private
 from anabranch.server.store import mark as marks
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.database import BUSY_TIMEOUT_MS
-from anabranch.server.store.factory import SQLITE_FILE
+from anabranch.server.store.ending import check_alone
+from anabranch.server.store.factory import SQLITE_FILE, open_store
 from anabranch.server.store.files import (
     LOCK,
     FolderLock,
@@ -183,7 +184,12 @@ def check_source(data_dir: Path) -> None:
     if not data_dir.is_dir():
         raise FolderMissing(f"{data_dir} is not there: name the data_dir of a server")
     if (data_dir / SQLITE_FILE).exists():
+        with closing(open_store("", data_dir)) as store:
+            if store.info() is None:
+                raise DataError(f"{data_dir} holds no run: name the data_dir of a server")
         return
+    if Segments(data_dir).state():
+        check_alone(data_dir, data_dir / SQLITE_FILE)
     if (data_dir / "manifest").exists():
         raise ConfigError(
             f"{data_dir} has no {SQLITE_FILE}: the run is in PostgreSQL, payloads and snapshots too, "

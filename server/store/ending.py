@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sqlalchemy import Connection, func, select
 
-from anabranch.core.errors import LogLost
+from anabranch.core.errors import LogLost, StoreError
 from anabranch.server.store.base import Mark
+from anabranch.server.store.mark import FILE
 from anabranch.server.store.schema import events, model_versions, snapshots
+from anabranch.server.store.segments import FOLDER
 from anabranch.server.store.snapshots import SnapshotFiles
 
 ATTEST = (
@@ -29,6 +33,21 @@ def log_end(connection: Connection) -> int:
 def rows_end(connection: Connection) -> int:
     """The last event that has a row in SQLite's own table, whatever the log has behind it."""
     return connection.exec_driver_sql("SELECT max(seq) FROM main.events").scalar() or 0
+
+
+def check_alone(data_dir: Path, database: Path) -> None:
+    """Raises `StoreError` where a run's log, or its mark, lies beside SQLite's file that knows of no run.
+
+    What a run's settings were, and when it began, is in the database alone: without it nobody can go on.
+    """
+    has_log = any((data_dir / FOLDER).glob("*.log"))
+    if has_log or (data_dir / FILE).exists():
+        raise StoreError(
+            f"{database} is missing or empty, and {data_dir / (FOLDER if has_log else FILE)} is of a run that "
+            "it does not know; nothing was changed. Put back the file that belongs to it, or a backup into a "
+            "folder of its own (`anabranch admin restore`); name a run in PostgreSQL by server.database, and "
+            "for another run another server.data_dir"
+        )
 
 
 def check_mark(mark: Mark | None, end: int, name: str) -> None:

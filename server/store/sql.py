@@ -33,7 +33,7 @@ from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots
 from anabranch.server.store.database import Database
 from anabranch.server.store.ending import (
-    ATTEST,
+    check_alone,
     check_files,
     check_mark,
     check_rows,
@@ -139,14 +139,18 @@ class SqlStore:
     # --- the run -----------------------------------------------------------------------------
 
     def info(self) -> RunInfo | None:
-        """The run that is stored, if there is one. Raises `StoreNewer`."""
-        if not self._database.exists():
-            return None
-        with self._reading() as connection:
-            if not revision.has_tables(connection):
-                return None
-            row = connection.execute(select(runs)).mappings().first()
-            return None if row is None else rows.info_of(dict(row))
+        """The run that is stored, if there is one. Raises `StoreNewer`.
+
+        And `StoreError` where files of one lie there, of which SQLite's file knows nothing.
+        """
+        found = None
+        if self._database.exists():
+            with self._reading() as connection:
+                if revision.has_tables(connection):
+                    found = connection.execute(select(runs)).mappings().first()
+        if found is None and self._database.is_sqlite:
+            check_alone(self._data_dir, Path(str(self._database.url.database)))
+        return None if found is None else rows.info_of(dict(found))
 
     def start(self, info: RunInfo) -> RunInfo:
         """Lock, bring the tables up to date, and enter the run or find it. See base.py for errors."""
@@ -223,9 +227,6 @@ class SqlStore:
         """Raises `LogLost` where the log ends before what is known to have been in it. Writes nothing."""
         name, mark = self._database.name, self.mark()
         if self.info() is None:
-            check_mark(mark, 0, name)
-            if self._segments.state():
-                raise LogLost(f"{name} knows of no run, but {self._segments.folder} has a log: {ATTEST}")
             return
         with self._reading() as connection:
             end = log_end(connection)

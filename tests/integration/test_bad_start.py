@@ -14,9 +14,20 @@ import numpy as np
 import pytest
 from wire import Device, Served, server_config
 
-from anabranch.core.errors import ConfigError, ManifestMismatch, PortInUse, StoreFull, StoreLocked, StoreNewer
+from anabranch.core.errors import (
+    ConfigError,
+    ManifestMismatch,
+    PortInUse,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreNewer,
+    outcome_of,
+)
 from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.server.backup import back_up
 from anabranch.server.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from anabranch.server.restored import attest
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
@@ -78,6 +89,49 @@ def test_a_database_of_a_newer_revision(tmp_path: Path, manifest: Manifest) -> N
         database.execute("UPDATE alembic_version SET version_num = '9999'")
     database.close()
     with pytest.raises(StoreNewer), Served(config, manifest):
+        pass
+
+
+@pytest.mark.parametrize("how", ["gone", "empty"])
+def test_a_database_that_is_lost_beside_its_log(how: str, tmp_path: Path, manifest: Manifest) -> None:
+    """No command says that there is no run, nor names one that would then say so."""
+    config, data = server_config(tmp_path / "data"), tmp_path / "data"
+    with Served(config, manifest) as served:
+        served.device().work()
+        served.close()
+    whole = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "lock"}
+    (data / "anabranch.db").unlink()
+    if how == "empty":
+        (data / "anabranch.db").touch()
+    for use in (
+        lambda: Served(config, manifest).__enter__(),
+        lambda: verify(data),
+        lambda: attest(data, "", None),
+        lambda: back_up(data, tmp_path / "backup"),
+    ):
+        with pytest.raises(StoreError, match=r"anabranch\.db is missing or empty.*admin restore") as said:
+            use()
+        assert outcome_of(said.value).exit_code == 37
+        assert "attest-restore" not in str(said.value)
+    assert not (tmp_path / "backup").exists()
+    for path, data_before in whole.items():
+        if path.name != "anabranch.db":
+            assert path.read_bytes() == data_before, path
+    (data / "anabranch.db").write_bytes(whole[data / "anabranch.db"])
+    with Served(config, manifest) as served:
+        assert served.info is not None
+        assert served.info.version == 1
+
+
+def test_data_whose_run_is_in_another_database(tmp_path: Path, manifest: Manifest) -> None:
+    """Only the mark lies there, as of PostgreSQL's: the other database is to be named."""
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served:
+        served.device().work()
+        served.close()
+    shutil.rmtree(tmp_path / "data" / "log")
+    (tmp_path / "data" / "anabranch.db").unlink()
+    with pytest.raises(StoreError, match=r"acknowledged is of a run.*server\.database"), Served(config, manifest):
         pass
 
 
