@@ -27,7 +27,7 @@ from anabranch.core.effects import Effect
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import tasks_of_use
 from anabranch.core.engine.settable import as_started
-from anabranch.core.errors import AnabranchError, ConfigError, DataError
+from anabranch.core.errors import AnabranchError, ConfigError, DataError, Unavailable
 from anabranch.core.limits import Limits
 from anabranch.core.model.params import Tensors
 from anabranch.core.retention import Keep
@@ -216,12 +216,21 @@ async def led_run(
     restored = read_restored(folder, store, recovered.info, None if identity is None else identity.authority)
     async with _live(store, recovered, config, frozen, limits, identity, wall, metrics) as run:
         run.restored, run.first = restored, first
-        await run.writer.look_store(partial(_rate, run.models))
-        tenure.watch(run.writer)
-        if recovered.said:
-            said = ev.SettingsChanged(run.writer.now(), recovered.said, recovered.said_by, at_start=True)
-            await run.writer.submit(said)
+        try:
+            await _begin(run, recovered, tenure)
+        except Unavailable:  # to who asks the writer; what has stopped that is for who starts it
+            check_done(run)
+            raise
         yield run
+
+
+async def _begin(run: LiveRun, recovered: Recovered, tenure: Tenure) -> None:
+    """What comes before the first call of others."""
+    await run.writer.look_store(partial(_rate, run.models))
+    tenure.watch(run.writer)
+    if recovered.said:
+        said = ev.SettingsChanged(run.writer.now(), recovered.said, recovered.said_by, at_start=True)
+        await run.writer.submit(said)
 
 
 def _rate(models: Models, store: Store) -> None:

@@ -41,12 +41,13 @@ def check_alone(data_dir: Path, database: Path) -> None:
     What a run's settings were, and when it began, is in the database alone: without it nobody can go on.
     """
     has_log = any((data_dir / FOLDER).glob("*.log"))
-    if has_log or (data_dir / FILE).exists():
+    left = data_dir / (FOLDER if has_log else FILE)
+    if has_log or left.exists():
         raise StoreError(
-            f"{database} is missing or empty, and {data_dir / (FOLDER if has_log else FILE)} is of a run that "
-            "it does not know; nothing was changed. Put back the file that belongs to it, or a backup into a "
-            "folder of its own (`anabranch admin restore`); name a run in PostgreSQL by server.database, and "
-            "for another run another server.data_dir"
+            f"{database} is missing or empty, and {left} is of a run that it does not know; "
+            "nothing was changed. Put back the file that belongs to it, or a backup into a folder of its own "
+            "(`anabranch admin restore`); name a run in PostgreSQL by server.database, and for another run "
+            "another server.data_dir"
         )
 
 

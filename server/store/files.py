@@ -66,7 +66,12 @@ def free_bytes(folder: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for its owner alone, though it was there, with its name durable in the folder above it."""
+    """A folder for its owner alone, though it was there, with its name durable in the folder above it.
+
+    Raises `OSError`, where something else lies there as well.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -76,7 +81,7 @@ def make_folder(folder: Path) -> None:
 
 def make_own_folder(folder: Path) -> None:
     """Such a folder, of which everything in it is ours."""
-    if folder.exists():
+    if folder.is_dir():
         tighten_tree(folder)
     make_folder(folder)
 

@@ -28,7 +28,9 @@ from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server.backup import back_up
 from anabranch.server.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from anabranch.server.restored import attest
+from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.factory import open_store
+from anabranch.server.store.segments import Segments
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
 
@@ -131,7 +133,39 @@ def test_data_whose_run_is_in_another_database(tmp_path: Path, manifest: Manifes
         served.close()
     shutil.rmtree(tmp_path / "data" / "log")
     (tmp_path / "data" / "anabranch.db").unlink()
-    with pytest.raises(StoreError, match=r"acknowledged is of a run.*server\.database"), Served(config, manifest):
+    with (
+        pytest.raises(StoreError, match=r"acknowledged is of a run.*server\.database"),
+        Served(config, manifest),
+    ):
+        pass
+
+
+def test_a_file_where_the_log_was(tmp_path: Path, manifest: Manifest) -> None:
+    """It is refused before anybody is served, by the name of what lies there."""
+    config, log = server_config(tmp_path / "data"), tmp_path / "data" / "log"
+    with Served(config, manifest) as served:
+        served.device().work()
+        served.close()
+    shutil.rmtree(log)
+    log.touch()
+    with pytest.raises(StoreError, match=rf"Not a directory: '{log}'") as said, Served(config, manifest):
+        pass
+    assert outcome_of(said.value).exit_code == 37
+
+
+def test_what_stops_the_writer_of_a_start_is_what_the_start_says(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        served.device().work()
+        served.close()
+
+    def lost(*_: object) -> None:
+        raise DiskFailed("writing the log: the disk is gone")
+
+    monkeypatch.setattr(Segments, "append", lost)
+    changed = server_config(tmp_path / "data", server={"lease_s": 77.0})  # an event of the start itself
+    with pytest.raises(DiskFailed, match=r"^writing the log: the disk is gone"), Served(changed, manifest):
         pass
 
 
