@@ -306,6 +306,12 @@ class BlobStore:
         """Whether a blob is here."""
         return self.path(digest).exists()
 
+    def missing(self, named: set[str]) -> list[Path]:
+        """Where those of these blobs would lie that are not here."""
+        here = {path.name for path in self._blobs.glob("??/*")}
+        # Not `path`: a row that is damaged may name no digest at all.
+        return [self._blobs / digest[-64:][:2] / digest for digest in sorted(named - here)]
+
     def read(self, digest: str) -> memoryview:
         """The bytes of a blob, mapped, its digest checked. Raises as `check_content` does."""
         check_stored(digest)

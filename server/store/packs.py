@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection, case, select
+
 from anabranch.core.content import check_content
 from anabranch.core.errors import StoreCorrupt
 from anabranch.server.store.files import disk_errors, open_file, sync_folder
+from anabranch.server.store.schema import mask_sums, updates
 
 FOLDERS = {"log": ".log", "packs": ".pack"}
 
@@ -34,9 +37,14 @@ class Packs:
         self._data_dir = data_dir
 
     def path(self, number: int) -> Path:
-        """The file of a number, relative to the data directory; a pack's where there is none."""
+        """The file of a number, relative to the data directory; a segment's where there is none."""
         log, pack = (Path(folder) / f"{number:06d}{end}" for folder, end in FOLDERS.items())
-        return log if (self._data_dir / log).exists() else pack
+        return pack if (self._data_dir / pack).exists() else log
+
+    def missing(self, numbers: set[int]) -> list[Path]:
+        """The files of numbers that are not there."""
+        here = {number for number, _ in self._files()}
+        return [self._data_dir / self.path(number) for number in sorted(numbers - here)]
 
     def newest(self) -> int:
         """The highest number of a file, 0 where there is none."""
@@ -69,6 +77,15 @@ class Packs:
             for path in (self._data_dir / folder).glob(f"*{end}"):
                 if path.stem.isdecimal():
                     yield int(path.stem), path
+
+
+def named_files(connection: Connection) -> tuple[set[str], set[int]]:
+    """Where rows say that payloads lie: digests of those that are files of their own, numbers of packs."""
+    u, payloads = updates.c, select(mask_sums.c.pack).where(mask_sums.c.pack.is_not(None))
+    lies = select(u.pack, case((u.pack.is_(None), u.sha256))).where(u.payload.is_(None), ~u.flawed)
+    rows = connection.execute(lies.distinct()).all()  # one look at all rows
+    packs = {pack for pack, _ in rows if pack is not None}
+    return {sha256 for _, sha256 in rows if sha256 is not None}, packs | set(connection.scalars(payloads))
 
 
 def read_payload(row: Any, packs: Packs) -> bytes:

@@ -55,7 +55,7 @@ from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.numbering import ids_in_sqlite, numbered, stored_ids
 from anabranch.server.store.overlay import Overlay
-from anabranch.server.store.packs import Packs, read_payload
+from anabranch.server.store.packs import Packs, named_files, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.quota import Quota
@@ -243,15 +243,25 @@ class SqlStore:
 
     def _collect_garbage(self) -> None:
         with self._database.writing() as connection:
-            u = updates.c
-            files = select(u.sha256).where(u.payload.is_(None), u.pack.is_(None), ~u.flawed)
-            referenced = set(connection.scalars(files))
+            referenced, packs = named_files(connection)
             kept = set(connection.scalars(select(snapshots.c.sha256)))
             ahead = files_ahead(connection, self._snapshots) if self._database.is_sqlite else []
         self._is_ahead = bool(ahead)
+        if self._database.is_sqlite:
+            self._tell_missing(referenced, packs)
         if gone := self._blobs.collect_garbage(referenced):
             log.info("removed %d files that nothing references", len(gone))
         self._snapshots.remove_all_but(kept.union(ahead))
+
+    def _tell_missing(self, blobs: set[str], packs: set[int]) -> None:
+        """A run goes on from a snapshot without its payloads: what is lost is to be heard of now."""
+        if missing := [*self._packs.missing(packs), *self._blobs.missing(blobs)]:
+            others = f", nor are {len(missing) - 1} others that rows name" if len(missing) > 1 else ""
+            log.warning(
+                "%s is not there%s: the run goes on, but payloads of its log are lost to rollbacks, reports "
+                "and replays (`anabranch verify` says which): put it back, or restore a backup",
+                *(missing[0], others),
+            )
 
     def _begin_shelf(self) -> None:
         """Clear the shelf of what no snapshot names."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import text
-from stores import INFO, LIMITS, Backend, History, logged, update
+from stores import INFO, LIMITS, Backend, History, logged, reference, update, upload
 
-from anabranch.core.errors import StoreError, StoreFull, StoreLocked, outcome_of
+from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, outcome_of
 from anabranch.server.store import database
 from anabranch.server.store.base import DiskFailed, Entry, Store
 from anabranch.server.store.factory import open_store
@@ -254,3 +254,41 @@ def test_what_was_acknowledged_survives_a_kill(on_disk: Backend) -> None:
         assert [seq for seq, _ in store.records()][acknowledged - 1 :][0] == acknowledged
         assert store.problems() == []
         store.close()
+
+
+# --- what is gone ----------------------------------------------------------------------------
+
+
+def test_a_start_tells_which_files_of_payloads_are_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of those that rows name: an older segment, and a payload that is a file. What is there is not told."""
+    store = open_store("", tmp_path, LIMITS)
+    assert isinstance(store, SqlStore)
+    store.start(INFO)
+    large = bytes(1000)
+    sha256 = upload(store, large, "u3")
+    for entry in (update(1), update(2), Entry(update(3, large).record)):
+        store.append([entry])
+        store._segments.close()  # each has a segment of its own
+    store.close()
+    caplog.clear()
+    store.start(INFO)
+    store.close()
+    assert "is not there" not in caplog.text
+    blob, segment = tmp_path / "blobs" / sha256[:2] / sha256, tmp_path / "log/000001.log"
+    segment.unlink()
+    blob.unlink()
+    store.start(INFO)
+    (said,) = [record for record in caplog.records if "is not there" in record.message]
+    assert said.levelno == logging.WARNING
+    assert said.message.startswith(f"{segment} is not there, nor are 1 others")
+    assert bytes(store.payload(reference(update(2)))) == b"payload 2"
+    with pytest.raises(StoreCorrupt, match=str(segment)):
+        store.payload(reference(update(1)))
+    store.close()
+    (tmp_path / "log/000002.log").unlink()
+    caplog.clear()
+    store.start(INFO)
+    assert "000001.log is not there, nor are 2 others" in caplog.text
+    store.close()
