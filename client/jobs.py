@@ -156,7 +156,10 @@ def serve_jobs(
         if "/" in address:
             raise ConfigError(f"--server {address} names a job, and --jobs takes them all: leave one out")
     bell = bell or Bell()
-    wallet = device_wallet(options, bell)
+    try:
+        wallet = device_wallet(options, bell)
+    except Interrupted:  # while it waited to join
+        return
     client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
     link = Link(options.server, wallet=wallet)
     papers = None if wallet is None else wallet.folder

@@ -122,7 +122,10 @@ def run_client(
     """
     app, bell = app or load_app(options.app, options.data_path), bell or Bell()
     app.options = options.options
-    wallet = device_wallet(options, bell)
+    try:
+        wallet = device_wallet(options, bell)
+    except Interrupted as reason:  # while it waited to join
+        return AgentSummary(options.client_id, str(reason))
     client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
 
     def shard(config: Mapping[str, Any]) -> Shard:
@@ -210,7 +213,10 @@ def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | 
         check_plain(options.server, options.insecure)
         return None
     if options.client_id not in ("", known.name):
-        raise ConfigError(f"--id {options.client_id!r}, but this device's certificate is of {known.name!r}")
+        raise ConfigError(
+            f"--id {options.client_id!r}, but this device's certificate is of {known.name!r} ({folder}): "
+            "leave out --id, or name another --state-dir"
+        )
     return known
 
 

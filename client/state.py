@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ FROZEN = "frozen"  # tensors that no version changes, by their digest
 SESSION = "session"  # the name of the last process that worked with the folder
 OURS = (OUTBOX, MEMORY, KEPT, HELD, FROZEN, SESSION, "client_id", "lock")
 
+MADE_UP = re.compile("device-[0-9a-f]{8}")  # the name of a device that was given none
 UNNAMED = Path("anabranch-device")  # the folder of a device without a name
 NAMED = Path("anabranch-devices")  # in it: those of others, by their names
 
@@ -47,11 +49,14 @@ def checked_name(given: str) -> str:
 def device_id(state_dir: Path, given: str = "") -> str:
     """The device's id: `given`, or the one kept in the folder, or a new one; it is kept from then on.
 
+    One that was made up at a start that came to nothing, for want of a token say, gives way to `given`.
     Raises `ConfigError` when the folder belongs to another device or `given` is no name, `StoreError` when
     the folder cannot be used.
     """
     named = checked_name(given) if given else f"device-{fresh_id()[:8]}"
-    known = _kept_id(state_dir) or _keep_id(state_dir, named)
+    known = _kept_id(state_dir)
+    if not known or (given and given != known and _came_to_nothing(state_dir, known)):
+        known = _keep_id(state_dir, named, known)
     if given and given != known:
         raise ConfigError(f"{state_dir} belongs to device {known!r}, not {given!r}: use a folder for each")
     return checked_id(known, "client_id")
@@ -63,11 +68,19 @@ def _kept_id(state_dir: Path) -> str:
         return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
-def _keep_id(state_dir: Path, client_id: str) -> str:
-    """Keep an id in a folder; returns that of another process, where it was first."""
+def _came_to_nothing(state_dir: Path, client_id: str) -> bool:
+    """Whether a name was made up here, and nothing that was done under it is left."""
+    with usable(state_dir):
+        folders = (state_dir / name for name in (OUTBOX, MEMORY, KEPT))
+        work = [state_dir / HELD, *(path for folder in folders for path in folder.rglob("*"))]
+        return MADE_UP.fullmatch(client_id) is not None and not any(path.is_file() for path in work)
+
+
+def _keep_id(state_dir: Path, client_id: str, before: str) -> str:
+    """Keep an id in a folder in the place of `before`; returns another process's, where that was first."""
     checked_id(client_id, "client_id")
     with locked(state_dir), usable(state_dir):
-        if known := _kept_id(state_dir):
+        if (known := _kept_id(state_dir)) != before:
             return known
         unfinished = state_dir / "client_id.tmp"
         with open(unfinished, "w", encoding="utf-8", opener=private) as file:

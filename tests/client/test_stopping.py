@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from virtual import VirtualTime
 
+from anabranch.client.jobs import serve_jobs
 from anabranch.client.lease import WorkProgress
 from anabranch.client.pulse import Pulse
+from anabranch.client.run import ClientOptions, run_client
 from anabranch.client.signals import ended_by_interrupt
 from anabranch.client.state import device_id, fresh_id, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
@@ -178,6 +181,48 @@ def test_a_device_keeps_its_id(tmp_path: Path) -> None:
     assert device_id(tmp_path / "c", "kiln-7") == "kiln-7" == device_id(tmp_path / "c")
     with pytest.raises(ConfigError, match="belongs to device 'kiln-7'"):
         device_id(tmp_path / "c", "kiln-8")
+
+
+def test_a_name_that_was_made_up_for_nothing_gives_way(tmp_path: Path) -> None:
+    """As of a first start without a token: what the token brings is the device's name."""
+    made_up = device_id(tmp_path)
+    assert device_id(tmp_path, "kiln-7") == "kiln-7" == device_id(tmp_path)
+    with pytest.raises(ConfigError, match="belongs to device 'kiln-7'"):
+        device_id(tmp_path, made_up)
+
+
+@pytest.mark.parametrize("left", ["outbox/a", "memory/a", "kept/a", "held.safetensors"])
+def test_a_name_under_which_there_is_work_does_not(left: str, tmp_path: Path) -> None:
+    made_up = device_id(tmp_path)
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).touch()
+    with pytest.raises(ConfigError, match=f"belongs to device '{made_up}'"):
+        device_id(tmp_path, "kiln-7")
+
+
+class Stopping(logging.Handler):
+    """Has the process stopped as soon as it says that nobody is there to join."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Each line."""
+        if "joining is tried again" in record.getMessage():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("jobs", [False, True], ids=["run", "jobs"])
+def test_a_device_that_waits_to_join_is_stopped_as_any_other(jobs: bool, tmp_path: Path) -> None:
+    options = ClientOptions(
+        "synthetic", "127.0.0.1:1", state_dir=tmp_path, token="a.b", ca_sha256="ab" * 32, join="127.0.0.1:1"
+    )
+    stopping, log = Stopping(), logging.getLogger("anabranch.client.run")
+    log.addHandler(stopping)
+    try:
+        if jobs:
+            serve_jobs(options, lambda *_: pytest.fail("there is no server"), lambda *_, **__: None)
+        else:
+            assert run_client(options).why == "SIGTERM"
+    finally:
+        log.removeHandler(stopping)
     with pytest.raises(ConfigError, match="--id must be"):
         device_id(tmp_path / "d", "no spaces")
     assert fresh_id() != fresh_id()

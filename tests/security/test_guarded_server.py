@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,7 +18,8 @@ from anabranch.client.channel import secure_channel
 from anabranch.client.joining import join, join_addresses, joined_wallet
 from anabranch.client.link import Link
 from anabranch.client.operator import check_health
-from anabranch.client.run import ClientOptions, device_wallet
+from anabranch.client.run import ClientOptions, device_wallet, run_client
+from anabranch.client.state import device_id
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError, NotAuthenticated, NotPermitted, Unavailable
 from anabranch.core.model.updates import Capability
@@ -269,6 +271,20 @@ def test_another_machine_is_not_spoken_to_in_the_clear_by_mistake(
         device_wallet(insecure)
     with pytest.raises(ConfigError, match="'device-1'"):
         device_wallet(ClientOptions("digits", client_id="other", state_dir=tmp_path / "device"))
+
+
+def test_a_device_that_came_without_its_token_joins_from_the_same_folder(
+    guarded: Federation, tmp_path: Path
+) -> None:
+    """As the error has told it to."""
+    options = ClientOptions("synthetic", guarded.address, state_dir=tmp_path / "device")
+    with pytest.raises(NotAuthenticated, match="--token"):
+        run_client(options)
+    token = guarded.authority.invite("device-1", DAY_S)
+    joins = {"token": token, "ca_sha256": guarded.authority.sha256, "join": guarded.join_address}
+    wallet = device_wallet(replace(options, **joins))
+    assert wallet is not None
+    assert device_id(options.state_dir, wallet.name) == "device-1"
 
 
 def test_a_guarded_server_needs_its_authority(tmp_path: Path) -> None:
