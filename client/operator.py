@@ -81,6 +81,7 @@ class RunStatus:
     masked_sums: MaskedSums | None = None
     phase: str = ""  # of a strategy of phases, in words
     frozen_sha256: str = ""  # hex, of the frozen tensors that travel apart; empty where none do
+    disk_full: str = ""  # why no update is taken at the moment, if the server's disk has no room
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what counts since the run began and what since the server started also by that."""
@@ -304,6 +305,7 @@ class OperatorClient:
             masked_sums=_masked_sums(s.masked_sums) if s.HasField("masked_sums") else None,
             phase=s.phase,
             frozen_sha256=s.manifest.frozen_sha256.hex(),
+            disk_full=s.disk_full,
         )
 
     def jobs(self) -> list[ListedJob]:

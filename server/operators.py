@@ -335,6 +335,7 @@ class Operators(OperatorsServicer):
             run_twice=twice,
             masked_sums=masked_sums,
             phase=glance.phase,
+            disk_full=run.writer.disk_full,
         )
 
     def _best(self) -> int:

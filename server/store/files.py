@@ -49,12 +49,15 @@ def stored_values(where: str) -> Iterator[None]:
         raise StoreCorrupt(f"{where} cannot be read: {error!r}; restore a backup") from error
 
 
-def check_space(folder: Path, free_bytes_min: int) -> None:
-    """Raises `StoreFull` when the disk has fewer free bytes than the watermark, `DiskFailed`."""
+def check_space(folder: Path, free_bytes_min: int, then: str = "and it goes on by itself") -> None:
+    """Raises `StoreFull` when the disk has fewer free bytes than the watermark, `DiskFailed`.
+
+    `then`: what comes after there is room.
+    """
     if (free := free_bytes(folder)) < free_bytes_min:
         raise StoreFull(
             f"{folder} has {free} bytes free, under the watermark of {free_bytes_min} "
-            "(free_disk_bytes_min): make room and it goes on by itself"
+            f"(limits.free_disk_bytes_min): make room {then}"
         )
 
 

@@ -161,7 +161,7 @@ class SqlStore:
             self._blobs.prepare()
             if gone := self._blobs.make_room():
                 log.info("removed what had come of %d uploads", len(gone))
-            check_space(self._data_dir, self._limits.free_disk_bytes_min)
+            check_space(self._data_dir, self._limits.free_disk_bytes_min, "and start the server again")
             if self._database.is_sqlite:  # a writer drops what it cannot read of SQLite's own log
                 self._check_whole()
             self._database.open(writes=True)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from wire import Device, Served, server_config
+from wire import CALL_S, Device, Served, server_config
 
 from anabranch.core.errors import (
     ConfigError,
@@ -25,6 +25,7 @@ from anabranch.core.errors import (
     outcome_of,
 )
 from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.backup import back_up
 from anabranch.server.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from anabranch.server.restored import attest
@@ -60,9 +61,12 @@ def test_a_disk_that_fills_while_serving(tmp_path: Path, manifest: Manifest) -> 
             names = [str(m.value) for m in refused.value.trailing_metadata() if m.key == "anabranch-error"]
             assert names == ["StoreFull"]
         assert not served.model().any()
+        status = served.operator().GetStatus(operators.GetStatusRequest(), timeout=CALL_S)
+        assert "under the watermark" in status.disk_full
         store._limits = DEFAULT_LIMITS
         assert device.push(task, ones(device), "update-1").decision.verdict == "published"
         assert (served.model() == 1.0).all()
+        assert served.operator().GetStatus(operators.GetStatusRequest(), timeout=CALL_S).disk_full == ""
         assert served.close() == 0
     assert verify(tmp_path / "data").problems == ()
 

@@ -195,6 +195,41 @@ def test_a_return_that_meets_a_full_disk_is_tried_again(
     assert "begin anew" in said[1]
 
 
+def test_a_full_disk_is_told_once_and_that_it_has_room_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, room = Watched(), threading.Event()
+    desk = Desk(store, tmp_path, settings())
+
+    def full() -> None:
+        if not room.is_set():
+            raise StoreFull("no room")
+
+    async def run() -> list[str]:
+        store.before = full
+        writer = writer_of(desk)
+        shown = [writer.disk_full]
+        for number in range(3):
+            with pytest.raises(StoreFull):
+                await writer.submit(enrolled(number))
+            shown.append(writer.disk_full)
+        room.set()
+        for number in range(2):
+            await writer.submit(enrolled(number))
+            shown.append(writer.disk_full)
+        await writer.close()
+        return shown
+
+    with caplog.at_level("INFO", "anabranch.server.writer"):
+        shown = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert shown == ["", "no room", "no room", "no room", "", ""]
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert said == [
+        ("WARNING", "no update is taken until there is room: no room"),
+        ("INFO", "there is room again: updates are taken"),
+    ]
+
+
 def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:
     """Who was answered together asks together: a second batch of two waits for the third."""
     store = Watched()

@@ -93,6 +93,7 @@ def status(server: OperatorClient, output: Output) -> None:
         f"  now: {s.clients_online} of {s.clients} clients online, {s.live_tasks} in training",
         f"  since the run began ({began}): {updates}, {s.leases_lost} leases lost",
         f"  since the server started ({up_for} ago): {up}, {down}, {s.updates_duplicate} resent",
+        *([f"  no update is taken: {s.disk_full}"] if s.disk_full else []),
         *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
         *(f"  {change}" for change in changed),
     ]
