@@ -188,8 +188,8 @@ def check_source(data_dir: Path) -> None:
             if store.info() is None:
                 raise DataError(f"{data_dir} holds no run: name the data_dir of a server")
         return
-    if Segments(data_dir).state():
-        check_alone(data_dir, data_dir / SQLITE_FILE)
+    if (log := Segments(data_dir)).state():
+        check_alone(log, MarkFile(data_dir), data_dir / SQLITE_FILE)
     if (data_dir / "manifest").exists():
         raise ConfigError(
             f"{data_dir} has no {SQLITE_FILE}: the run is in PostgreSQL, payloads and snapshots too, "

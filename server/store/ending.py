@@ -8,9 +8,9 @@ from sqlalchemy import Connection, func, select
 
 from anabranch.core.errors import LogLost, StoreError
 from anabranch.server.store.base import Mark
-from anabranch.server.store.mark import FILE
+from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.schema import events, model_versions, snapshots
-from anabranch.server.store.segments import FOLDER
+from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
 
 ATTEST = (
@@ -35,14 +35,13 @@ def rows_end(connection: Connection) -> int:
     return connection.exec_driver_sql("SELECT max(seq) FROM main.events").scalar() or 0
 
 
-def check_alone(data_dir: Path, database: Path) -> None:
+def check_alone(segments: Segments, marks: MarkFile, database: Path) -> None:
     """Raises `StoreError` where a run's log, or its mark, lies beside SQLite's file that knows of no run.
 
     What a run's settings were, and when it began, is in the database alone: without it nobody can go on.
     """
-    has_log = any((data_dir / FOLDER).glob("*.log"))
-    left = data_dir / (FOLDER if has_log else FILE)
-    if has_log or left.exists():
+    left = segments.folder if segments.state() else marks.path
+    if left.exists():
         raise StoreError(
             f"{database} is missing or empty, and {left} is of a run that it does not know; "
             "nothing was changed. Put back the file that belongs to it, or a backup into a folder of its own "

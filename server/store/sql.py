@@ -149,7 +149,7 @@ class SqlStore:
                 if revision.has_tables(connection):
                     found = connection.execute(select(runs)).mappings().first()
         if found is None and self._database.is_sqlite:
-            check_alone(self._data_dir, Path(str(self._database.url.database)))
+            check_alone(self._segments, self._marks, Path(str(self._database.url.database)))
         return None if found is None else rows.info_of(dict(found))
 
     def start(self, info: RunInfo) -> RunInfo:

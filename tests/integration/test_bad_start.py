@@ -129,6 +129,13 @@ def test_a_database_that_is_lost_beside_its_log(how: str, tmp_path: Path, manife
         assert served.info.version == 1
 
 
+def test_a_log_of_others_is_no_log_of_a_run(tmp_path: Path, manifest: Manifest) -> None:
+    (tmp_path / "data" / "log").mkdir(parents=True)
+    (tmp_path / "data" / "log" / "server.log").write_text("a service's own")
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        served.device().work()
+
+
 def test_data_whose_run_is_in_another_database(tmp_path: Path, manifest: Manifest) -> None:
     """Only the mark lies there, as of PostgreSQL's: the other database is to be named."""
     config = server_config(tmp_path / "data")
