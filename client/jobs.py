@@ -22,7 +22,7 @@ from anabranch.client.channel import CONTROL_S, StallGuard, stream_deadline_s
 from anabranch.client.link import Link
 from anabranch.client.listed import ListedBundle, ListedJob, read_jobs
 from anabranch.client.run import ClientOptions, device_wallet
-from anabranch.client.state import device_id, fresh_seed, locked
+from anabranch.client.state import JOBS, device_id, fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.waiting import WaitingNotice
 from anabranch.core.errors import AnabranchError, ConfigError, ProtocolError, outcome_of
@@ -36,8 +36,7 @@ from anabranch.workloads.bundled import bundled_spec
 
 log = logging.getLogger(__name__)
 
-FOLDER = "jobs"  # in a device's state folder
-UNNAMED = "run"  # in it: the job of a server of one run
+UNNAMED = "run"  # in the folder of jobs: the job of a server of one run
 AGAIN_S, AGAIN_MAX_S = 30.0, 3600.0  # until a job that this device failed at is tried again
 END_S = 60.0  # for a device to end, then it is killed
 
@@ -165,7 +164,7 @@ def serve_jobs(
     papers = None if wallet is None else wallet.folder
     office = JobOffice(link, client_id)
     rounds = _Rounds(options, office, _Apps(options, office, signers, tell), bell, tell)
-    below = options.state_dir / FOLDER
+    below = options.state_dir / JOBS
     try:
         with locked(options.state_dir), interruptible(bell):
             rounds.go(lambda job, app: begin(job, app, client_id, papers, below / (job.name or UNNAMED)))

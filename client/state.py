@@ -19,6 +19,7 @@ from anabranch.protos.convert import checked_id
 # In a device's folder, what belongs to the versions of a run.
 OUTBOX, MEMORY, KEPT, HELD = "outbox", "memory", "kept", f"held{SUFFIX}"
 
+JOBS = "jobs"  # a folder for each job, with a device's state in each
 FROZEN = "frozen"  # tensors that no version changes, by their digest
 SESSION = "session"  # the name of the last process that worked with the folder
 OURS = (OUTBOX, MEMORY, KEPT, HELD, FROZEN, SESSION, "client_id", "lock")
@@ -71,7 +72,7 @@ def _kept_id(state_dir: Path) -> str:
 def _came_to_nothing(state_dir: Path, client_id: str) -> bool:
     """Whether a name was made up here, and nothing that was done under it is left."""
     with usable(state_dir):
-        folders = (state_dir / name for name in (OUTBOX, MEMORY, KEPT))
+        folders = (state_dir / name for name in (OUTBOX, MEMORY, KEPT, JOBS))
         work = [state_dir / HELD, *(path for folder in folders for path in folder.rglob("*"))]
         return MADE_UP.fullmatch(client_id) is not None and not any(path.is_file() for path in work)
 

@@ -191,10 +191,10 @@ def test_a_name_that_was_made_up_for_nothing_gives_way(tmp_path: Path) -> None:
         device_id(tmp_path, made_up)
 
 
-@pytest.mark.parametrize("left", ["outbox/a", "memory/a", "kept/a", "held.safetensors"])
+@pytest.mark.parametrize("left", ["outbox/a", "memory/a", "kept/a", "held.safetensors", "jobs/run/client_id"])
 def test_a_name_under_which_there_is_work_does_not(left: str, tmp_path: Path) -> None:
     made_up = device_id(tmp_path)
-    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / left).touch()
     with pytest.raises(ConfigError, match=f"belongs to device '{made_up}'"):
         device_id(tmp_path, "kiln-7")
