@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated, NotPermitted
+from anabranch.core.errors import ClocksDisagree, ConfigError, InvalidUpdate, NotAuthenticated, NotPermitted
 from anabranch.core.ids import checked_id
 from anabranch.identity.certificates import (
     Key,
@@ -32,6 +32,7 @@ from anabranch.identity.certificates import (
     make_authority,
     make_certificate,
     new_key,
+    new_papers,
     read_certificate,
     read_key,
     requested_key,
@@ -75,6 +76,7 @@ class Authority:
         """A new authority. Raises `ConfigError` if there is one: its members would be lost."""
         if authority_exists(folder):
             raise ConfigError(f"{folder} has an authority already: name another folder")
+        _check_key_lost(folder)
         make_private_folder(folder)
         key = new_key()
         certificate = make_authority(key, name, now(), AUTHORITY_LIFE_S)
@@ -87,6 +89,7 @@ class Authority:
     def open(cls, folder: Path, now: Callable[[], float] = time.time) -> Authority:
         """The authority in a folder. Raises `ConfigError` where there is none, or it is damaged."""
         if not authority_exists(folder):
+            _check_key_lost(folder)
             raise ConfigError(f"{folder} has no authority: {FIX}")
         tighten(
             folder,
@@ -137,7 +140,7 @@ class Authority:
     def invite_all(self, names: Sequence[str], life_s: float) -> list[str]:
         """A token for each of some names, all or none. Raises `ConfigError` for a name that is none."""
         for name in names:
-            checked_id(name, "name")
+            _checked(name)
         made = [(secrets.token_hex(TOKEN_ID_BYTES), secrets.token_urlsafe(32), name) for name in names]
         until = self._now() + life_s
         self._register.add_tokens([(*token, until) for token in made])
@@ -170,7 +173,7 @@ class Authority:
 
     def operator(self, name: str, key: PublicKey, life_s: float) -> x509.Certificate:
         """A certificate for an operator."""
-        return self._issue(Kind.OPERATOR, checked_id(name, "name"), key, life_s)
+        return self._issue(Kind.OPERATOR, _checked(name), key, life_s)
 
     def server(self, key: PublicKey, life_s: float) -> x509.Certificate:
         """A certificate for the server, which is on no list: its key never leaves the process."""
@@ -201,13 +204,13 @@ class Authority:
         """`check`, of a certificate whose standing in the register is known."""
         who, now = f"the certificate of {peer.kind} {peer.name!r}", self._now()
         if standing != "good":
-            raise NotAuthenticated(f"{who} is {standing}: join again with a new token")
+            raise NotAuthenticated(f"{who} is {standing}: {new_papers(peer.kind)}")
         if not peer.not_before <= now < peer.not_after:
             raise ClocksDisagree(times_text(who, (peer.not_before, peer.not_after), "the server's", now))
 
     def revoke(self, name: str) -> int:
         """Nothing that a name was given counts any more; returns how much that was."""
-        return self._register.revoke(checked_id(name, "name"), self._now())
+        return self._register.revoke(_checked(name), self._now())
 
     @property
     def changes(self) -> int:
@@ -225,3 +228,20 @@ class Authority:
     def members(self) -> list[Membership]:
         """Everybody who has had a certificate."""
         return self._register.members()
+
+
+def _check_key_lost(folder: Path) -> None:
+    """Raises `ConfigError` where there is the rest of an authority."""
+    if (folder / REGISTER).exists() and (folder / CERTIFICATE).exists():
+        raise ConfigError(
+            f"{folder / KEY} is missing, and the rest of the authority is there: put it back from your copy "
+            "of the folder. If there is none, make another authority in another folder: all members join anew"
+        )
+
+
+def _checked(name: str) -> str:
+    """A name as who keeps the authority gives it. Raises `ConfigError`."""
+    try:
+        return checked_id(name, "name")
+    except InvalidUpdate as error:
+        raise ConfigError(str(error)) from None

@@ -72,12 +72,22 @@ def key_pem(key: Key) -> bytes:
     )
 
 
+def new_papers(kind: Kind) -> str:
+    """How who has this kind of certificate gets another."""
+    if kind is Kind.OPERATOR:
+        return "have others made by `anabranch admin operator`"
+    return "join again with a new token"
+
+
 def read_key(pem: bytes, where: str) -> Key:
     """The inverse of `key_pem`. Raises `ConfigError`, naming `where` it was read."""
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{where}: the private key cannot be read: {error}") from error
+        why = str(error).partition(".")[0]  # the rest is of a page for who writes programs
+        raise ConfigError(
+            f"{where}: the private key cannot be read: {why}; restore it from a backup"
+        ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{where}: the private key is not of P-256")
     return key
@@ -221,13 +231,16 @@ def _builder(
     )
 
 
+LAST_S = dt.datetime.max.replace(microsecond=0, tzinfo=dt.UTC).timestamp()
+
+
 def _time(seconds: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
 def time_text(seconds: float) -> str:
-    """`2026-11-21 22:07:35 UTC`, of seconds since 1970."""
-    return f"{_time(seconds):%Y-%m-%d %H:%M:%S} UTC"
+    """`2026-11-21 22:07:35 UTC`, of seconds since 1970; the last day that has a name for all after it."""
+    return f"{_time(min(seconds, LAST_S)):%Y-%m-%d %H:%M:%S} UTC"
 
 
 # --- reading them --------------------------------------------------------------------------------

@@ -107,6 +107,8 @@ class Register:
             raise ConfigError(f"{error}: restore it from a backup") from error
         if version != FORMAT:
             self.close()
+            if version == 0:  # nobody wrote that: it is empty
+                raise ConfigError(f"{path} is empty or damaged: restore it from a backup")
             raise ConfigError(
                 f"{path} is of format {version}, this program reads {FORMAT}: "
                 "use the version of anabranch that wrote it"

@@ -23,6 +23,7 @@ from anabranch.identity.certificates import (
     key_pem,
     lifetime,
     new_key,
+    new_papers,
     peer_of,
     read_certificate,
     read_key,
@@ -71,7 +72,7 @@ class Wallet:
         if now >= (end := lifetime(self.certificate)[1]):
             raise NotAuthenticated(
                 f"the certificate in {self.folder / IDENTITY} expired at {time_text(end)}, and by this "
-                f"machine's clock it is {time_text(now)}: if that is right, join again with a new token"
+                f"machine's clock it is {time_text(now)}: if that is right, {new_papers(self.peer.kind)}"
             )
 
     def request(self) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from commands import anabranch, answer
 
+from anabranch.cli.members import read_token
 from anabranch.core.errors import OUTCOMES, ConfigError
 from anabranch.identity.authority import Authority
 
@@ -91,3 +92,60 @@ def test_invitations_are_withdrawn(place: Path) -> None:
     assert listed(place) == dict.fromkeys("bcd", "open")
     assert answer(anabranch(place, "admin", "invitations", "--withdraw-all", "--json")) == {"withdrawn": 3}
     assert listed(place) == {}
+
+
+@pytest.mark.parametrize("valid_s", ["1e30", "nan", "inf", "0", "315360001"])
+@pytest.mark.parametrize("who", ["enrol", "operator"])
+def test_how_long_a_token_may_be_good(who: str, valid_s: str, place: Path) -> None:
+    refused = anabranch(place, "admin", who, "someone", "--valid-s", valid_s)
+    assert refused.returncode == REFUSED
+    assert "--valid-s" in refused.stderr
+    assert listed(place) == {}
+    assert not (place / "someone").exists()
+
+
+def test_a_token_that_an_older_release_made_good_for_ever_is_listed(place: Path) -> None:
+    with Authority.open(place / "anabranch-identity") as authority:
+        authority.invite("old", 1e30)
+    assert listed(place) == {"old": "open"}
+    assert "9999-12-31" in anabranch(place, "admin", "invitations").stdout
+
+
+@pytest.mark.parametrize("command", [("enrol",), ("operator",), ("revoke",)], ids=lambda words: words[0])
+def test_a_name_that_is_none_is_a_bad_argument(command: tuple[str, ...], place: Path) -> None:
+    refused = anabranch(place, "admin", *command, "dev 1/../x")
+    assert (refused.returncode, "name must be" in refused.stderr) == (REFUSED, True)
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["the line", "with the head"])
+def test_a_device_is_handed_its_line_of_the_file(head: bool, place: Path) -> None:
+    said = answer(anabranch(place, "admin", "enrol", "device", "--count", 3, "--out", "tokens.csv", "--json"))
+    first, _, second, _ = lines = (place / "tokens.csv").read_text().splitlines()
+    file = place / "one"
+    file.write_text("\n".join([first, second] if head else [second]) + "\n")
+    token = second.split(",")[1]
+    assert read_token(file) == (token, said["ca_sha256"])
+    file.write_text(f"{token}\n")
+    assert read_token(file) == (token, "")
+    for wrong in ("", "\n".join(lines), "\n".join(lines[1:]), "a,b"):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match="handed its own line"):
+            read_token(file)
+
+
+def test_what_is_left_of_an_authority_without_its_key(place: Path) -> None:
+    """Nothing says to make one in that folder, which is refused, or that it is of another release."""
+    folder = place / "anabranch-identity"
+    key = (folder / "ca.key").read_bytes()
+    (folder / "ca.key").write_bytes(b"not a key")
+    damaged = anabranch(place, "admin", "enrol", "a")
+    assert (damaged.returncode, "restore it from a backup" in damaged.stderr) == (REFUSED, True)
+    (folder / "ca.key").unlink()
+    for command in (["enrol", "a"], ["ca", "init"]):
+        missing = anabranch(place, "admin", *command)
+        assert missing.returncode == REFUSED
+        assert "ca.key is missing" in missing.stderr
+    (folder / "ca.key").write_bytes(key)
+    (folder / "register.db").write_bytes(b"")
+    empty = anabranch(place, "admin", "enrol", "a")
+    assert (empty.returncode, "register.db is empty or damaged" in empty.stderr) == (REFUSED, True)

@@ -247,6 +247,7 @@ def client(
     goes from one job of its server to the next, and waits for more; each has a process of its own. With
     --signer it runs the App of a job's bundle, with this user's rights, and needs no APP of its own.
     """
+    from anabranch.cli.members import read_token
     from anabranch.client.run import ClientOptions
     from anabranch.client.state import state_dir_of
 
@@ -254,7 +255,8 @@ def client(
     trains: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
     trains |= {"step_time_s": step_time_s, "width_max": width_max, "tasks_max": tasks_max}
     names = {"server": server_address, "client_id": client_id, "data_path": data_path}
-    joins: dict[str, Any] = {"token": _token(token, token_file), "ca_sha256": ca_sha256, "join": join}
+    token, of_token = (token, "") if token_file is None else read_token(token_file)
+    joins: dict[str, Any] = {"token": token, "ca_sha256": ca_sha256 or of_token, "join": join}
     joins |= {"identity": identity, "insecure": insecure, "trust": _trust(keepers, cohort_min)}
     options = ClientOptions(
         app=device_app(app, flower, signers or (), jobs),
@@ -450,15 +452,6 @@ def _teller(output: Output) -> Callable[..., None]:
         output.event(kind, text, **data)
 
     return tell
-
-
-def _token(given: str, file: Path | None) -> str:
-    if file is None:
-        return given
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"--token-file {file} cannot be read: {error.strerror}") from error
 
 
 def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output
 from anabranch.core.config.tables import IdentityTable
 from anabranch.core.errors import ConfigError
-from anabranch.identity.authority import DAY_S, Authority
+from anabranch.identity.authority import AUTHORITY_LIFE_S, DAY_S, Authority
 from anabranch.identity.certificates import new_key, time_text
 from anabranch.identity.files import write_private
 from anabranch.identity.wallet import Wallet, read_wallet
@@ -85,6 +85,27 @@ class Tokens:
         ]
 
 
+def read_token(file: Path) -> tuple[str, str]:
+    """What a device was handed in a file: a token, and the authority's fingerprint or "".
+
+    The file has the token alone, or the device's line of what `enrol` has written, with the head or without.
+    Raises `ConfigError`.
+    """
+    try:
+        rows = [row for row in csv.reader(io.StringIO(file.read_text("utf-8-sig"))) if any(row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"--token-file {file} cannot be read: {error}") from error
+    if rows and tuple(rows[0]) == COLUMNS:
+        del rows[0]
+    if len(rows) != 1 or len(rows[0]) not in (1, len(COLUMNS)):
+        raise ConfigError(
+            f"--token-file {file} has {len(rows)} lines, or others than `anabranch admin enrol` writes: "
+            "a device is handed its own line, or the token in it"
+        )
+    line = [cell.strip() for cell in rows[0]]
+    return (line[0], "") if len(line) == 1 else (line[1], line[2])
+
+
 def enrol(
     name: Annotated[
         str, typer.Argument(help="1 to 64 letters, digits, '.', '_', '-'.", metavar="[NAME]")
@@ -112,6 +133,7 @@ def enrol(
 
     Who has the token is that device: hand it over as you would a password.
     """
+    _check_valid(valid_s)
     wanted = _names(name, count, names)
     if out is not None and out.exists():
         raise ConfigError(f"{out} is there already: it may hold tokens, name another file")
@@ -119,6 +141,13 @@ def enrol(
         until = authority.now() + valid_s
         made = Tokens(wanted, authority.invite_all(wanted, valid_s), authority.sha256, until)
     _hand_over(Output(as_json), made, out, alone=count is None and names is None)
+
+
+def _check_valid(valid_s: float) -> None:
+    if not 1.0 <= valid_s <= AUTHORITY_LIFE_S:  # nor is it no number
+        raise ConfigError(
+            f"--valid-s must be 1 to {AUTHORITY_LIFE_S:.0f} (ten years, as the authority), not {valid_s:g}"
+        )
 
 
 def _names(name: str, count: int | None, file: Path | None) -> list[str]:
@@ -210,6 +239,7 @@ def operator(
     as_json: AsJson = False,
 ) -> None:
     """Make the key and the certificate of an operator, for `--identity` of the other commands."""
+    _check_valid(valid_s)
     out = out or Path(name)
     if read_wallet(out) is not None:
         raise ConfigError(f"{out} has an identity already: name another folder with --out")
