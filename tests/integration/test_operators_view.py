@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import anabranch
 from safetensors.numpy import load_file
 from wire import Served, server_config
 
@@ -117,3 +119,23 @@ def test_all_clients_come_page_by_page(tmp_path: Path, manifest: Manifest) -> No
         pages = [[c.client_id for c in page] for page in client.pages_of_clients(limit=2)]
         assert pages == [["ant", "bee"], ["cat", "dog"], ["eel"]]
         assert [[c.client_id for c in page] for page in client.pages_of_clients()] == [names]
+
+
+def test_a_list_that_has_pages_is_whole_or_says_that_it_is_not(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.server.operators.VERSIONS_MAX", 3)
+    monkeypatch.setattr("anabranch.server.operators.CLIENTS_MAX", 2)
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        assert served.info is not None
+        for name in ("a", "b", "c"):
+            for _ in range(3):
+                served.device(name).work()
+        at = ("--admin", served.info.admin_address)
+        for after in (0, 5):
+            said = anabranch(tmp_path, "admin", "versions", *at, "--after", after, "--json").stdout
+            found = [json.loads(line)["version"] for line in said.splitlines()]
+            assert found == list(range(after + 1, 10))
+        for options, told in (((), True), (("--limit", 3), True), (("--limit", 2), False)):
+            done = anabranch(tmp_path, "admin", "clients", *at, *options)
+            assert (done.returncode, "2 of 3 clients" in done.stderr) == (0, told)

@@ -115,7 +115,7 @@ def versions(
     after: Annotated[int, typer.Option(help="Only versions above this.", min=0)] = 0,
 ) -> None:
     """List the published versions."""
-    _show_versions(output, server.versions(after), _goal(server))
+    _show_versions(output, _all_versions(server, after), _goal(server))
 
 
 @admin_app.command()
@@ -139,7 +139,7 @@ def resume(server: OperatorClient, output: Output) -> None:
 def clients(
     server: OperatorClient,
     output: Output,
-    limit: Annotated[int, typer.Option(help="At most so many; 0 for 1000.", min=0)] = 0,
+    limit: Annotated[int, typer.Option(help="At most so many, and 1000.", min=0)] = 0,
     tag: Annotated[str, typer.Option(help="Only those with this tag.")] = "",
 ) -> None:
     """List the clients, those with most against them first."""
@@ -164,6 +164,9 @@ def clients(
         columns.append("tags")
         cells = [[*line, " ".join(row.tags)] for line, row in zip(cells, rows, strict=True)]
     output.table("", columns, cells)
+    known = 0 if tag else server.status().clients
+    if len(rows) < min(limit or known, known):
+        output.warn(f"{len(rows)} of {count_text(known)} clients, those with most against them first")
 
 
 @admin_app.command()
@@ -324,10 +327,10 @@ def watch(
             output.event(e.kind, f"{time_text(e.at_s)} #{e.seq} {e.kind} {words}", **e.to_json())
 
 
-def _all_versions(server: OperatorClient) -> list[PublishedVersion]:
-    """Every published version, a page at a time."""
+def _all_versions(server: OperatorClient, after: int = 0) -> list[PublishedVersion]:
+    """Every published version above this one, a page at a time."""
     found: list[PublishedVersion] = []
-    while page := server.versions(found[-1].version if found else 0):
+    while page := server.versions(found[-1].version if found else after):
         found += page
     return found
 
