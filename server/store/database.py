@@ -77,8 +77,14 @@ class Database:
         return self.url.get_backend_name() == "sqlite"
 
     def exists(self) -> bool:
-        """Whether there is anything to read; what is connected is there."""
-        return self._connection is not None or not self.is_sqlite or Path(str(self.url.database)).exists()
+        """Whether there is anything to read; what is connected is there.
+
+        An empty file is nothing: SQLite takes it for a new one, and removes the log of its own beside it.
+        """
+        if self._connection is not None or not self.is_sqlite:
+            return True
+        path = Path(str(self.url.database))
+        return path.exists() and path.stat().st_size > 0
 
     def open(self, writes: bool) -> None:
         """Connect; as the writer, lock out every other one. Raises `StoreLocked`, `Led`, `StoreError`."""

@@ -99,12 +99,16 @@ def test_a_database_of_a_newer_revision(tmp_path: Path, manifest: Manifest) -> N
 
 
 @pytest.mark.parametrize("how", ["gone", "empty"])
-def test_a_database_that_is_lost_beside_its_log(how: str, tmp_path: Path, manifest: Manifest) -> None:
-    """No command says that there is no run, nor names one that would then say so."""
+def test_a_database_that_is_lost_beside_its_log(
+    how: str, tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No command says that there is no run, nor names one that would then; the file can be put back."""
+    monkeypatch.setattr("anabranch.server.writer.FOLLOWED_S", 3600.0)
     config, data = server_config(tmp_path / "data"), tmp_path / "data"
-    with Served(config, manifest) as served:
+    with Served(server_config(tmp_path / "alive"), manifest) as served:
         served.device().work()
-        served.close()
+        shutil.copytree(tmp_path / "alive", data)  # as a kill leaves it
+    assert (data / "anabranch.db-wal").stat().st_size > 0
     whole = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "lock"}
     (data / "anabranch.db").unlink()
     if how == "empty":
