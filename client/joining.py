@@ -50,32 +50,36 @@ def _two_further(server: str) -> str:
     return f"[{host}]:{port + JOIN_PORT_AFTER}" if ":" in host else f"{host}:{port + JOIN_PORT_AFTER}"
 
 
-def joined_wallet(folder: Path, addresses: Sequence[str], token: str, ca_sha256: str) -> Wallet:
+def joined_wallet(
+    folder: Path, addresses: Sequence[str], token: str, ca_sha256: str, client_id: str = ""
+) -> Wallet:
     """The device's papers: those in `folder`, or, for a token that they did not come of, new ones.
 
     `addresses` are the servers' for joining, of which the first that answers is taken: one that stands by
-    does not. Raises `NotAuthenticated`, `ConfigError`, and `Unavailable`, after which it may be repeated.
+    does not. `client_id`: whose token it must be, if that is known.
+
+    Raises `NotAuthenticated`, `ConfigError`, and `Unavailable`, after which it may be repeated.
     """
     known, used = read_wallet(folder), folder / TOKEN_ID
     token_id = token.partition(".")[0]
     if known is not None and used.exists() and used.read_text(encoding="utf-8") == token_id:
         return known
-    wallet = _join_first(folder, addresses, token, ca_sha256)
+    wallet = _join_first(folder, addresses, token, ca_sha256, client_id)
     write_private(used, token_id.encode())
     return wallet
 
 
-def _join_first(folder: Path, addresses: Sequence[str], token: str, ca_sha256: str) -> Wallet:
+def _join_first(folder: Path, addresses: Sequence[str], token: str, ca_sha256: str, client_id: str) -> Wallet:
     failed: list[Unavailable] = []
     for address in addresses:
         try:
-            return join(folder, address, token, ca_sha256)
+            return join(folder, address, token, ca_sha256, client_id)
         except Unavailable as error:
             failed.append(error)
     raise Unavailable("; ".join(map(str, failed))) from failed[-1]
 
 
-def join(folder: Path, address: str, token: str, ca_sha256: str) -> Wallet:
+def join(folder: Path, address: str, token: str, ca_sha256: str, client_id: str = "") -> Wallet:
     """Join a federation; see the module. Errors as for `joined_wallet`."""
     wanted = ca_sha256.replace(":", "").strip().lower()
     if len(wanted) != 64:
@@ -91,7 +95,7 @@ def join(folder: Path, address: str, token: str, ca_sha256: str) -> Wallet:
         )
     key = joining_key(folder)
     with secure_channel(address, OPTIONS, certificate_pem(certificate)) as channel:
-        request = identity.JoinRequest(token=token, signing_request=signing_request(key))
+        request = identity.JoinRequest(token=token, signing_request=signing_request(key), client_id=client_id)
         answer = _ask_to_join(channel, address, request)
     own = read_certificate(answer.certificate, f"{address}: the answer")
     wallet = Wallet(folder, key, own, certificate)

@@ -19,7 +19,7 @@ from anabranch.client.lease import OnEvent
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
 from anabranch.client.outbox import OutboxBounds
-from anabranch.client.state import device_id, forget_run, fresh_id, fresh_seed, locked
+from anabranch.client.state import device_id, forget_run, fresh_id, fresh_seed, locked, settled_id
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
@@ -200,9 +200,10 @@ def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | 
         raise ConfigError("--insecure, but this device has an identity: drop --insecure, or the identity")
     if options.token:
         addresses, bell = join_addresses(options.server, options.join), bell or Bell()
+        whose = options.client_id or settled_id(options.state_dir)
         with locked(options.state_dir), interruptible(bell):
             known = persist(
-                lambda: joined_wallet(folder, addresses, options.token, options.ca_sha256),
+                lambda: joined_wallet(folder, addresses, options.token, options.ca_sha256, whose),
                 bell,
                 fresh_seed(),
                 options.retry_base_s,

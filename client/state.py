@@ -69,10 +69,16 @@ def _kept_id(state_dir: Path) -> str:
         return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
+def settled_id(state_dir: Path) -> str:
+    """The id that a folder keeps and that gives way to no other, "" where there is none."""
+    known = _kept_id(state_dir)
+    return "" if not known or _came_to_nothing(state_dir, known) else known
+
+
 def _came_to_nothing(state_dir: Path, client_id: str) -> bool:
     """Whether a name was made up here, and nothing that was done under it is left."""
     with usable(state_dir):
-        folders = (state_dir / name for name in (OUTBOX, MEMORY, KEPT, JOBS))
+        folders = (state_dir / name for name in (OUTBOX, MEMORY, KEPT, FROZEN, JOBS))
         work = [state_dir / HELD, *(path for folder in folders for path in folder.rglob("*"))]
         return MADE_UP.fullmatch(client_id) is not None and not any(path.is_file() for path in work)
 
@@ -81,7 +87,8 @@ def _keep_id(state_dir: Path, client_id: str, before: str) -> str:
     """Keep an id in a folder in the place of `before`; returns another process's, where that was first."""
     checked_id(client_id, "client_id")
     with locked(state_dir), usable(state_dir):
-        if (known := _kept_id(state_dir)) != before:
+        known = _kept_id(state_dir)
+        if known != before or (before and not _came_to_nothing(state_dir, before)):
             return known
         unfinished = state_dir / "client_id.tmp"
         with open(unfinished, "w", encoding="utf-8", opener=private) as file:

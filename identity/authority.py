@@ -154,13 +154,16 @@ class Authority:
         """Let tokens count no more, unless they were used meanwhile; returns how many."""
         return self._register.withdraw([invitation.token_id for invitation in invitations])
 
-    def admit(self, token: str, request: bytes, life_s: float) -> tuple[str, x509.Certificate]:
+    def admit(
+        self, token: str, request: bytes, life_s: float, whose: str = ""
+    ) -> tuple[str, x509.Certificate]:
         """The name and the certificate for a token and a signing request (DER).
 
-        The name's earlier certificates of other keys are revoked. Raises `NotAuthenticated`.
+        The name's earlier certificates of other keys are revoked. Raises `NotAuthenticated`, and
+        `ConfigError`, with which the token stays good, where it was made out to another than `whose`.
         """
         key = requested_key(request)
-        name, basis = self._register.use_token(token, key_sha256(key), self._now())
+        name, basis = self._register.use_token(token, key_sha256(key), self._now(), whose)
         return name, self._issue(Kind.DEVICE, name, key, life_s, basis)
 
     def renew(self, peer: Peer, request: bytes, life_s: float) -> x509.Certificate:

@@ -163,10 +163,11 @@ class Register:
             query = "UPDATE tokens SET revoked = 1 WHERE revoked = 0 AND used_by IS NULL AND token_id = ?"
             return sum(connection.execute(query, (token_id,)).rowcount for token_id in token_ids)
 
-    def use_token(self, token: str, key_sha256: str, now: float) -> tuple[str, Basis]:
+    def use_token(self, token: str, key_sha256: str, now: float, whose: str = "") -> tuple[str, Basis]:
         """The name that a token was made out to, and its basis; from now on it is of that key alone.
 
-        A repeated call with the same key is harmless: an answer may get lost. Raises `NotAuthenticated`.
+        A repeated call with the same key is harmless: an answer may get lost. Raises `NotAuthenticated`, and
+        `ConfigError` where it was made out to another than `whose`, if that is said.
         """
         if len(token) > TOKEN_CHARS_MAX:
             raise NotAuthenticated("the token is not known here: ask for another")
@@ -188,6 +189,11 @@ class Register:
                 )
             if used_by not in (None, key_sha256):
                 raise NotAuthenticated(f"the token of {name!r} was used before: ask for another")
+            if whose not in ("", name):
+                raise ConfigError(
+                    f"the token is of {name!r}, and this device is {whose!r}: it has not been used. Start "
+                    f"{name!r} with it, in a --state-dir of its own, or give {whose!r} a token made for it"
+                )
             connection.execute("UPDATE tokens SET used_by = ? WHERE token_id = ?", (key_sha256, token_id))
         return str(name), Basis(token_id=token_id)
 

@@ -246,6 +246,12 @@ def identity_of(config: Config, insecure: bool, wall: Seconds) -> ServerIdentity
     for address in addresses:
         check_address(address, insecure, authority_exists(folder))
     if not any(uses_tls(address, config, insecure) for address in addresses):
+        if authority_exists(folder) and not insecure:
+            log.warning(
+                "%s has an authority, and this server is open to all of this machine: on loopback nobody "
+                'shows papers and no token is taken; identity.tls = "always" guards it as well',
+                folder,
+            )
         return None
     return ServerIdentity(Authority.open(folder, wall), config.identity.certificate_s)
 

@@ -64,7 +64,9 @@ class Joining(JoiningServicer):
         if wait_s := self._failures.wait_s(source, clock()):
             raise Overloaded("too many joins from there have failed: wait", (wait_s, 2 * wait_s))
         try:
-            name, made = await self._members.admit(request.token, request.signing_request, self._life_s)
+            name, made = await self._members.admit(
+                request.token, request.signing_request, self._life_s, request.client_id
+            )
         except NotAuthenticated as error:
             self._failures.add(source, clock())
             log.warning("a join from %s was refused: %s", source, error)

@@ -53,10 +53,12 @@ class Members:
             raise StoreError("the authority's register is locked by another process: try again") from None
         self.authority.check_as(peer, standing)
 
-    async def admit(self, token: str, request: bytes, life_s: float) -> tuple[str, x509.Certificate]:
+    async def admit(
+        self, token: str, request: bytes, life_s: float, whose: str = ""
+    ) -> tuple[str, x509.Certificate]:
         """`Authority.admit`, when it is its turn."""
         loop, admit = asyncio.get_running_loop(), self.authority.admit
-        name, made = await loop.run_in_executor(self._writes, admit, token, request, life_s)
+        name, made = await loop.run_in_executor(self._writes, admit, token, request, life_s, whose)
         await self._ask(f"{made.serial_number:x}")
         return name, made
 

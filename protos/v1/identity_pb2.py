@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"anabranch/protos/v1/identity.proto\x12\x0c\x61nabranch.v1\"\x15\n\x13GetAuthorityRequest\"+\n\x14GetAuthorityResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\"5\n\x0bJoinRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x17\n\x0fsigning_request\x18\x02 \x01(\x0c\"6\n\x0cJoinResponse\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x32\x9f\x01\n\x07Joining\x12U\n\x0cGetAuthority\x12!.anabranch.v1.GetAuthorityRequest\x1a\".anabranch.v1.GetAuthorityResponse\x12=\n\x04Join\x12\x19.anabranch.v1.JoinRequest\x1a\x1a.anabranch.v1.JoinResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"anabranch/protos/v1/identity.proto\x12\x0c\x61nabranch.v1\"\x15\n\x13GetAuthorityRequest\"+\n\x14GetAuthorityResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\"H\n\x0bJoinRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x17\n\x0fsigning_request\x18\x02 \x01(\x0c\x12\x11\n\tclient_id\x18\x03 \x01(\t\"6\n\x0cJoinResponse\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x32\x9f\x01\n\x07Joining\x12U\n\x0cGetAuthority\x12!.anabranch.v1.GetAuthorityRequest\x1a\".anabranch.v1.GetAuthorityResponse\x12=\n\x04Join\x12\x19.anabranch.v1.JoinRequest\x1a\x1a.anabranch.v1.JoinResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETAUTHORITYRESPONSE']._serialized_start=75
   _globals['_GETAUTHORITYRESPONSE']._serialized_end=118
   _globals['_JOINREQUEST']._serialized_start=120
-  _globals['_JOINREQUEST']._serialized_end=173
-  _globals['_JOINRESPONSE']._serialized_start=175
-  _globals['_JOINRESPONSE']._serialized_end=229
-  _globals['_JOINING']._serialized_start=232
-  _globals['_JOINING']._serialized_end=391
+  _globals['_JOINREQUEST']._serialized_end=192
+  _globals['_JOINRESPONSE']._serialized_start=194
+  _globals['_JOINRESPONSE']._serialized_end=248
+  _globals['_JOINING']._serialized_start=251
+  _globals['_JOINING']._serialized_end=410
 # @@protoc_insertion_point(module_scope)

@@ -57,18 +57,22 @@ class JoinRequest(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     SIGNING_REQUEST_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     signing_request: _builtins.bytes
     """A certificate signing request, PKCS #10 in DER: the key is taken from it, and nothing else."""
+    client_id: _builtins.str
+    """Who the device is already, if it is: a token of another's is refused, and stays good. Empty: anybody."""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         signing_request: _builtins.bytes = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["signing_request", b"signing_request", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "signing_request", b"signing_request", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

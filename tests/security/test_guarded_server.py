@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -281,10 +282,40 @@ def test_a_device_that_came_without_its_token_joins_from_the_same_folder(
     with pytest.raises(NotAuthenticated, match="--token"):
         run_client(options)
     token = guarded.authority.invite("device-1", DAY_S)
-    joins = {"token": token, "ca_sha256": guarded.authority.sha256, "join": guarded.join_address}
+    sha256 = guarded.authority.sha256
+    joins: dict[str, Any] = {"token": token, "ca_sha256": sha256, "join": guarded.join_address}
     wallet = device_wallet(replace(options, **joins))
     assert wallet is not None
     assert device_id(options.state_dir, wallet.name) == "device-1"
+
+
+def test_a_token_of_another_device_is_not_used_up(guarded: Federation, tmp_path: Path) -> None:
+    """By the name that is given, and by the one that the folder has worked under."""
+    token, sha256 = guarded.authority.invite("device-1", DAY_S), guarded.authority.sha256
+    joins: dict[str, Any] = {"token": token, "ca_sha256": sha256, "join": guarded.join_address}
+    options = ClientOptions("synthetic", guarded.address, state_dir=tmp_path / "device", **joins)
+    with pytest.raises(ConfigError, match="of 'device-1', and this device is 'device-2'"):
+        device_wallet(replace(options, client_id="device-2"))
+    device_id(tmp_path / "other", "device-3")
+    with pytest.raises(ConfigError, match="of 'device-1', and this device is 'device-3'"):
+        device_wallet(replace(options, state_dir=tmp_path / "other"))
+    wallet = device_wallet(options)
+    assert wallet is not None
+    assert wallet.name == "device-1"
+    assert device_wallet(replace(options, client_id="device-1")) is not None, "again, as it is"
+
+
+def test_a_server_that_is_open_though_there_is_an_authority_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(8, np.float32)})
+    config = server_config(tmp_path / "data", identity={"folder": str(tmp_path / "ca")})
+    for made, told in ((False, False), (True, True)):
+        if made:
+            Authority.create(tmp_path / "ca").close()
+        with caplog.at_level("WARNING", "anabranch.server.app"), Served(config, manifest):
+            pass
+        assert ("no token is taken" in caplog.text) is told
 
 
 def test_a_guarded_server_needs_its_authority(tmp_path: Path) -> None:

@@ -164,9 +164,9 @@ def clients(
         columns.append("tags")
         cells = [[*line, " ".join(row.tags)] for line, row in zip(cells, rows, strict=True)]
     output.table("", columns, cells)
-    known = 0 if tag else server.status().clients
-    if len(rows) < min(limit or known, known):
-        output.warn(f"{len(rows)} of {count_text(known)} clients, those with most against them first")
+    of = 0 if tag else server.status().clients
+    if len(rows) < min(limit or of, of):
+        output.warn(f"{len(rows)} of {count_text(of)} clients, those with most against them first")
 
 
 @admin_app.command()

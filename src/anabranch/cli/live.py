@@ -247,7 +247,6 @@ def client(
     goes from one job of its server to the next, and waits for more; each has a process of its own. With
     --signer it runs the App of a job's bundle, with this user's rights, and needs no APP of its own.
     """
-    from anabranch.cli.members import read_token
     from anabranch.client.run import ClientOptions
     from anabranch.client.state import state_dir_of
 
@@ -255,7 +254,7 @@ def client(
     trains: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
     trains |= {"step_time_s": step_time_s, "width_max": width_max, "tasks_max": tasks_max}
     names = {"server": server_address, "client_id": client_id, "data_path": data_path}
-    token, of_token = (token, "") if token_file is None else read_token(token_file)
+    token, of_token = (token, "") if token_file is None else _handed_over(token_file)
     joins: dict[str, Any] = {"token": token, "ca_sha256": ca_sha256 or of_token, "join": join}
     joins |= {"identity": identity, "insecure": insecure, "trust": _trust(keepers, cohort_min)}
     options = ClientOptions(
@@ -452,6 +451,12 @@ def _teller(output: Output) -> Callable[..., None]:
         output.event(kind, text, **data)
 
     return tell
+
+
+def _handed_over(file: Path) -> tuple[str, str]:
+    from anabranch.cli.members import read_token
+
+    return read_token(file)
 
 
 def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
