@@ -81,7 +81,7 @@ class RunStatus:
     masked_sums: MaskedSums | None = None
     phase: str = ""  # of a strategy of phases, in words
     frozen_sha256: str = ""  # hex, of the frozen tensors that travel apart; empty where none do
-    disk_full: str = ""  # why no update is taken at the moment, if the server's disk has no room
+    disk_full: str = ""  # what was refused last for want of room on the disk, and how long ago; or nothing
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what counts since the run began and what since the server started also by that."""

@@ -125,7 +125,7 @@ def run_client(
     try:
         wallet = device_wallet(options, bell)
     except Interrupted as reason:  # while it waited to join
-        return AgentSummary(options.client_id, str(reason))
+        return AgentSummary("", str(reason))
     client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
 
     def shard(config: Mapping[str, Any]) -> Shard:
@@ -216,7 +216,7 @@ def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | 
     if options.client_id not in ("", known.name):
         raise ConfigError(
             f"--id {options.client_id!r}, but this device's certificate is of {known.name!r} ({folder}): "
-            "leave out --id, or name another --state-dir"
+            f"leave out --id, or give {options.client_id!r} a token and a --state-dir of its own"
         )
     return known
 

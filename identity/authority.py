@@ -101,7 +101,9 @@ class Authority:
             key = read_key((folder / KEY).read_bytes(), str(folder / KEY))
             certificate = read_certificate((folder / CERTIFICATE).read_bytes(), str(folder / CERTIFICATE))
         except OSError as error:
-            raise ConfigError(f"{folder}: the authority cannot be read: {error.strerror}") from error
+            raise ConfigError(
+                f"the authority's {error.filename} cannot be read: {error.strerror}; restore it from a backup"
+            ) from error
         if certificate.public_key() != key.public_key():
             raise ConfigError(f"{folder}: {CERTIFICATE} is not of {KEY}: restore both from one backup")
         return cls(folder, key, certificate, Register(folder / REGISTER), now)

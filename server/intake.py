@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from anabranch.core import events as ev
 from anabranch.core.content import SHA256
 from anabranch.core.effects import Effect
-from anabranch.core.errors import IdTaken, InvalidUpdate, NotAuthenticated, Unavailable
+from anabranch.core.errors import IdTaken, InvalidUpdate, NotAuthenticated, StoreFull, Unavailable
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.params import ParamSpec, lasting_delta
@@ -226,13 +226,26 @@ class Intake:
         with _in_time(), deadline.until(self._idle_until()):
             if (known := await self._known(header)) is not None:
                 return replace(known, ask=header.ask)
-            upload = await self._receive(header, contents, deadline)
+            with self._heard_of_room(header):
+                upload = await self._receive(header, contents, deadline)
         try:
             await caller.check_still()  # an upload may take long
             async with self._decoding:
-                return await self._decide(header, upload)
+                with self._heard_of_room(header):
+                    verdict = await self._decide(header, upload)
         finally:
             await self.uploads.done(upload)
+        self.writer.room.took(header.payload.size_bytes)
+        return verdict
+
+    @contextmanager
+    def _heard_of_room(self, header: Header) -> Iterator[None]:
+        """Inside an update finds no room, or it does."""
+        try:
+            yield
+        except StoreFull as full:
+            self.writer.room.lacks(full, header.payload.size_bytes)
+            raise
 
     async def verdict(
         self, client_id: str, update_id: str, task_id: str = "", sha256: str = ""

@@ -336,7 +336,7 @@ class Operators(OperatorsServicer):
             run_twice=twice,
             masked_sums=masked_sums,
             phase=glance.phase,
-            disk_full=run.writer.disk_full,
+            disk_full=run.writer.room.lack,
         )
 
     def _best(self) -> int:

@@ -33,6 +33,7 @@ from anabranch.server.glance import Glance
 from anabranch.server.history import History, head_at
 from anabranch.server.metrics import Metrics
 from anabranch.server.models import Models
+from anabranch.server.room import Room
 from anabranch.server.saving import Every, SavedPoint
 from anabranch.server.store.base import Store
 
@@ -87,7 +88,7 @@ class Writer:
         self._closing = False
         # Whether the log is still to hear that the server is back: until then no lease may end.
         self._returning = self._cannot_return = False
-        self.disk_full = ""  # why nothing is taken at the moment, if there is no room for it
+        self.room = Room()
         self.glance = self._books.glances.take()  # how the run stood after the newest batch
         self.listener: Listener | None = None
         # Updates that are whole and will be submitted within milliseconds.
@@ -268,7 +269,7 @@ class Writer:
                 self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
         reach("answered")
         full = any(isinstance(c.error, StoreFull) for c in answered)
-        self._tell_if_full(answered)
+        self._hear_of_room(answered)
         for call in answered:
             if isinstance(call.event, ev.Returned):
                 self._has_returned(call.error)
@@ -288,17 +289,15 @@ class Writer:
         except CancelledError as error:  # asyncio would take it for the end of the writer's own task, unheard
             raise RuntimeError("what a commit needed was cancelled") from error
 
-    def _tell_if_full(self, answered: Sequence[Call]) -> None:
-        """Say once that the log has no room for what devices send, and once that it has again."""
-        events = [call for call in answered if not isinstance(call.event, ev.Returned | None)]
-        full = next((call.error for call in events if isinstance(call.error, StoreFull)), None)
-        if full is not None:
-            if not self.disk_full:
-                log.warning("no update is taken until there is room: %s", full)
-            self.disk_full = str(full)
-        elif self.disk_full and any(call.seq is not None for call in events):
-            self.disk_full = ""
-            log.info("there is room again: updates are taken")
+    def _hear_of_room(self, answered: Sequence[Call]) -> None:
+        """Of updates their intake does: what is large of them is not in the event."""
+        for call in answered:
+            if isinstance(call.event, ev.UpdateArrived | ev.Returned | None):
+                continue
+            if isinstance(call.error, StoreFull):
+                self.room.lacks(call.error)
+            elif call.seq is not None:
+                self.room.took()
 
     def _has_returned(self, error: BaseException | None) -> None:
         """Say once that the log has no room for the return, and once that it had."""

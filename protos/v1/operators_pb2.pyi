@@ -127,7 +127,7 @@ class GetStatusResponse(_message.Message):
     phase: _builtins.str
     """Of a strategy of phases: which one it is, in words."""
     disk_full: _builtins.str
-    """Why no update is taken at the moment: the disk has no room. Empty where it has."""
+    """What was refused last for want of room on the disk, and how long ago; empty where there is room."""
     @_builtins.property
     def manifest(self) -> _model_pb2.Manifest: ...
     @_builtins.property

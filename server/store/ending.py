@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, func, select
 
-from anabranch.core.errors import LogLost, StoreError
+from anabranch.core.errors import LogLost
 from anabranch.server.store.base import Mark
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.schema import events, model_versions, snapshots
@@ -36,13 +36,13 @@ def rows_end(connection: Connection) -> int:
 
 
 def check_alone(segments: Segments, marks: MarkFile, database: Path) -> None:
-    """Raises `StoreError` where a run's log, or its mark, lies beside SQLite's file that knows of no run.
+    """Raises `LogLost` where a run's log, or its mark, lies beside SQLite's file that knows of no run.
 
     What a run's settings were, and when it began, is in the database alone: without it nobody can go on.
     """
     left = segments.folder if segments.state() else marks.path
     if left.exists():
-        raise StoreError(
+        raise LogLost(
             f"{database} is missing or empty, and {left} is of a run that it does not know; "
             "nothing was changed. Put back the file that belongs to it, or a backup into a folder of its own "
             "(`anabranch admin restore`); name a run in PostgreSQL by server.database, and for another run "

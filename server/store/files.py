@@ -84,7 +84,7 @@ def make_folder(folder: Path) -> None:
 
 def make_own_folder(folder: Path) -> None:
     """Such a folder, of which everything in it is ours."""
-    if folder.is_dir():
+    if folder.exists():
         tighten_tree(folder)
     make_folder(folder)
 

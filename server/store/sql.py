@@ -141,7 +141,7 @@ class SqlStore:
     def info(self) -> RunInfo | None:
         """The run that is stored, if there is one. Raises `StoreNewer`.
 
-        And `StoreError` where files of one lie there, of which SQLite's file knows nothing.
+        And `LogLost` where files of one lie there, of which SQLite's file knows nothing.
         """
         found = None
         if self._database.exists():
@@ -181,7 +181,7 @@ class SqlStore:
             self._begin_shelf()
             if self.archive_folder is not None:
                 self._archive = Archive(self.archive_folder, stored.run_id).prepared()
-            self._collect_garbage()
+            self._collect_garbage(tell=True)
         except BaseException:
             self.close()
             raise
@@ -241,13 +241,14 @@ class SqlStore:
             if self._database.is_sqlite and not self._overlay.size:
                 check_files(connection, self._snapshots, name)
 
-    def _collect_garbage(self) -> None:
+    def _collect_garbage(self, tell: bool = False) -> None:
+        """Remove the files that nothing names any more. `tell`: of those that rows name and that are gone."""
         with self._database.writing() as connection:
             referenced, packs = named_files(connection)
             kept = set(connection.scalars(select(snapshots.c.sha256)))
             ahead = files_ahead(connection, self._snapshots) if self._database.is_sqlite else []
         self._is_ahead = bool(ahead)
-        if self._database.is_sqlite:
+        if tell and self._database.is_sqlite:
             self._tell_missing(referenced, packs)
         if gone := self._blobs.collect_garbage(referenced):
             log.info("removed %d files that nothing references", len(gone))

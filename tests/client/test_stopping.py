@@ -181,6 +181,9 @@ def test_a_device_keeps_its_id(tmp_path: Path) -> None:
     assert device_id(tmp_path / "c", "kiln-7") == "kiln-7" == device_id(tmp_path / "c")
     with pytest.raises(ConfigError, match="belongs to device 'kiln-7'"):
         device_id(tmp_path / "c", "kiln-8")
+    with pytest.raises(ConfigError, match="--id must be"):
+        device_id(tmp_path / "d", "no spaces")
+    assert fresh_id() != fresh_id()
 
 
 def test_a_name_that_was_made_up_for_nothing_gives_way(tmp_path: Path) -> None:
@@ -223,9 +226,6 @@ def test_a_device_that_waits_to_join_is_stopped_as_any_other(jobs: bool, tmp_pat
             assert run_client(options).why == "SIGTERM"
     finally:
         log.removeHandler(stopping)
-    with pytest.raises(ConfigError, match="--id must be"):
-        device_id(tmp_path / "d", "no spaces")
-    assert fresh_id() != fresh_id()
 
 
 def test_a_folder_has_one_agent(tmp_path: Path) -> None:

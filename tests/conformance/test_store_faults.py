@@ -19,6 +19,7 @@ from anabranch.server.store import database
 from anabranch.server.store.base import DiskFailed, Entry, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
+from anabranch.testing.store import mask_sum
 
 # --- faults ----------------------------------------------------------------------------------
 
@@ -268,7 +269,7 @@ def test_a_start_tells_which_files_of_payloads_are_gone(
     store.start(INFO)
     large = bytes(1000)
     sha256 = upload(store, large, "u3")
-    for entry in (update(1), update(2), Entry(update(3, large).record)):
+    for entry in (update(1), update(2), Entry(update(3, large).record), mask_sum(1, b"12345678")):
         store.append([entry])
         store._segments.close()  # each has a segment of its own
     store.close()
@@ -287,7 +288,7 @@ def test_a_start_tells_which_files_of_payloads_are_gone(
     with pytest.raises(StoreCorrupt, match=str(segment)):
         store.payload(reference(update(1)))
     store.close()
-    (tmp_path / "log/000002.log").unlink()
+    (tmp_path / "log/000004.log").unlink()  # of the sum of a keeper
     caplog.clear()
     store.start(INFO)
     assert "000001.log is not there, nor are 2 others" in caplog.text

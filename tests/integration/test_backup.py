@@ -168,6 +168,7 @@ def test_where_no_copy_is_made(served: Served, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no run"):
         back_up(other, tmp_path / "backup")
     (other / "manifest").mkdir()
+    (other / "acknowledged").touch()  # as beside PostgreSQL
     with pytest.raises(ConfigError, match="pg_dump --format=custom"):
         back_up(other, tmp_path / "backup")
     with pytest.raises(FolderMissing):

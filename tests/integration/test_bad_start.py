@@ -33,6 +33,7 @@ from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.sql import SqlStore
+from anabranch.server.uploads import Upload
 from anabranch.server.verify import verify
 
 
@@ -69,6 +70,32 @@ def test_a_disk_that_fills_while_serving(tmp_path: Path, manifest: Manifest) -> 
         assert served.operator().GetStatus(operators.GetStatusRequest(), timeout=CALL_S).disk_full == ""
         assert served.close() == 0
     assert verify(tmp_path / "data").problems == ()
+
+
+def test_an_upload_that_finds_no_room_is_told_to_operators(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never comes to the log; and the asks that go on are no sign of room for it."""
+
+    async def full(*_: object) -> None:
+        raise StoreFull("spooling an upload: no space left")
+
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+
+        def lack() -> str:
+            request = operators.GetStatusRequest()
+            return str(served.operator().GetStatus(request, timeout=CALL_S).disk_full)
+
+        device = served.device()
+        task = device.task()
+        with monkeypatch.context() as patch:
+            patch.setattr(Upload, "add", full)
+            with pytest.raises(grpc.RpcError):
+                device.push(task, ones(device), "update-1")
+        served.device("device-2").task()
+        assert "spooling an upload" in lack()
+        device.push(task, ones(device), "update-1")
+        assert lack() == ""
 
 
 @pytest.mark.parametrize("which", ["address", "admin_address"])
@@ -121,7 +148,7 @@ def test_a_database_that_is_lost_beside_its_log(
     ):
         with pytest.raises(StoreError, match=r"anabranch\.db is missing or empty.*admin restore") as said:
             use()
-        assert outcome_of(said.value).exit_code == 37
+        assert outcome_of(said.value).exit_code == 38, "a service manager does not start it again"
         assert "attest-restore" not in str(said.value)
     assert not (tmp_path / "backup").exists()
     for path, data_before in whole.items():

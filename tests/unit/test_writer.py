@@ -195,7 +195,7 @@ def test_a_return_that_meets_a_full_disk_is_tried_again(
     assert "begin anew" in said[1]
 
 
-def test_a_full_disk_is_told_once_and_that_it_has_room_again(
+def test_what_is_refused_for_want_of_room_is_told_and_that_there_is_room_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, room = Watched(), threading.Event()
@@ -208,26 +208,24 @@ def test_a_full_disk_is_told_once_and_that_it_has_room_again(
     async def run() -> list[str]:
         store.before = full
         writer = writer_of(desk)
-        shown = [writer.disk_full]
+        shown = [writer.room.lack]
         for number in range(3):
             with pytest.raises(StoreFull):
                 await writer.submit(enrolled(number))
-            shown.append(writer.disk_full)
+            shown.append(writer.room.lack)
+        await writer.look(lambda _: None)
+        shown.append(writer.room.lack)
         room.set()
         for number in range(2):
             await writer.submit(enrolled(number))
-            shown.append(writer.disk_full)
+            shown.append(writer.room.lack)
         await writer.close()
         return shown
 
-    with caplog.at_level("INFO", "anabranch.server.writer"):
+    with caplog.at_level("INFO", "anabranch.server.room"):
         shown = asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    assert shown == ["", "no room", "no room", "no room", "", ""]
-    said = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert said == [
-        ("WARNING", "no update is taken until there is room: no room"),
-        ("INFO", "there is room again: updates are taken"),
-    ]
+    assert [text.partition(" (")[0] for text in shown] == ["", *["no room"] * 4, "", ""]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:

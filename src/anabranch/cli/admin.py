@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from anabranch.client.operator import ClientStanding, OperatorClient, PublishedVersion
 
 config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
+CLIENTS_AT_ONCE = 1000  # that a server lists, the most suspicious first
 admin_app = typer.Typer(
     help="Look after a running server, through its operators' port.", no_args_is_help=True
 )
@@ -93,7 +94,7 @@ def status(server: OperatorClient, output: Output) -> None:
         f"  now: {s.clients_online} of {s.clients} clients online, {s.live_tasks} in training",
         f"  since the run began ({began}): {updates}, {s.leases_lost} leases lost",
         f"  since the server started ({up_for} ago): {up}, {down}, {s.updates_duplicate} resent",
-        *([f"  no update is taken: {s.disk_full}"] if s.disk_full else []),
+        *([f"  refused for want of room: {s.disk_full}"] if s.disk_full else []),
         *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
         *(f"  {change}" for change in changed),
     ]
@@ -164,8 +165,10 @@ def clients(
         columns.append("tags")
         cells = [[*line, " ".join(row.tags)] for line, row in zip(cells, rows, strict=True)]
     output.table("", columns, cells)
-    of = 0 if tag else server.status().clients
-    if len(rows) < min(limit or of, of):
+    of = server.status().clients
+    if tag and len(rows) == CLIENTS_AT_ONCE:
+        output.warn(f"the first {len(rows)} of that tag, those with most against them first")
+    elif not tag and len(rows) < min(limit or of, of):
         output.warn(f"{len(rows)} of {count_text(of)} clients, those with most against them first")
 
 

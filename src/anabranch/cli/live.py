@@ -436,6 +436,8 @@ def _work(
 
 def _say_goodbye(output: Output, done: AgentSummary, state_dir: Path) -> None:
     told = f"{count_text(done.answered)} updates answered\n{with_state(state_dir, done.run_ended)}"
+    if not done.client_id:
+        told = "it has not joined yet: start it again with its token"
     output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, told)
 
 

@@ -94,7 +94,7 @@ def read_token(file: Path) -> tuple[str, str]:
     try:
         rows = [row for row in csv.reader(io.StringIO(file.read_text("utf-8-sig"))) if any(row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--token-file {file} cannot be read: {error}") from error
+        raise ConfigError(f"--token-file {file} cannot be read as text in UTF-8: {error}") from error
     if rows and tuple(rows[0]) == COLUMNS:
         del rows[0]
     if len(rows) != 1 or len(rows[0]) not in (1, len(COLUMNS)):
