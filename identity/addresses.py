@@ -35,6 +35,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError(f"address {address!r}: write host:port, for example 127.0.0.1:7070")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ConfigError(f"address {address!r}: an IPv6 address is written in brackets, as [::1]:7070")
     return host.strip("[]"), int(port)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import resource
+import socket
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -18,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import PortInUse
 from anabranch.core.limits import KIB, Limits
+from anabranch.identity.addresses import host_and_port
 from anabranch.identity.certificates import Kind
 from anabranch.protos.v1 import jobs_pb2, operators_pb2
 from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
@@ -195,7 +197,7 @@ class Ports:
             else:
                 port = server.add_secure_port(address, identity.credentials(clients))
         except RuntimeError as error:
-            raise PortInUse(f"{address} cannot be served on, it is taken or not ours: {error}") from error
+            raise PortInUse(f"{address} cannot be served on: {why_not_served(address) or error}") from error
         await server.start()
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"
@@ -232,3 +234,15 @@ def gate_of(
 ) -> Gate:
     """Of a port with this identity, and of one of its runs: see `Gate`."""
     return Gate(None if identity is None else identity.members, kinds, job, scope)
+
+
+def why_not_served(address: str) -> str:
+    """Why an address cannot be served on, in the system's words; gRPC has them only for who debugs it."""
+    host, port = host_and_port(address)
+    try:
+        for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as tried:
+                tried.bind(where)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

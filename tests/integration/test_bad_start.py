@@ -25,9 +25,11 @@ from anabranch.core.errors import (
     outcome_of,
 )
 from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.identity.addresses import host_and_port
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.backup import back_up
 from anabranch.server.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from anabranch.server.ports import why_not_served
 from anabranch.server.restored import attest
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.factory import open_store
@@ -105,8 +107,18 @@ def test_a_port_in_use(which: str, tmp_path: Path, manifest: Manifest) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         config = server_config(tmp_path / "data", server={which: address})
-        with pytest.raises(PortInUse, match=address), Served(config, manifest):
+        words = rf"{address} .*: Address already in use$"
+        with pytest.raises(PortInUse, match=words), Served(config, manifest):
             pass
+
+
+def test_an_address_that_is_not_this_machines() -> None:
+    """Taken, and somebody else's, are two things to mend."""
+    assert why_not_served("192.0.2.1:7070") == "Cannot assign requested address"
+    assert why_not_served("127.0.0.1:0") == ""
+    with pytest.raises(ConfigError, match=r"in brackets, as \[::1\]:7070"):
+        host_and_port("::1:9000")
+    assert host_and_port("[::1]:9000") == ("::1", 9000)
 
 
 def test_another_server_on_the_same_data(served: Served) -> None:
