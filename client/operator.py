@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,6 +32,8 @@ from anabranch.protos.v1 import jobs_pb2 as jobs_pb
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
+
+log = logging.getLogger(__name__)
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -346,10 +349,13 @@ class OperatorClient:
     def quarantine(self, client_id: str, why: str = "", tag: str = "") -> list[str]:
         """No task for a client, or all of a tag, and no update of it, until `release`; `why` is told to it.
 
-        Returns who was meant.
+        Returns who was meant. Those that the run does not know are barred as well, and a warning says so.
         """
         request = operators.QuarantineRequest(client_id=client_id, why=why, tag=tag)
-        return list(self._call(self._stub.Quarantine, request).client_ids)
+        answer = self._call(self._stub.Quarantine, request)
+        for name in answer.unknown:
+            log.warning("%s is barred, but this run knows no client of that name: is it spelt so?", name)
+        return list(answer.client_ids)
 
     def release(self, client_id: str, tag: str = "") -> bool:
         """Let a client, or all of a tag, out of quarantine; whether anybody was in."""

@@ -71,6 +71,8 @@ def add(
 ) -> Path:
     """A new job, whole or not at all. Raises `ConfigError` where one has its name, `StoreError`."""
     job = folder / checked_job(name)
+    if not all(pattern.strip() for pattern in devices):
+        raise ConfigError("devices: an empty pattern is no device's name: leave it out for all, or name some")
     if job.exists():
         raise ConfigError(f"there is a job {name!r} in {folder}: choose another name")
     make_private_folder(folder)

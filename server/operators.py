@@ -124,7 +124,8 @@ class Operators(OperatorsServicer):
         for client_id in named:
             await self.run.writer.submit(ev.Quarantined(self.run.writer.now(), client_id, why))
             log.info("%s was quarantined by %s", client_id, caller)
-        return operators.QuarantineResponse(client_ids=named)
+        known = self.run.writer.glance.clients
+        return operators.QuarantineResponse(client_ids=named, unknown=[c for c in named if c not in known])
 
     @answers
     async def Release(self, request: operators.ReleaseRequest, caller: Caller) -> operators.ReleaseResponse:

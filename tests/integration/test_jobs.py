@@ -343,6 +343,8 @@ def test_a_job_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     bad.write_text("[strategy]\nname = 'nonsense'\n")
     with pytest.raises(ConfigError, match="nonsense"):
         add_job(tmp_path / "jobs", "three", bad, tmp_path / "model")
+    with pytest.raises(ConfigError, match="empty pattern"):
+        add_job(tmp_path / "jobs", "three", None, tmp_path / "model", devices=["ward-*", ""])
     assert not (tmp_path / "jobs" / "three").exists()
 
 

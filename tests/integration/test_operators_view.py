@@ -139,3 +139,16 @@ def test_a_list_that_has_pages_is_whole_or_says_that_it_is_not(
         for options, told in (((), True), (("--limit", 3), True), (("--limit", 2), False)):
             done = anabranch(tmp_path, "admin", "clients", *at, *options)
             assert (done.returncode, "2 of 3 clients" in done.stderr) == (0, told)
+
+
+def test_a_quarantine_of_nobody_that_is_known_says_so(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        served.device("device-7").work()
+        with operator(served) as client:
+            assert client.quarantine("device-7") == ["device-7"]
+            assert "knows no client" not in caplog.text
+            assert client.quarantine("devcie-7") == ["devcie-7"]
+            assert "devcie-7 is barred, but this run knows no client of that name" in caplog.text
+            assert set(client.status().quarantined) == {"device-7", "devcie-7"}
