@@ -211,3 +211,15 @@ def test_a_missing_file_a_broken_file_and_a_bad_variable(
 def test_the_strategys_own_parameters_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'buffer_size'"):
         load_config(None, ["strategy.buffersize=3"])
+
+
+def test_a_bad_value_is_told_with_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[server]\nlease_s = 'x'\n")
+    with pytest.raises(ConfigError, match=rf"^server\.lease_s must be .* \({re.escape(str(file))}\)$"):
+        load_config(file)
+    with pytest.raises(ConfigError, match=r"^server\.lease_s must be greater than 0, not -1\.0$"):
+        load_config(file, ["server.lease_s=-1.0"])
+    monkeypatch.setenv("ANABRANCH_RUN_UPDATES_MAX", "many")
+    with pytest.raises(ConfigError, match=r"not 'many' \(ANABRANCH_RUN_UPDATES_MAX\)$"):
+        load_config(None)

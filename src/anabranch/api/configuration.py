@@ -55,13 +55,23 @@ def load_config(
     for text in overrides:
         table, key, value = parse_override(text)
         layers.append(("--set", {table: {key: value}}))
-    config = merge(_one_target(_one_strategy(layers)))
+    try:
+        config = merge(_one_target(_one_strategy(layers)))
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_said_in(str(error), layers)}") from error
     admit(config)
     strategy_of(config)
     if config.uplink.codec != AUTO:
         _check_uplink(config)
     check_downlink(config.downlink.codec)
     return config
+
+
+def _said_in(error: str, layers: Sequence[Layer]) -> str:
+    """Where the setting stands that an error begins with, if that is not before the eyes of who typed it."""
+    table, _, key = error.partition(" ")[0].partition(".")
+    said = [source for source, tables in layers if key in tables.get(table, {})]
+    return f" ({said[-1]})" if said and said[-1] != "--set" else ""
 
 
 def _check_uplink(config: Config) -> None:
