@@ -46,7 +46,7 @@ def note_of(job: Path) -> JobNote:
     except OSError as error:
         raise disk_error(file, error) from error
     except ValueError as error:
-        raise DataError(f"{file} cannot be read: {error}") from None
+        raise DataError(f"{file} cannot be read: {error}; put its copy back, or add the job anew") from None
 
 
 def names_in(folder: Path) -> list[str]:
