@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, make_url, text
 
-from anabranch.core.errors import StoreNewer
+from anabranch.core.errors import StoreError, StoreNewer
 from anabranch.server.store.base import Entry, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
@@ -34,9 +36,10 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     made.close()
 
 
-def _shape(connection: Connection) -> dict[str, object]:
-    """All that the database tells of its tables, check constraints and indices with it."""
+def _shape(connection: Connection, tables: tuple[str, ...] = ()) -> dict[str, object]:
+    """All that the database tells of these tables, else of ours: check constraints and indices with it."""
     look = inspect(connection)
+    ours = [table for table in look.get_table_names() if table != "alembic_version"]
     return {
         table: {
             "columns": [
@@ -49,8 +52,7 @@ def _shape(connection: Connection) -> dict[str, object]:
                 (str(i["name"]), i["column_names"], bool(i["unique"])) for i in look.get_indexes(table)
             ),
         }
-        for table in sorted(look.get_table_names())
-        if table != "alembic_version"
+        for table in sorted(tables or ours)
     }
 
 
@@ -81,6 +83,48 @@ def test_a_start_finds_the_newest_tables_or_makes_them(database: Database) -> No
         bring_up(connection)
         assert has_tables(connection)
         assert _shape(connection) == found
+
+
+def test_a_new_database_has_what_all_revisions_make(database: Database) -> None:
+    with database.writing() as connection:
+        upgrade(connection)
+        wanted = _shape(connection), _shape(connection, ("alembic_version",))
+        downgrade(connection, "base")
+        connection.execute(text("DROP TABLE alembic_version"))
+    with database.writing() as connection:
+        bring_up(connection)
+        assert (_shape(connection), _shape(connection, ("alembic_version",))) == wanted
+        assert current_revision(connection) == newest_revision()
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_first_start_needs_no_alembic(tmp_path: Path) -> None:
+    """It takes a tenth of a second to load, and as long to carry out every revision."""
+    code = f"""
+import sys
+from sqlalchemy import make_url
+from anabranch.server.store.database import Database
+from anabranch.server.store.revision import bring_up, has_tables
+made = Database(make_url("sqlite:///{tmp_path}/test.db"))
+made.open(writes=True)
+with made.writing() as connection:
+    assert not has_tables(connection)
+    bring_up(connection)
+    assert has_tables(connection)
+made.close()
+print("alembic" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+
+
+def test_a_table_of_others_is_not_taken_for_ours(database: Database) -> None:
+    with database.writing() as connection:
+        connection.execute(text("CREATE TABLE events (mine INTEGER)"))
+    with pytest.raises(StoreError, match="events"), database.writing() as connection:
+        bring_up(connection)
+    with database.writing() as connection:
+        assert list(_shape(connection)) == ["events"]
 
 
 def test_the_way_back_leaves_nothing(database: Database) -> None:
