@@ -80,6 +80,10 @@ class PartKind:
             raise ConfigError(self._unknown(name))
         return self._loaded(name, entry)
 
+    def ours(self) -> dict[str, Any]:
+        """All that are built in, by name; imported now."""
+        return {name: self.find(name) for name in self.built_in}
+
     def others(self) -> dict[str, Any]:
         """All that are not built in, by name, those that are installed too. Raises `ConfigError`."""
         own = {name: part for name, part in self._let_in.items() if not is_code(name)}

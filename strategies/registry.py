@@ -11,38 +11,16 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
-from anabranch.strategies.ace import ACE, ACED
-from anabranch.strategies.annealed import Annealed
-from anabranch.strategies.asyncdrop import AsyncDrop
-from anabranch.strategies.ca2fl import CA2FL
-from anabranch.strategies.delayed_nesterov import DelayedNesterov
-from anabranch.strategies.fadas import FADAS
-from anabranch.strategies.fedasmu import FedASMU
-from anabranch.strategies.fedasync import FedAsync
-from anabranch.strategies.fedavg import FedAvg
+from anabranch.strategies import PLACES
 from anabranch.strategies.fedbuff import FedBuff
-from anabranch.strategies.fedcompass import FedCompass
-from anabranch.strategies.fedfa import FedFa
-from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.phased import Phased
-from anabranch.strategies.port import PORT
-from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rule import Rule
 from anabranch.strategies.scheduled import SCHEDULER_KEY, Scheduled, unscheduled
 from anabranch.strategies.schedulers.registry import make_scheduler
-from anabranch.strategies.teasq import Teasq
-from anabranch.strategies.teasq_drop import TeasqDrop
 
 OUTER_KEY = "outer"  # of strategies with a server optimiser
-
-BUILT_IN: dict[str, type[Any]] = {
-    c.name: c
-    for c in (
-        *(ACE, ACED, Annealed, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedASMU, FedAsync, FedAvg, FedBuff),
-        *(FedCompass, FedFa, FedProx, Phased, PORT, QAFeL, Teasq, TeasqDrop),
-    )
-}
+FEDCOMPASS = "fedcompass"
 
 
 def doubt(strategy: Strategy) -> str:
@@ -67,7 +45,7 @@ def _check(found: Any) -> None:
 
 OPTIONAL = ("keeps_updates", "long_part", "long_in")  # they are younger than strategies of others
 NAMED_IN = ("strategy.name", "strategy.phases.strategy")
-STRATEGIES = PartKind("strategy", "strategies", NAMED_IN, BUILT_IN, members(Strategy, OPTIONAL), _check)
+STRATEGIES = PartKind("strategy", "strategies", NAMED_IN, PLACES, members(Strategy, OPTIONAL), _check)
 
 
 def strategy_of(config: Config) -> Strategy:
@@ -98,7 +76,7 @@ def _scheduled(name: str, params: Mapping[str, Any], robust: RobustTable | None)
         raise ConfigError(
             f"strategy.{SCHEDULER_KEY}: each phase has a scheduler of its own: write it into its table"
         )
-    if name == FedCompass.name:
+    if name == FEDCOMPASS:
         raise ConfigError(
             f"strategy.{SCHEDULER_KEY}: {name!r} deals steps itself, by when groups arrive: leave it out"
         )

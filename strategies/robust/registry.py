@@ -9,11 +9,6 @@ from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.robust import NONE, RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
-from anabranch.strategies.robust.centred_clipping import CentredClipping
-from anabranch.strategies.robust.coordinatewise import Median, TrimmedMean
-from anabranch.strategies.robust.geometric_median import GeometricMedian
-from anabranch.strategies.robust.krum import Krum, MultiKrum
-from anabranch.strategies.robust.neighbour_mixing import NeighbourMixing
 from anabranch.strategies.robust.rule import Rule
 
 
@@ -30,9 +25,15 @@ def _taken(cls: Any) -> list[str]:
     return [f.name for f in fields(cls) if f.metadata != NO_KEY]
 
 
-BUILT_IN: dict[str, type[Any]] = {
-    c.name: c
-    for c in (TrimmedMean, Median, GeometricMedian, Krum, MultiKrum, CentredClipping, NeighbourMixing)
+_HERE = "anabranch.strategies.robust"
+BUILT_IN = {
+    "trimmed_mean": f"{_HERE}.coordinatewise:TrimmedMean",
+    "median": f"{_HERE}.coordinatewise:Median",
+    "geometric_median": f"{_HERE}.geometric_median:GeometricMedian",
+    "krum": f"{_HERE}.krum:Krum",
+    "multi_krum": f"{_HERE}.krum:MultiKrum",
+    "centred_clipping": f"{_HERE}.centred_clipping:CentredClipping",
+    "neighbour_mixing": f"{_HERE}.neighbour_mixing:NeighbourMixing",
 }
 RULES = PartKind("robust rule", "rules", ("robust.rule",), BUILT_IN, members(Rule), _check, also=(NONE,))
 

@@ -8,12 +8,15 @@ from typing import Any
 from anabranch.core.config.tables import build
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
-from anabranch.strategies.schedulers.capped import PLACE, Capped
-from anabranch.strategies.schedulers.equal_time import EqualTime
-from anabranch.strategies.schedulers.fedluck import FedLuck
+from anabranch.strategies.schedulers.capped import PLACE
 from anabranch.strategies.schedulers.scheduler import Scheduler
 
-BUILT_IN: dict[str, type[Any]] = {c.name: c for c in (Capped, EqualTime, FedLuck)}
+_HERE = "anabranch.strategies.schedulers"
+BUILT_IN = {
+    "capped": f"{_HERE}.capped:Capped",
+    "equal_time": f"{_HERE}.equal_time:EqualTime",
+    "fedluck": f"{_HERE}.fedluck:FedLuck",
+}
 
 
 def _check(found: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.planner import Narrowest, Planner
 from anabranch.core.engine.strategy import Strategy
@@ -11,20 +9,20 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.parts import PartKind, members
-from anabranch.strategies.submodels.alternate import Alternate
-from anabranch.strategies.submodels.asyncdrop import HeteroWindows, RandomUnits
-from anabranch.strategies.submodels.fragments import Fragments
-from anabranch.strategies.submodels.ist import Ist
 from anabranch.strategies.submodels.progressive import Progressive
-from anabranch.strategies.submodels.widths import FedRolex, FjORD, HeteroFL
 
 NONE = "none"
-BUILT_IN: dict[str, type[Any]] = {
-    c.name: c
-    for c in (
-        *(RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist),
-        *(Fragments, Progressive, Alternate),
-    )
+_HERE = "anabranch.strategies.submodels"
+BUILT_IN = {
+    "random": f"{_HERE}.asyncdrop:RandomUnits",
+    "hetero": f"{_HERE}.asyncdrop:HeteroWindows",
+    "heterofl": f"{_HERE}.widths:HeteroFL",
+    "fedrolex": f"{_HERE}.widths:FedRolex",
+    "fjord": f"{_HERE}.widths:FjORD",
+    "ist": f"{_HERE}.ist:Ist",
+    "fragments": f"{_HERE}.fragments:Fragments",
+    "progressive": f"{_HERE}.progressive:Progressive",
+    "alternate": f"{_HERE}.alternate:Alternate",
 }
 PLANNERS = PartKind(
     "planner", "planners", ("submodel.name",), BUILT_IN, (*members(Planner), "of"), also=(AUTO, NONE)

@@ -20,7 +20,7 @@ from anabranch.core.config.tables import NO_KEY, Config, FleetTable, merge
 from anabranch.core.errors import AppError
 from anabranch.strategies import strategy_of
 from anabranch.strategies.fedbuff import FedBuff
-from anabranch.strategies.registry import BUILT_IN
+from anabranch.strategies.registry import STRATEGIES
 from anabranch.strategies.robust.krum import Krum
 from anabranch.workloads.synthetic import Synthetic
 
@@ -37,7 +37,7 @@ FROM_ONE_ON = ("over_selection", "latest_factor")
 
 def changes() -> Iterator[tuple[str, str, Any]]:
     """A value other than the default for each parameter of each strategy that has a range."""
-    for name, cls in BUILT_IN.items():
+    for name, cls in STRATEGIES.ours().items():
         plain = cls()
         for f in fields(cls):
             value = getattr(plain, f.name)
@@ -68,7 +68,7 @@ def changes() -> Iterator[tuple[str, str, Any]]:
 
 @pytest.mark.parametrize(("name", "key", "value"), list(changes()))
 def test_every_parameter_of_every_strategy_is_its_toml(name: str, key: str, value: Any) -> None:
-    given = BUILT_IN[name](**{key: value})
+    given = STRATEGIES.find(name)(**{key: value})
     config = ab.configure("synthetic", strategy=given, until=ab.Until(updates=1))
     assert config.strategy.params == {key: value}, "what is as it is by default is not said"
     assert strategy_of(read_back(config)) == given
@@ -77,7 +77,7 @@ def test_every_parameter_of_every_strategy_is_its_toml(name: str, key: str, valu
 
 def test_every_strategy_has_its_name_in_the_package() -> None:
     classes = {getattr(ab.strategies, name) for name in ab.strategies.__all__ if name != "strategy_of"}
-    assert classes == set(BUILT_IN.values())
+    assert classes == set(STRATEGIES.ours().values())
 
 
 def measured(rows: list[tuple[float, ...]]) -> ab.Measured:

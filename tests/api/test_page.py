@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anabranch as ab
 from anabranch.api.fleets import GROUPS
-from anabranch.strategies.registry import BUILT_IN
+from anabranch.strategies.registry import STRATEGIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -41,6 +41,9 @@ def test_the_readmes_lines_run(tmp_path: Path) -> None:
 def test_the_names_of_the_page_are_those_of_the_package() -> None:
     table = PAGE[PAGE.index("| argument |") : PAGE.index("Objects do not change")]
     kinds = {kind.__name__ for kinds in GROUPS.values() for kind in kinds.values()}
-    assert set(re.findall(r"`([A-Z]\w+)`", table)) == {cls.__name__ for cls in BUILT_IN.values()} | kinds
+    assert (
+        set(re.findall(r"`([A-Z]\w+)`", table))
+        == {cls.__name__ for cls in STRATEGIES.ours().values()} | kinds
+    )
     named = set(re.findall(r"\bab\.([A-Za-z]\w+)", PAGE))
     assert named <= set(ab.__all__)

@@ -18,7 +18,7 @@ from anabranch.core.errors import OUTCOMES
 from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
 from anabranch.core.model.updates import Reason
 from anabranch.protos.v1 import devices_pb2, keepers_pb2, operators_pb2
-from anabranch.strategies.registry import BUILT_IN
+from anabranch.strategies.registry import STRATEGIES
 from anabranch.strategies.schedulers.registry import SCHEDULERS
 
 ROOT = Path(__file__).parents[2]
@@ -107,9 +107,7 @@ def test_the_settings_of_schedulers() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(.*?)` \|", section, re.MULTILINE)
     documented = {(name, key): tomllib.loads(f"x = {value}")["x"] for name, key, value in rows}
     assert documented == {
-        (name, f.name): getattr(cls(), f.name)
-        for name, cls in SCHEDULERS.built_in.items()
-        for f in fields(cls)
+        (name, f.name): getattr(cls(), f.name) for name, cls in SCHEDULERS.ours().items() for f in fields(cls)
     }
 
 
@@ -120,7 +118,7 @@ def test_the_settings_of_strategies() -> None:
     assert "`teasq_drop` has the parameters of `teasq`" in page
     assert documented == {
         (name, key): value
-        for name, cls in BUILT_IN.items()
+        for name, cls in STRATEGIES.ours().items()
         for key, value in ((f.name, getattr(cls(), f.name)) for f in fields(cls) if f.metadata != NO_KEY)
         if name != "teasq_drop"
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.strategies.registry import BUILT_IN
+from anabranch.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
@@ -39,6 +39,6 @@ def test_every_number_is_a_line_to_try() -> None:
     assert named == set(re.findall(r"  # (\d+)$", PAGE, re.MULTILINE))
 
 
-@pytest.mark.parametrize("strategy", BUILT_IN)
+@pytest.mark.parametrize("strategy", STRATEGIES.built_in)
 def test_every_strategy_has_a_row(strategy: str) -> None:
     assert any(f"`{strategy}`" in row[2] for row in ROWS)

@@ -42,7 +42,7 @@ def kept_of(part: UnitMap | TensorSet | None) -> Kept:
     return part.kept
 
 
-@pytest.fixture(params=[of for of in PLANNERS.built_in.values() if of not in (Alternate, Progressive)])
+@pytest.fixture(params=[of for of in PLANNERS.ours().values() if of not in (Alternate, Progressive)])
 def built_in(request: pytest.FixtureRequest) -> type[Any]:
     found: type[Any] = request.param
     return found

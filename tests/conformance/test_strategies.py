@@ -9,7 +9,7 @@ import pytest
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.parts import members
-from anabranch.strategies.registry import BUILT_IN, make_strategy
+from anabranch.strategies.registry import STRATEGIES, make_strategy
 from anabranch.testing import StrategyConformance
 
 Variant = tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], RobustTable]
@@ -18,7 +18,7 @@ PHASES: list[dict[str, Any]] = [
     {"strategy": "fedbuff", "buffer_size": 2},
 ]
 VARIANTS: list[Variant] = [
-    *((name, {}) for name in BUILT_IN),
+    *((name, {}) for name in STRATEGIES.built_in),
     ("fedbuff", {"buffer_size": 2, "momentum": 0.9, "flush_s": 3.0}),
     ("fedbuff", {"buffer_size": 2, "outer": {"name": "nesterov", "lr": 0.7}}),
     ("fedavg", {"clients_per_round": 2}),
@@ -74,4 +74,4 @@ class TestScheduledStrategies(StrategyConformance):
 
     def test_it_has_what_a_strategy_has(self, strategy: Strategy) -> None:
         assert [name for name in members(Strategy) if not hasattr(strategy, name)] == []
-        assert strategy.name in BUILT_IN
+        assert strategy.name in STRATEGIES.built_in

@@ -22,6 +22,9 @@ from anabranch.core.config.tables import merge
 from anabranch.core.errors import AppError, ConfigError, UnknownCodec
 from anabranch.core.parts import PartKind, is_code, told_name
 from anabranch.strategies.registry import STRATEGIES
+from anabranch.strategies.robust.registry import RULES
+from anabranch.strategies.schedulers.registry import SCHEDULERS
+from anabranch.strategies.submodels.registry import PLANNERS
 from anabranch.support.code import check_trusted, let_in, let_in_one
 
 FIND = """
@@ -66,6 +69,13 @@ def test_every_kind_is_let_in_by_path_and_then_has_its_own_name(own: Own) -> Non
     assert own.name in own.kind.names()
     assert told_name(own.place) == own.name, "what another machine is told"
     own.let_in()  # once more is no error
+
+
+def test_what_is_built_in_bears_the_name_by_which_it_is_known() -> None:
+    kinds = (STRATEGIES, SCHEDULERS, RULES, PLANNERS)
+    assert {kind.word: {name: part.name for name, part in kind.ours().items()} for kind in kinds} == {
+        kind.word: {name: name for name in kind.built_in} for kind in kinds
+    }
 
 
 def test_every_kind_is_found_by_its_entry_point(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from anabranch.api.tune_ranges import (
 )
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
-from anabranch.strategies.registry import BUILT_IN
+from anabranch.strategies.registry import STRATEGIES
 
 RATE = "client.learning_rate"
 
@@ -83,7 +83,7 @@ def test_each_point_is_dealt_as_often_as_any_other() -> None:
     assert {deal(ranges, 1, seed=1, again=n)[0][RATE] for n in range(40)} == {0.1, 0.2, 0.3, 0.4}
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", STRATEGIES.built_in)
 @pytest.mark.parametrize("bytes_count", [False, True])
 def test_every_default_can_be_set_and_has_what_is_set_among_it(name: str, bytes_count: bool) -> None:
     config = load_config(overrides=[f"strategy.name={name}"])

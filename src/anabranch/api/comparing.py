@@ -19,7 +19,7 @@ from anabranch.reports.latex import comparison_latex
 from anabranch.reports.result import Result
 from anabranch.reports.spreads import Spread, SpreadRow
 from anabranch.reports.spreads import compare as spreads_of
-from anabranch.strategies.registry import BUILT_IN
+from anabranch.strategies.registry import STRATEGIES
 
 BY_METRIC = {"metrics": "final", "worst_tenths": "worst_tenth", "deviations": "deviation"}  # columns of a row
 
@@ -129,9 +129,9 @@ def _result_of(run: Run | Result | str | Path) -> Result:
 
 def _completed(result: Result) -> Result:
     """The result with every parameter of its strategy: to give one its default changes nothing."""
-    cls = BUILT_IN.get(result.strategy)
-    if cls is None:
+    if result.strategy not in STRATEGIES.built_in:
         return result
+    cls = STRATEGIES.find(result.strategy)
     plain = cls()
     defaults = {f.name: getattr(plain, f.name) for f in fields(cls) if f.metadata != NO_KEY}
     strategy = {"name": result.strategy, **defaults, **result.config.get("strategy", {})}
