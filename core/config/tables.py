@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -364,10 +364,11 @@ class Config:
         the journal of an unchanged run stays what it was.
         """
         quiet = () if every_table else [t for t in LATER if getattr(self, t) == TABLES[t]()]
-        write = _writer(every_table).unstructure
+        write = _writer().unstructure
         out = {t: write(getattr(self, t)) for t in TABLES if t not in quiet}
-        for table, keys in () if every_table else UNSAID.items():
-            out[table] = {k: v for k, v in out[table].items() if k not in keys or keys[k] != v}
+        for table, keys in () if every_table else out.items():
+            unsaid = _unsaid(table)
+            out[table] = {k: v for k, v in keys.items() if k not in unsaid or unsaid[k] != v}
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
 
@@ -507,13 +508,21 @@ _reader = make_converter(real)
 _reader.register_structure_hook_func(lambda of: of == list[float], _as_given.structure)
 
 
-@lru_cache
-def _writer(every_key: bool) -> Converter:
-    """Writes tables, secrets masked; keys that were not always there only if they say something, or all."""
+@cache
+def _unsaid(table: str) -> dict[str, Any]:
+    """The keys that were not always there, with what they say where nobody has said anything."""
+    cls = TABLES[table]
+    later = {f.name for f in fields(cls) if f.metadata == LATER_KEY}
+    defaults = _writer().unstructure(cls())
+    return {k: v for k, v in defaults.items() if k in later} | UNSAID.get(table, {})
+
+
+@cache
+def _writer() -> Converter:
+    """Writes tables with every key, secrets masked. To make one is a good part of a server's start."""
     made = make_converter()
     for cls in TABLES.values():
-        later = () if every_key else tuple(f.name for f in fields(cls) if f.metadata == LATER_KEY)
         secrets = [f.name for f in fields(cls) if f.metadata == SECRET]
         hidden: dict[str, Any] = {name: override(unstruct_hook=masked) for name in secrets}
-        written(made, cls, later, **hidden)
+        written(made, cls, **hidden)
     return made
