@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,20 @@ def reused_heap() -> Iterator[None]:
         yield
     finally:
         trim_heap()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """While modules are imported, which stay: to look for what of them could go is a tenth of a start.
+
+    Nor is that looked for later.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _call(name: str, *arguments: int | ctypes.c_ulong) -> None:

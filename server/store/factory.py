@@ -46,7 +46,8 @@ def open_store(
         return MemoryStore(limits)
     name = database if is_code(database) else database.partition("://")[0]
     let_in_one(STORES, name)  # a command line or settings of this machine's say where its data are
-    if name in STORES.names() or is_code(name):
+    # To look through all that is installed takes as long as to open a database: not for the usual one.
+    if name and (name in STORES.names() or is_code(name)):
         opened: Store = STORES.find(name).of(database, data_dir, limits, lease_s)
         return opened
     return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive, disk_bytes_max)

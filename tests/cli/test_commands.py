@@ -224,6 +224,22 @@ print(*sorted({"torch", "numpy", "sqlalchemy", "grpc", "pydantic"} & sys.modules
     assert all(f" {name} " in found.stdout for name in COMMANDS)
 
 
+@pytest.mark.parametrize("name", ["server", "health"])
+def test_a_command_is_not_left_without_the_collector(name: str) -> None:
+    """It is off while modules are imported."""
+    code = f"""
+import gc, sys
+from anabranch.cli import main, program
+sys.argv[1:] = [{name!r}, "--help"]
+try:
+    main.main()
+except SystemExit as done:
+    assert not done.code, done.code
+assert gc.isenabled()
+"""
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_says_of_each_what_its_own_help_says(name: str) -> None:
     own = loaded(name).help or ""

@@ -1,4 +1,4 @@
-"""Commands for operators: `health`, `config show` and the group `admin`."""
+"""Commands for operators: `config show` and the group `admin`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.cli.jobs import jobs_app
 from anabranch.cli.masked_sums import masked_lines, secagg_app
 from anabranch.cli.members import ca_app, enrol, invitations, members, operator, revoke
 from anabranch.cli.operating import operates
-from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
+from anabranch.cli.options import AsJson, ConfigFile, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore, backup, restore
 from anabranch.client.signals import ended_by_interrupt
@@ -21,7 +21,7 @@ from anabranch.core.config.goal import Goal
 from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.tables import parse_override
 from anabranch.core.config.toml import setting_text
-from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.identity.certificates import time_text
@@ -54,25 +54,6 @@ def config_show(config: ConfigFile = None, overrides: Overrides = None, as_json:
     output = Output(as_json)
     output.result({path: {"value": value, "source": source} for path, value, source in rows})
     output.table("", ["setting", "value", "source"], [[p, repr(v), s] for p, v, s in rows])
-
-
-def health(
-    address: Annotated[
-        str, typer.Argument(help="A server's address.", metavar="HOST:PORT")
-    ] = "127.0.0.1:7070",
-    identity: Identity = None,
-    as_json: AsJson = False,
-) -> None:
-    """Ask a server whether it serves; exit code 0 if it does."""
-    from anabranch.client.channel import check_not_guarded
-    from anabranch.client.operator import check_health, operator_wallet
-
-    wallet = operator_wallet(identity)
-    if not check_health(address, wallet=wallet):
-        if wallet is None:
-            check_not_guarded(address)
-        raise Unavailable(f"{address} does not serve")
-    Output(as_json).result({"serving": True}, "serving")
 
 
 @admin_app.command()

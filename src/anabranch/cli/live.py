@@ -51,6 +51,8 @@ from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.text import visible
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import count_text
+from anabranch.server.manifest import read_manifest
+from anabranch.support.heap import uncollected
 
 if TYPE_CHECKING:
     from anabranch.api.cockpit_process import CockpitProcess
@@ -184,8 +186,8 @@ def server(
     With --flower the model is that of the app's ServerApp, unless --model is there already. With --jobs every
     job of a folder is served, each with its own settings, model and data: CONFIG says where they are served.
     """
-    from anabranch.server.app import serve
-    from anabranch.server.manifest import read_manifest
+    with uncollected():
+        from anabranch.server.app import serve
 
     set_up_logging(as_json, log_level, service="anabranch-server")
     of_run = option_layers(strategy=strategy, updates=updates, versions=versions, clients=clients, seed=seed)
@@ -247,8 +249,9 @@ def client(
     goes from one job of its server to the next, and waits for more; each has a process of its own. With
     --signer it runs the App of a job's bundle, with this user's rights, and needs no APP of its own.
     """
-    from anabranch.client.run import ClientOptions
-    from anabranch.client.state import state_dir_of
+    with uncollected():
+        from anabranch.client.run import ClientOptions
+        from anabranch.client.state import state_dir_of
 
     set_up_logging(as_json, log_level, service="anabranch-client")
     trains: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ def main() -> None:
     # There is nothing to tidy up yet, and not every library lets go of its import by an exception.
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+    gc.disable()  # modules stay, and nothing else is there yet: `loaded` enables it
     from anabranch.cli.program import run
     from anabranch.client.signals import between_locks
 

@@ -19,6 +19,7 @@ from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import NO_SPACE, AnabranchError, ConfigError, StoreError, disk_error, outcome_of
 from anabranch.core.text import LAYOUT, visible
+from anabranch.support.heap import uncollected
 
 # Of each command or group of commands its module and its line in the list of all, in their order there. The
 # lines are those of the modules: to import all of them takes a second.
@@ -72,7 +73,7 @@ COMMANDS = {
         "cockpit",
         "Look at runs in a browser: finished ones, and those that are under way, live or simulated.",
     ),
-    "health": ("admin", "Ask a server whether it serves; exit code 0 if it does."),
+    "health": ("health", "Ask a server whether it serves; exit code 0 if it does."),
     "config": ("admin", "Look at configurations."),
     "admin": ("admin", "Look after a running server, through its operators' port."),
     "flower": ("flower", "Flower apps on Flower's own runtime."),
@@ -138,7 +139,8 @@ def root(
 
 def loaded(name: str) -> Any:
     """A command, or a group of them, from its module. Importing all of them takes longer than most run."""
-    module = import_module(f"anabranch.cli.{COMMANDS[name][0]}")
+    with uncollected():  # from `main` on
+        module = import_module(f"anabranch.cli.{COMMANDS[name][0]}")
     group, holder = getattr(module, f"{name}_app", None), typer.Typer()
     if group:
         holder.add_typer(group, name=name)
