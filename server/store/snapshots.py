@@ -1,6 +1,8 @@
 """Snapshots as safetensors files, named by their content: `snapshots/<sha256>.safetensors`.
 
-The JSON of a snapshot is in its file as well, as a tensor of bytes, so that one digest covers all.
+The JSON of a snapshot is in its file as well, as a tensor of bytes, so that one digest covers all. A note in
+the file's header says where that names nothing on a shelf: a start need not look through it. Files of before
+there were notes, and those that name something, have none.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 
-from anabranch.core.engine.shelf import rows_named
+from anabranch.core.engine.shelf import ROW, rows_named
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import plain_tensors, to_bytes
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
 from anabranch.server.store.files import check_space, disk_errors, make_own_folder, open_file, sync_folder
-from anabranch.server.store.tensors import DTYPES, TensorFile, write_all
+from anabranch.server.store.tensors import DTYPES, NOTES, TensorFile, write_all
 
 META = "$meta"
+NO_ROWS = {"shelf": "none"}
 
 
 class SnapshotFiles:
@@ -51,11 +54,14 @@ class SnapshotFiles:
         """Make a snapshot durable; returns the SHA-256 of its file. Raises `StoreFull`, `DiskFailed`."""
         check_space(self.folder, self._limits.free_disk_bytes_min)
         tensors = plain_tensors(snapshot.arrays)
-        tensors[META] = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
+        meta = json.dumps(snapshot.meta).encode()
+        tensors[META] = np.frombuffer(meta, np.uint8)
+        # A key is in its JSON as it is, whatever else may look like it there.
+        notes = {} if json.dumps(ROW).encode() in meta else NO_ROWS
         temporary = self.folder / f"{uuid.uuid4().hex}.tmp"
         try:
             with disk_errors("writing a snapshot"):
-                sha256 = _save(tensors, temporary)
+                sha256 = _save(tensors, temporary, notes)
                 self._keep(temporary, sha256)
         finally:
             temporary.unlink(missing_ok=True)
@@ -80,10 +86,13 @@ class SnapshotFiles:
         return Snapshot(meta, tensors)
 
     def names(self, sha256: str) -> set[str]:
-        """What a snapshot names on a shelf, by its JSON alone. Raises `StoreCorrupt`."""
+        """What a snapshot names on a shelf, by its header and its JSON alone. Raises `StoreCorrupt`."""
         try:
             with self._found(sha256) as path:
-                return set(rows_named(json.loads(TensorFile(path)[META].tobytes())))
+                tensors = TensorFile(path)
+                if tensors.notes == NO_ROWS:
+                    return set()
+                return set(rows_named(json.loads(tensors[META].tobytes())))
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StoreCorrupt(f"snapshot {self.path(sha256).name} cannot be read: {error}") from error
 
@@ -123,12 +132,21 @@ class SnapshotFiles:
         yield self.path(sha256)
 
 
-def _save(tensors: dict[str, npt.NDArray[Any]], path: Path) -> str:
+def named_by(snapshot: Snapshot) -> set[str]:
+    """What a snapshot that was read names on a shelf."""
+    arrays = snapshot.arrays
+    if isinstance(arrays, TensorFile) and arrays.notes == NO_ROWS:
+        return set()
+    return set(rows_named(snapshot.meta))
+
+
+def _save(tensors: dict[str, npt.NDArray[Any]], path: Path, notes: dict[str, str]) -> str:
     """Write a safetensors file durably; returns its SHA-256.
 
     By hand, because the library's own function holds a second copy of every tensor in memory.
     """
-    head, end = {}, 0
+    head: dict[str, Any] = {NOTES: notes} if notes else {}
+    end = 0
     for name, array in tensors.items():
         start, end = end, end + array.nbytes
         dtype = DTYPES[array.dtype.name]

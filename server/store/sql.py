@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, bindparam, delete, func, insert, or_, select
 
-from anabranch.core.engine.shelf import check_row, rows_named
+from anabranch.core.engine.shelf import check_row
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreError, StoreFull
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
@@ -62,7 +62,7 @@ from anabranch.server.store.quota import Quota
 from anabranch.server.store.schema import events, mask_sums, runs, snapshots, updates
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.shelf import StoredRows
-from anabranch.server.store.snapshots import SnapshotFiles
+from anabranch.server.store.snapshots import SnapshotFiles, named_by
 from anabranch.server.store.tags import read_tags, write_tags
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
 from anabranch.support.shelf import RowShelf
@@ -634,7 +634,7 @@ class SqlStore:
 
     def _check_rows(self, snapshot: Snapshot, sha256: str) -> None:
         """Raises `StoreCorrupt` where what a snapshot names is not on the shelf."""
-        named = set(rows_named(snapshot.meta))
+        named = named_by(snapshot)
         missing = named if self.shelf is None else self.shelf.missing(named)
         if missing:
             name, row = self._snapshots.path(sha256).name, min(missing)

@@ -39,10 +39,13 @@ DTYPES = {
 _NAMES = {code: name for name, code in DTYPES.items()}
 _PLACES = {name: place for place, name in enumerate(DTYPES)}
 LENGTH_BYTES = 8  # of the header, before it
+NOTES = "__metadata__"  # of the format: texts by name, beside the tensors
 
 
 class TensorFile(StoredTensors):
     """The tensors of a file, read from it at each look. The file is open as long as this lives.
+
+    `notes`: what its writer has said of it.
 
     Raises `SafetensorError` for what is no such file, `ValueError` for a type that numpy has not, `OSError`;
     `StoreCorrupt` at a look if it was written to meanwhile.
@@ -58,7 +61,8 @@ class TensorFile(StoredTensors):
             pass
         self._start = LENGTH_BYTES + length
         head = json.loads(os.pread(self._descriptor, length, LENGTH_BYTES))
-        self._head = {name: told for name, told in head.items() if name != "__metadata__"}
+        self.notes: dict[str, str] = head.pop(NOTES, {})
+        self._head = head
         if unknown := [told["dtype"] for told in self._head.values() if told["dtype"] not in _NAMES]:
             raise ValueError(f"{path.name} has values of the type {unknown[0]}, which cannot be read")
 
