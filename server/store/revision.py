@@ -1,8 +1,8 @@
 """Of which revision the tables of a database are.
 
-A new database gets the tables of `schema.py` as they are, and nearly every other start finds the newest
-revision. Alembic, which knows the way there from older ones, takes a tenth of a second to load: it is asked
-only where there is a way to go.
+A new database gets the tables of `schema.py` as they are, and nearly every other start finds them. Alembic,
+which knows the way there from older ones, takes a tenth of a second to load: it is asked only where there is
+a way to go.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    update,
 )
 
 from anabranch.server.store.schema import metadata
 
-NEWEST = "0008"  # of `migrations/versions`; a test holds it beside Alembic's own answer
+TABLES = "0008"  # what a start brings tables to: the newest revision that needs no more than a start
+NEWEST = (
+    "0009"  # comes with the first payload that is named by BLAKE3; a test holds it beside Alembic's answer
+)
+_KNOWN = ([TABLES], [NEWEST])
 # Alembic's own table, as it makes it. An empty one is a database that went back to before the first revision.
 _revisions = Table(
     "alembic_version",
@@ -34,7 +39,7 @@ _revisions = Table(
 def has_tables(connection: Connection) -> bool:
     """Whether a database has any tables of ours. Raises `StoreNewer` if this program does not know them."""
     found = _found(connection)
-    if found is None or found == [NEWEST]:
+    if found is None or found in _KNOWN:
         return found is not None
     from anabranch.server.store import migrations
 
@@ -42,17 +47,22 @@ def has_tables(connection: Connection) -> bool:
 
 
 def bring_up(connection: Connection) -> None:
-    """Bring the tables to the newest revision, within the caller's transaction. Raises `StoreNewer`."""
+    """Bring the tables to `TABLES`, within the caller's transaction. Raises `StoreNewer`."""
     found = _found(connection)
     if found is None:
         # Without a look for each: a table of this name is somebody else's, and an error.
         metadata.create_all(connection, checkfirst=False)
         _revisions.create(connection)
-        connection.execute(insert(_revisions), {"version_num": NEWEST})
-    elif found != [NEWEST]:
+        connection.execute(insert(_revisions), {"version_num": TABLES})
+    elif found not in _KNOWN:
         from anabranch.server.store import migrations
 
-        migrations.upgrade(connection)
+        migrations.upgrade(connection, TABLES)
+
+
+def admit_blake3(connection: Connection) -> None:
+    """Before a payload is named by BLAKE3: to programs without it the data are `StoreNewer` from now on."""
+    connection.execute(update(_revisions).values(version_num=NEWEST))
 
 
 def _found(connection: Connection) -> list[str] | None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
+from anabranch.core.content import BETWEEN
 from anabranch.core.errors import ManifestMismatch, StoreError
 from anabranch.core.journal import Record
 from anabranch.core.model.updates import Decision, Reason, Receipt, Verdict
@@ -30,6 +31,12 @@ def bounded(number: int) -> int:
 def update_id_of(entry: Entry) -> str | None:
     """The id of the update in an entry, None if it is another event."""
     return entry.record["update_id"] if entry.record["kind"] == "update" else None
+
+
+def names_by_blake3(entry: Entry) -> bool:
+    """Whether an entry has a payload that is not named by SHA-256."""
+    payload = entry.record.get("payload")
+    return payload is not None and BETWEEN in payload["sha256"]
 
 
 def is_mask_sum(entry: Entry) -> bool:

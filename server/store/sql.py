@@ -114,7 +114,7 @@ class SqlStore:
         self._following = Following()
         self._overlay = Overlay(self._segments)
         self._told_flaw = ""
-        self._writes = False
+        self._writes = self._has_blake3 = False
         files: type[SnapshotFiles] = SnapshotFiles
         self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
         rows = StoredRows(data_dir, limits.free_disk_bytes_min, self._begins_late)
@@ -307,7 +307,10 @@ class SqlStore:
             seqs = self._numbered(partial(stored_ids, connection), entries)
             new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
             self._check_blobs([entry for _, entry in new])
+            if named_anew := self._are_named_anew(new):
+                revision.admit_blake3(connection)
             write_events(connection, [rows.rows_of(*each) for each in new], projections)
+        self._has_blake3 |= named_anew
         self._last_seq += len(new)
         return seqs
 
@@ -320,6 +323,10 @@ class SqlStore:
         logged = [rows.checked_rows(*each) for each in new]
         if new:
             self._check_blobs([entry for _, entry in new])
+            if self._are_named_anew(new):
+                with self._database.writing() as connection:  # durable before the log has it
+                    revision.admit_blake3(connection)
+                self._has_blake3 = True
             lines = [(entry.line, entry.inline) for _, entry in new]
             for its, place in zip(logged, self._segments.append(self._last_seq + 1, lines), strict=True):
                 its.lie_at(place)
@@ -331,6 +338,10 @@ class SqlStore:
             except StoreFull as full:  # the log has them: they are written when there is room
                 log.warning("the rows of events that are in the log wait: %s", full)
         return seqs
+
+    def _are_named_anew(self, new: Sequence[tuple[int, Entry]]) -> bool:
+        """Whether these entries are the first since the start that have a payload named by BLAKE3."""
+        return not self._has_blake3 and any(rows.names_by_blake3(entry) for _, entry in new)
 
     def _numbered(
         self, stored: Callable[[list[str]], set[str]], entries: Sequence[Entry]

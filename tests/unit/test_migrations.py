@@ -13,13 +13,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, make_url, text
 
+from anabranch.core.content import BLAKE3
 from anabranch.core.errors import StoreError, StoreNewer
 from anabranch.server.store.base import Entry, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.migrations import current_revision, downgrade, newest_revision, upgrade
-from anabranch.server.store.revision import NEWEST, bring_up, has_tables
+from anabranch.server.store.revision import NEWEST, TABLES, admit_blake3, bring_up, has_tables
 from anabranch.server.store.schema import metadata
+from anabranch.testing.store import asked, enrolled, update
 
 INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
 
@@ -72,13 +74,12 @@ def test_the_revisions_make_the_tables_of_the_schema(database: Database) -> None
 
 
 def test_a_start_finds_the_newest_tables_or_makes_them(database: Database) -> None:
-    assert newest_revision() == NEWEST
     with database.writing() as connection:
         assert not has_tables(connection)
         upgrade(connection, "0003")
         assert has_tables(connection)
         bring_up(connection)
-        assert current_revision(connection) == NEWEST
+        assert current_revision(connection) == TABLES
         found = _shape(connection)
         bring_up(connection)
         assert has_tables(connection)
@@ -94,7 +95,7 @@ def test_a_new_database_has_what_all_revisions_make(database: Database) -> None:
     with database.writing() as connection:
         bring_up(connection)
         assert (_shape(connection), _shape(connection, ("alembic_version",))) == wanted
-        assert current_revision(connection) == newest_revision()
+        assert current_revision(connection) == TABLES
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 
@@ -125,6 +126,23 @@ def test_a_table_of_others_is_not_taken_for_ours(database: Database) -> None:
         bring_up(connection)
     with database.writing() as connection:
         assert list(_shape(connection)) == ["events"]
+
+
+@pytest.mark.parametrize("began", [None, "0003", TABLES])
+def test_data_with_a_payload_by_blake3_are_of_the_newest_revision(
+    database: Database, began: str | None
+) -> None:
+    assert newest_revision() == NEWEST
+    with database.writing() as connection:
+        if began is not None:
+            upgrade(connection, began)
+        bring_up(connection)
+        found = _shape(connection)
+        for _ in range(2):
+            admit_blake3(connection)
+            assert has_tables(connection)
+            bring_up(connection)
+            assert (current_revision(connection), _shape(connection)) == (NEWEST, found)
 
 
 def test_the_way_back_leaves_nothing(database: Database) -> None:
@@ -183,4 +201,33 @@ def test_a_store_of_a_newer_database_does_not_start(tmp_path: Path) -> None:
             store.start(INFO)
     with pytest.raises(StoreNewer):
         store.info()
+    store.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgresql"])
+def test_the_first_payload_by_blake3_marks_the_data(
+    url: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A program that knows of no such digest says that they are a newer one's, not damaged."""
+    address = "" if url == "sqlite" else request.getfixturevalue("postgresql_url")
+    place = f"sqlite:///{tmp_path}/anabranch.db" if url == "sqlite" else address
+    before = Database(make_url(place).set(drivername="sqlite" if url == "sqlite" else "postgresql+psycopg"))
+
+    def known() -> str | None:
+        with before.transaction() as connection:
+            return current_revision(connection)
+
+    entries = [enrolled(), asked("t1"), update(1)]
+    for others, revision in ((entries, TABLES), ([asked("t2"), update(2, algorithm=BLAKE3)], NEWEST)):
+        store = open_store(address, tmp_path, lease_s=0.1)
+        store.start(INFO)
+        assert all(seq is not None for seq in store.append(others))
+        assert known() == revision
+        assert store.append([asked(f"more-{revision}")]) != [None]
+        store.close()
+        assert known() == revision
+    before.close()
+    store = open_store(address, tmp_path, lease_s=0.1)
+    assert store.info() == INFO
+    assert store.problems() == []
     store.close()
