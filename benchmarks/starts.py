@@ -1,0 +1,95 @@
+"""What a start costs: a server's until its first answered call, and that of commands which end at once.
+
+    python -m benchmarks.starts [PYTHON ...]
+
+In processor time, of interpreters of their own, with compiled modules. Each PYTHON is one that has anabranch
+installed, this one if none is named; they take turns, so that two releases have the same work beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+ROUNDS = 9
+ADDRESSES = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0")
+NOWHERE = "127.0.0.1:1"  # nobody listens: the command says so
+COMMANDS = {
+    "`anabranch health`, no server there": ("health", NOWHERE),
+    "`anabranch admin status --help`": ("admin", "status", "--help"),
+    "`anabranch client --help`": ("client", "--help"),
+    "`anabranch config show`": ("config", "show"),
+}
+
+
+def words(python: str, *arguments: object) -> list[str]:
+    """A command of an installation, which sees nothing of the folder that it runs in."""
+    return [python, "-P", "-m", "anabranch.cli.main", *map(str, arguments)]
+
+
+def of_command(python: str, arguments: Sequence[str], folder: Path) -> float:
+    """Milliseconds of processor time from start to end."""
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(words(python, *arguments), cwd=folder, stdout=null, stderr=null)
+    used = os.wait4(process.pid, 0)[2]
+    process.returncode = 0
+    return 1e3 * (used.ru_utime + used.ru_stime)
+
+
+def of_server(python: str, folder: Path, data: Path) -> float:
+    """The same of a server until it has answered a call; it is stopped then."""
+    command = words(python, "server", "--model", folder / "model", "--data-dir", data, *ADDRESSES, "--json")
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        with grpc.insecure_channel(said["admin_address"]) as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+        used_ms = sum(int(path.read_text().split()[0]) for path in threads) / 1e6
+        process.terminate()
+    return used_ms
+
+
+def one_round(python: str, folder: Path, data: Path) -> dict[str, float]:
+    """All of it once, by what it is; `data` is a new folder's."""
+    found = {
+        "a server, the first start of its run": of_server(python, folder, data),
+        "a server, a later start": of_server(python, folder, data),
+    }
+    return found | {name: of_command(python, its, folder) for name, its in COMMANDS.items()}
+
+
+def main(pythons: Sequence[str]) -> None:
+    """Print the table: medians, and the median of the rounds' ratios, last to first."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        subprocess.run(words(pythons[0], "init", "synthetic", "--out", "model"), cwd=folder, check=True)
+        found: dict[str, list[dict[str, float]]] = {python: [] for python in pythons}
+        for number in range(-1, ROUNDS):
+            for python in pythons if number % 2 else pythons[::-1]:
+                measured = one_round(python, folder, folder / f"data-{number}-{pythons.index(python)}")
+                if number >= 0:  # the first one compiles
+                    found[python].append(measured)
+    print("| what | " + " | ".join(f"{p}, ms" for p in pythons) + " | ratio |")
+    print("|---" * (len(pythons) + 2) + "|")
+    for name in found[pythons[0]][0]:
+        rows = [[measured[name] for measured in found[python]] for python in pythons]
+        ratio = statistics.median(last / first for first, last in zip(rows[0], rows[-1], strict=True))
+        print(f"| {name} | " + " | ".join(f"{statistics.median(r):.0f}" for r in rows) + f" | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or [sys.executable])
