@@ -17,10 +17,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from anabranch.client.operator import check_health
 
-ROUNDS = 9
+ROUNDS = 5
 ADDRESSES = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0")
 NOWHERE = "127.0.0.1:1"  # nobody listens: the command says so
 COMMANDS = {
@@ -53,8 +52,7 @@ def of_server(python: str, folder: Path, data: Path) -> float:
     ) as process:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
-        with grpc.insecure_channel(said["admin_address"]) as channel:
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert check_health(said["admin_address"])
         threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
         used_ms = sum(int(path.read_text().split()[0]) for path in threads) / 1e6
         process.terminate()
