@@ -174,6 +174,8 @@ def serve(line: socket.socket) -> list[str]:
     for name in (*(f"anabranch.cli.{module}" for module, _ in COMMANDS.values()), *LATE):
         import_module(name)
     import_module("anabranch.core.config.tables").merge([]).to_json()  # how settings are read and written
+    for kind in import_module("anabranch.host.parts").ENGINE_PARTS:
+        kind.ours()  # which are imported when they are named
     gc.freeze()  # what is there stays there, and is shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for those who run something
     while True:
