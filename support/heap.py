@@ -67,14 +67,18 @@ def reused_heap() -> Iterator[None]:
 def uncollected() -> Iterator[None]:
     """While modules are imported, which stay: to look for what of them could go is a tenth of a start.
 
-    Nor is that looked for later.
+    Nor is that looked for later. For a process that begins with this, the collector disabled, and for what it
+    imports after that; in any other, whose collector is its own affair, nothing is done.
     """
-    gc.disable()
+    begins_so = not gc.isenabled() or gc.get_freeze_count() > 0
+    if begins_so:
+        gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        if begins_so:
+            gc.freeze()
+            gc.enable()
 
 
 def _call(name: str, *arguments: int | ctypes.c_ulong) -> None:

@@ -27,6 +27,10 @@ NEWEST = (
     "0009"  # comes with the first payload that is named by BLAKE3; a test holds it beside Alembic's answer
 )
 _KNOWN = ([TABLES], [NEWEST])
+# By the index, which a pattern does not go by. Of the table itself: a view of that name has the log besides.
+_NAMED_BY_BLAKE3 = (
+    "SELECT EXISTS (SELECT 1 FROM main.updates WHERE sha256 > 'blake3-' AND sha256 < 'blake3.')"
+)
 # Alembic's own table, as it makes it. An empty one is a database that went back to before the first revision.
 _revisions = Table(
     "alembic_version",
@@ -63,6 +67,12 @@ def bring_up(connection: Connection) -> None:
 def admit_blake3(connection: Connection) -> None:
     """Before a payload is named by BLAKE3: to programs without it the data are `StoreNewer` from now on."""
     connection.execute(update(_revisions).values(version_num=NEWEST))
+
+
+def admit_named(connection: Connection) -> None:
+    """The same where SQLite's rows have such a name: the database of a copy may be older than its log."""
+    if connection.exec_driver_sql(_NAMED_BY_BLAKE3).scalar():
+        admit_blake3(connection)
 
 
 def _found(connection: Connection) -> list[str] | None:

@@ -375,11 +375,13 @@ class SqlStore:
         """Write the rows of what a server before this one had in its log. Raises `LogLost`, `StoreFull`."""
         with self._database.writing() as connection:
             end = log_end(connection)
+            revision.admit_named(connection)
         segments = self._segments.needed(run_id, end)
         self._segments.make_durable(segments)  # rows are, and may not name what is not
         for piece in in_pieces(self._segments.events(segments, end)):
             with self._committing() as connection:
                 write_events(connection, piece, ())
+                revision.admit_named(connection)
             self._last_seq = piece[-1].seq
 
     def _check_blobs(self, entries: Sequence[Entry]) -> None:

@@ -236,6 +236,7 @@ try:
 except SystemExit as done:
     assert not done.code, done.code
 assert gc.isenabled()
+assert gc.get_freeze_count()
 """
     subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
 

@@ -23,10 +23,31 @@ def test_a_server_takes_no_large_pages() -> None:
     assert "THP_enabled:\t0" in said
 
 
+OFF = """
+import gc
+from anabranch.support.heap import uncollected
+gc.disable()
+kept = []
+for _ in range(2):
+    before = gc.get_freeze_count()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+            kept += [[n] for n in range(1000)]
+            raise ImportError
+    except ImportError:
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + 1000
+"""
+
+
 def test_the_collector_is_off_while_modules_come_and_on_again_whatever_they_do() -> None:
+    subprocess.run([sys.executable, "-c", OFF], check=True)
+
+
+def test_the_collector_of_others_is_left_alone() -> None:
+    frozen = gc.get_freeze_count()
     with uncollected():
-        assert not gc.isenabled()
+        assert gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ImportError), uncollected():
-        raise ImportError
-    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen == 0

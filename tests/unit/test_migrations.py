@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -15,12 +18,14 @@ from sqlalchemy import Connection, inspect, make_url, text
 
 from anabranch.core.content import BLAKE3
 from anabranch.core.errors import StoreError, StoreNewer
+from anabranch.server import backup
 from anabranch.server.store.base import Entry, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.migrations import current_revision, downgrade, newest_revision, upgrade
 from anabranch.server.store.revision import NEWEST, TABLES, admit_blake3, bring_up, has_tables
 from anabranch.server.store.schema import metadata
+from anabranch.server.store.segments import Segments
 from anabranch.testing.store import asked, enrolled, update
 
 INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
@@ -231,3 +236,65 @@ def test_the_first_payload_by_blake3_marks_the_data(
     assert store.info() == INFO
     assert store.problems() == []
     store.close()
+
+
+def revision_in(folder: Path) -> str:
+    with closing(sqlite3.connect(folder / "anabranch.db")) as database:
+        ((found,),) = database.execute("SELECT version_num FROM alembic_version").fetchall()
+    return str(found)
+
+
+def test_the_data_are_marked_before_the_log_has_the_payload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, append = [], Segments.append
+
+    def looked(log: Segments, first: int, events: Any) -> Any:
+        found.append(revision_in(tmp_path))
+        return append(log, first, events)
+
+    monkeypatch.setattr(Segments, "append", looked)
+    store = open_store("", tmp_path)
+    store.start(INFO)
+    store.append([enrolled(), asked("t1"), update(1)])
+    store.append([asked("t2"), update(2, algorithm=BLAKE3)])
+    store.close()
+    assert found == [TABLES, NEWEST]
+
+
+def test_a_copy_is_marked_whose_log_came_after_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "data", tmp_path / "copy"
+    store = open_store("", source)
+    store.start(INFO)
+    store.append([enrolled(), asked("t1"), update(1)])
+    copied = backup._Copying._database
+
+    def then(copying: Any) -> None:
+        copied(copying)
+        store.append([asked("t2"), update(2, algorithm=BLAKE3)])
+
+    monkeypatch.setattr(backup._Copying, "_database", then)
+    backup.back_up(source, target, proved=False)
+    store.close()
+    assert revision_in(target) == NEWEST
+
+
+def test_a_start_marks_what_was_not(tmp_path: Path) -> None:
+    """Rows of a log that it finds, and those of data of before there was a mark."""
+    store = open_store("", tmp_path)
+    store.start(INFO)
+    store.append([enrolled(), asked("t1"), update(1), asked("t2"), update(2, algorithm=BLAKE3)])
+    (copy := tmp_path / "killed").mkdir()
+    for path in tmp_path.iterdir():  # as a kill leaves it: the rows are not written
+        if path != copy:
+            (shutil.copytree if path.is_dir() else shutil.copy2)(path, copy / path.name)
+    store.close()
+    for folder in (copy, tmp_path):
+        with closing(sqlite3.connect(folder / "anabranch.db")) as database, database:
+            database.execute("UPDATE alembic_version SET version_num = ?", (TABLES,))
+        store = open_store("", folder)
+        store.start(INFO)
+        store.close()
+        assert revision_in(folder) == NEWEST

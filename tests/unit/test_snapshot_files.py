@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ def test_the_json_of_a_snapshot_that_names_nothing_is_not_looked_at(tmp_path: Pa
     assert files.names(sha256) == set()
     with pytest.raises(StoreCorrupt, match="SHA-256"):  # whoever goes on from it sees
         files.read(sha256)
+
+
+def test_nor_is_it_once_it_was_read(tmp_path: Path) -> None:
+    files = files_in(tmp_path)
+    read = files.read(files.write(snapshot({"a": 1})))
+    assert named_by(replace(read, meta={"state": ROW_OF})) == set()  # by the note alone
 
 
 def test_one_that_names_something_has_to_be_whole(tmp_path: Path) -> None:
