@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anabranch.client.operator import check_health
+from anabranch.core.errors import OUTCOMES, Unavailable
 
 ROUNDS = 5
 ADDRESSES = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0")
 NOWHERE = "127.0.0.1:1"  # nobody listens: the command says so
-COMMANDS = {
+COMMANDS: dict[str, tuple[str, ...]] = {
     "`anabranch health`, no server there": ("health", NOWHERE),
     "`anabranch admin status --help`": ("admin", "status", "--help"),
     "`anabranch client --help`": ("client", "--help"),
@@ -39,8 +40,10 @@ def of_command(python: str, arguments: Sequence[str], folder: Path) -> float:
     """Milliseconds of processor time from start to end."""
     null = subprocess.DEVNULL
     process = subprocess.Popen(words(python, *arguments), cwd=folder, stdout=null, stderr=null)
-    used = os.wait4(process.pid, 0)[2]
-    process.returncode = 0
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, OUTCOMES[Unavailable].exit_code):
+        raise RuntimeError(f"{python}: {' '.join(arguments)} ended with {process.returncode}")
     return 1e3 * (used.ru_utime + used.ru_stime)
 
 
@@ -75,16 +78,17 @@ def main(pythons: Sequence[str]) -> None:
         os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         subprocess.run(words(pythons[0], "init", "synthetic", "--out", "model"), cwd=folder, check=True)
-        found: dict[str, list[dict[str, float]]] = {python: [] for python in pythons}
+        found: list[list[dict[str, float]]] = [[] for _ in pythons]
+        turns = list(enumerate(pythons))
         for number in range(-1, ROUNDS):
-            for python in pythons if number % 2 else pythons[::-1]:
-                measured = one_round(python, folder, folder / f"data-{number}-{pythons.index(python)}")
+            for place_of, python in turns if number % 2 else turns[::-1]:
+                measured = one_round(python, folder, folder / f"data-{number}-{place_of}")
                 if number >= 0:  # the first one compiles
-                    found[python].append(measured)
+                    found[place_of].append(measured)
     print("| what | " + " | ".join(f"{p}, ms" for p in pythons) + " | ratio |")
     print("|---" * (len(pythons) + 2) + "|")
-    for name in found[pythons[0]][0]:
-        rows = [[measured[name] for measured in found[python]] for python in pythons]
+    for name in found[0][0]:
+        rows = [[measured[name] for measured in each] for each in found]
         ratio = statistics.median(last / first for first, last in zip(rows[0], rows[-1], strict=True))
         print(f"| {name} | " + " | ".join(f"{statistics.median(r):.0f}" for r in rows) + f" | {ratio:.2f} |")
 

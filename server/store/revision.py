@@ -22,11 +22,11 @@ from sqlalchemy import (
 
 from anabranch.server.store.schema import metadata
 
-TABLES = "0008"  # what a start brings tables to: the newest revision that needs no more than a start
+BROUGHT_UP = "0008"  # what a start brings tables to: the newest revision that needs no more than a start
 NEWEST = (
     "0009"  # comes with the first payload that is named by BLAKE3; a test holds it beside Alembic's answer
 )
-_KNOWN = ([TABLES], [NEWEST])
+_KNOWN = ([BROUGHT_UP], [NEWEST])
 # By the index, which a pattern does not go by. Of the table itself: a view of that name has the log besides.
 _NAMED_BY_BLAKE3 = (
     "SELECT EXISTS (SELECT 1 FROM main.updates WHERE sha256 > 'blake3-' AND sha256 < 'blake3.')"
@@ -51,17 +51,17 @@ def has_tables(connection: Connection) -> bool:
 
 
 def bring_up(connection: Connection) -> None:
-    """Bring the tables to `TABLES`, within the caller's transaction. Raises `StoreNewer`."""
+    """Bring the tables to `BROUGHT_UP`, within the caller's transaction. Raises `StoreNewer`."""
     found = _found(connection)
     if found is None:
         # Without a look for each: a table of this name is somebody else's, and an error.
         metadata.create_all(connection, checkfirst=False)
         _revisions.create(connection)
-        connection.execute(insert(_revisions), {"version_num": TABLES})
+        connection.execute(insert(_revisions), {"version_num": BROUGHT_UP})
     elif found not in _KNOWN:
         from anabranch.server.store import migrations
 
-        migrations.upgrade(connection, TABLES)
+        migrations.upgrade(connection, BROUGHT_UP)
 
 
 def admit_blake3(connection: Connection) -> None:

@@ -23,7 +23,7 @@ from anabranch.server.store.base import Entry, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.migrations import current_revision, downgrade, newest_revision, upgrade
-from anabranch.server.store.revision import NEWEST, TABLES, admit_blake3, bring_up, has_tables
+from anabranch.server.store.revision import BROUGHT_UP, NEWEST, admit_blake3, bring_up, has_tables
 from anabranch.server.store.schema import metadata
 from anabranch.server.store.segments import Segments
 from anabranch.testing.store import asked, enrolled, update
@@ -84,7 +84,7 @@ def test_a_start_finds_the_newest_tables_or_makes_them(database: Database) -> No
         upgrade(connection, "0003")
         assert has_tables(connection)
         bring_up(connection)
-        assert current_revision(connection) == TABLES
+        assert current_revision(connection) == BROUGHT_UP
         found = _shape(connection)
         bring_up(connection)
         assert has_tables(connection)
@@ -100,7 +100,7 @@ def test_a_new_database_has_what_all_revisions_make(database: Database) -> None:
     with database.writing() as connection:
         bring_up(connection)
         assert (_shape(connection), _shape(connection, ("alembic_version",))) == wanted
-        assert current_revision(connection) == TABLES
+        assert current_revision(connection) == BROUGHT_UP
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 
@@ -133,7 +133,7 @@ def test_a_table_of_others_is_not_taken_for_ours(database: Database) -> None:
         assert list(_shape(connection)) == ["events"]
 
 
-@pytest.mark.parametrize("began", [None, "0003", TABLES])
+@pytest.mark.parametrize("began", [None, "0003", BROUGHT_UP])
 def test_data_with_a_payload_by_blake3_are_of_the_newest_revision(
     database: Database, began: str | None
 ) -> None:
@@ -223,7 +223,7 @@ def test_the_first_payload_by_blake3_marks_the_data(
             return current_revision(connection)
 
     entries = [enrolled(), asked("t1"), update(1)]
-    for others, revision in ((entries, TABLES), ([asked("t2"), update(2, algorithm=BLAKE3)], NEWEST)):
+    for others, revision in ((entries, BROUGHT_UP), ([asked("t2"), update(2, algorithm=BLAKE3)], NEWEST)):
         store = open_store(address, tmp_path, lease_s=0.1)
         store.start(INFO)
         assert all(seq is not None for seq in store.append(others))
@@ -259,7 +259,7 @@ def test_the_data_are_marked_before_the_log_has_the_payload(
     store.append([enrolled(), asked("t1"), update(1)])
     store.append([asked("t2"), update(2, algorithm=BLAKE3)])
     store.close()
-    assert found == [TABLES, NEWEST]
+    assert found == [BROUGHT_UP, NEWEST]
 
 
 def test_a_copy_is_marked_whose_log_came_after_its_database(
@@ -293,7 +293,7 @@ def test_a_start_marks_what_was_not(tmp_path: Path) -> None:
     store.close()
     for folder in (copy, tmp_path):
         with closing(sqlite3.connect(folder / "anabranch.db")) as database, database:
-            database.execute("UPDATE alembic_version SET version_num = ?", (TABLES,))
+            database.execute("UPDATE alembic_version SET version_num = ?", (BROUGHT_UP,))
         store = open_store("", folder)
         store.start(INFO)
         store.close()
