@@ -44,6 +44,7 @@ from anabranch.cli.output import Output, json_line
 from anabranch.cli.parts import Parts, admit_parts
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
 from anabranch.cli.starter import UntilEof
+from anabranch.client.state import state_dir_of
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import COHORT_MIN, MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
@@ -251,7 +252,6 @@ def client(
     """
     with uncollected():
         from anabranch.client.run import ClientOptions
-        from anabranch.client.state import state_dir_of
 
     set_up_logging(as_json, log_level, service="anabranch-client")
     trains: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
