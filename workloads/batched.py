@@ -7,13 +7,11 @@
 | m_it   | 1 / len(B_it) at an example, 0 at padding                                                |
 | g_i    | gradient at w_i of sum m_it loss(w_i; B_it)                                              |
 
-    g_i <- g_i + mu (w_i - w_i,start) + lambda w_i,   v_i <- beta v_i + g_i,   w_i <- w_i - eta v_i
-
-Where the module is a chain of layers known to `stacked_layers.py`, both passes are written out there. Else
-the forward pass is one call of the module under `torch.vmap` with `torch.func.functional_call`; since nothing
-connects the trainings, one backward pass of the sum of the losses gives every g_i, as it does of chains under
-autocast. Longer trainings go first, so that those that are
-over leave the stack at its end.
+A step of all of them is that of `stacked_sgd.py`. Where the module is a chain of layers known to
+`stacked_layers.py`, both passes are written out there. Else the forward pass is one call of the module under
+`torch.vmap` with `torch.func.functional_call`; since nothing connects the trainings, one backward pass of the
+sum of the losses gives every g_i, as it does of chains under autocast. Longer trainings go first, so that
+those that are over leave the stack at its end.
 
 The same steps as `torch_loop.sgd` in another order of sums: equal to float tolerance, not to the bit. A model
 that mixes examples or draws at random would be trained otherwise: see `BatchedTraining.objection`.
@@ -35,13 +33,16 @@ from anabranch.workloads.batches import batches
 from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
 from anabranch.workloads.stacked_layers import LayerChain
+from anabranch.workloads.stacked_sgd import StackedSgd
 from anabranch.workloads.streams import Streamed
 from anabranch.workloads.torch_loop import import_torch
 from anabranch.workloads.torch_trainer import TorchTrainer
-from anabranch.workloads.trainer import Training, TrainResult, result_of
+from anabranch.workloads.trainer import Training, TrainResult
 
 if TYPE_CHECKING:
     import torch
+
+    from anabranch.workloads.stacked_sgd import Stacked
 
     Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -87,8 +88,7 @@ class BatchedTraining:
         found = {}
         for row, i in enumerate(order):
             steps = trainings[i].steps
-            metrics = {"loss": float(losses[row]) / max(1, steps), "steps": float(steps)}
-            found[i] = result_of(deltas[row], metrics, trainings[i].plan, trainings[i].examples, "")
+            found[i] = TrainResult(deltas[row], steps, {"loss": losses[row] / max(1, steps)})
         return [found[i] for i in range(len(trainings))]
 
     def _known_objection(self, training: Training) -> str:
@@ -158,69 +158,45 @@ class _Stack:
         self._torch, self._runtime = import_torch(), trainer.runtime
         self._trainings = trainings
         self._resident = trainer.resident(trainings[0].submodel)
-        self._resident.load(trainings[0].vector, frozen)
-        self._resident.module.train()
         self._steps = [t.steps for t in trainings]
         given = np.stack([t.vector for t in trainings])
         self._given = self._torch.from_numpy(given).to(self._runtime.device)
         self._weights, self._fixed = _unstacked(self._resident, self._given)
-        self._chain = LayerChain.of(self._resident.module, self._weights)
-        self._plan = trainings[0].plan
-        kept = self._weights if self._plan.proximal_mu else {}
-        self._start = {name: w.clone() for name, w in kept.items()}
-        self._momentum: dict[str, torch.Tensor] = {}
+        chain = LayerChain.of(self._resident.module, self._weights)
+        self._chain = chain if chain is not None and chain.takes(trainings[0].examples.x.ndim) else None
+        self._resident.load(trainings[0].vector, frozen)
+        self._resident.module.train()
+        self._sgd = StackedSgd.of(trainings[0].plan, self._weights)
+        self._losses = self._torch.zeros(len(trainings), device=self._runtime.device)
 
-    def run(self) -> tuple[list[Vector], npt.NDArray[Any]]:
+    def run(self) -> tuple[list[Vector], list[float]]:
         """Each training's delta, and the sum of the losses of its steps."""
-        torch = self._torch
-        losses = torch.zeros(len(self._trainings), device=self._runtime.device)
-        weights, live = dict(self._weights), 0
-        for x, y, m in self._batches():
+        sgd, live = self._sgd, 0
+        for x, classes, m in self._batches():
             if len(x) != live:
                 live = len(x)
-                weights = {n: w[:live].detach().requires_grad_() for n, w in self._weights.items()}
-            loss, gradients = self._gradients(weights, x, y, m)
-            losses[:live] += loss
-            with torch.no_grad():
-                for name, g in gradients.items():
-                    w = weights[name]
-                    w.add_(self._direction(name, w, g), alpha=-self._plan.learning_rate)
-        return self._deltas(), losses.cpu().numpy()
+                sgd = self._sgd.first(live)
+            self._losses[:live] += self._step(sgd, x, classes, m)
+        return self._deltas(), self._losses.tolist()
 
-    def _gradients(
-        self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, m: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The mean cross entropy of each training's batch, (live,), and its gradients, by name."""
-        chain = self._chain if self._chain is not None and self._chain.takes(x) else None
-        if chain is not None and self._runtime.precision == "float32":
-            return chain.gradients(weights, x, y, m)
-        loss = self._losses(chain, weights, x, y, m)
-        found = self._torch.autograd.grad(loss.sum(), list(weights.values()), allow_unused=True)
-        return loss.detach(), {n: g for n, g in zip(weights, found, strict=True) if g is not None}
+    def _step(self, sgd: StackedSgd, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        """The mean cross entropy of each training's batch, (live,), before the step."""
+        if self._chain is not None and self._runtime.precision == "float32":
+            return self._chain.descend(sgd, x, classes, m)
+        loss = self._loss(sgd.weights, x, classes, m)
+        found = self._torch.autograd.grad(loss.sum(), list(sgd.weights.values()), allow_unused=True)
+        gradients = {n: g for n, g in zip(sgd.weights, found, strict=True) if g is not None}
+        with self._torch.no_grad():
+            for name, gradient in gradients.items():
+                sgd.add(name, gradient)
+            sgd.step(gradients)
+        return loss.detach()
 
-    def _direction(self, name: str, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        """What is subtracted from the weights of a name, before the learning rate: v_i of the module."""
-        plan, live = self._plan, len(w)
-        if plan.proximal_mu:
-            g = g.add(w - self._start[name][:live], alpha=plan.proximal_mu)
-        if plan.weight_decay:
-            g = g.add(w, alpha=plan.weight_decay)
-        if plan.momentum:
-            if name not in self._momentum:
-                self._momentum[name] = self._torch.zeros_like(self._weights[name])
-            g = self._momentum[name][:live].mul_(plan.momentum).add_(g)
-        return g
-
-    def _losses(
-        self,
-        chain: LayerChain | None,
-        weights: dict[str, torch.Tensor],
-        x: torch.Tensor,
-        y: torch.Tensor,
-        m: torch.Tensor,
+    def _loss(
+        self, weights: Stacked, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
     ) -> torch.Tensor:
         """The mean cross entropy of each training's batch, (live,), which autograd can go back from."""
-        library, module, live = self._torch, self._resident.module, len(x)
+        library, module, chain, live = self._torch, self._resident.module, self._chain, len(x)
         fixed = {name: tensor[:live] for name, tensor in self._fixed.items()}
 
         def scores(w: Any, f: Any, one_x: torch.Tensor) -> Any:
@@ -228,22 +204,24 @@ class _Stack:
 
         with self._runtime.autocast():
             found = library.vmap(scores)(weights, fixed, x) if chain is None else chain(weights, x)
-            flat = library.nn.functional.cross_entropy(found.flatten(0, 1), y.flatten(), reduction="none")
-        mean: torch.Tensor = (flat.view(y.shape) * m).sum(1)
+            flat = library.nn.functional.cross_entropy(
+                found.flatten(0, 1), classes.flatten(), reduction="none"
+            )
+        mean: torch.Tensor = (flat.view(classes.shape) * m).sum(1)
         return mean
 
     def _batches(self) -> Iterator[Batch]:
-        """The x (live, length, ...), y and m (live, length) of every step."""
+        """The x (live, length, ...), classes and m (live, length) of every step."""
         drawn = [batches(len(t.examples), t.plan, t.seed) for t in self._trainings]
         for first in range(0, self._steps[0], STEPS_GATHERED):
             chunk = [steps for d in drawn if (steps := list(islice(d, STEPS_GATHERED)))]
-            x, y, m = self._gathered(chunk)
+            x, classes, m = self._gathered(chunk)
             for step in range(len(chunk[0])):
                 live = sum(count > first + step for count in self._steps)
-                yield x[step, :live], y[step, :live], m[step, :live]
+                yield x[:live, step], classes[:live, step], m[:live, step]
 
     def _gathered(self, chunk: list[list[npt.NDArray[Any]]]) -> Batch:
-        """The x, y and m of some steps of each training, (steps, count, length, ...)."""
+        """The x, classes and m of some steps of each training, (count, steps, length, ...)."""
         steps, length = len(chunk[0]), max(len(rows) for drawn in chunk for rows in drawn)
         lengths = np.zeros((len(chunk), steps), np.int64)
         for i, drawn in enumerate(chunk):
@@ -251,23 +229,33 @@ class _Stack:
         real = np.arange(length) < lengths[:, :, np.newaxis]  # padding is row 0 again
         rows = np.zeros((len(chunk), steps, length), np.int64)
         rows[real] = np.concatenate([some for drawn in chunk for some in drawn])
+        like = self._trainings[0].examples
+        x = np.empty((*rows.shape, *like.x.shape[1:]), like.x.dtype.newbyteorder("="))
+        y = np.empty(rows.shape, like.y.dtype.newbyteorder("="))
+        for i, training in enumerate(self._trainings[: len(chunk)]):
+            training.examples.x.take(rows[i], 0, x[i], "clip")  # other modes go by a buffer
+            training.examples.y.take(rows[i], 0, y[i], "clip")
+        counted = real & (y != IGNORED)
+        counts = counted.sum(2)
+        void = ((counts == 0) & (lengths > 0)).any(1)  # a batch of which no example counts has no mean
+        self._losses[: len(chunk)][self._torch.from_numpy(void)] = float("nan")
+        m = counted / np.maximum(counts, 1)[:, :, np.newaxis]
         dtype = next(iter(self._weights.values())).dtype
-        batch, trainings = self._runtime.batch, zip(self._trainings, rows, strict=False)
-        parts = [batch(t.examples, drawn.reshape(-1), dtype) for t, drawn in trainings]
-        x, y = (
-            self._torch.stack([one.view(steps, length, *one.shape[1:]) for one in each], 1)
-            for each in zip(*parts, strict=True)
-        )
-        counted = self._torch.from_numpy(real.swapaxes(0, 1)).to(y.device) & (y != IGNORED)
-        return x, y, counted.to(dtype) / counted.sum(2, keepdim=True)
+        moved = (self._torch.from_numpy(a).to(self._runtime.device) for a in (x, np.where(counted, y, 0), m))
+        xs, classes, ms = moved
+        return (xs.to(dtype) if xs.is_floating_point() else xs), classes.long(), ms.to(dtype)
 
     def _deltas(self) -> list[Vector]:
-        """Trained - given, (size,) each."""
-        trained = self._given.clone()
+        """Trained - given, (size,) each; the given are written over."""
+        count = len(self._trainings)
         for name, at in self._resident.spec.slices.items():
+            part = self._given[:, at]
             if name in self._weights:
-                trained[:, at] = self._weights[name].reshape(len(trained), -1).to(trained.dtype)
-        return list((trained - self._given).cpu().numpy())
+                trained = self._weights[name].reshape(count, -1).to(part.dtype)
+                self._torch.sub(trained, part, out=part)
+            else:
+                part.zero_()
+        return list(self._given.cpu().numpy())
 
 
 def _unstacked(

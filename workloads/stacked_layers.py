@@ -14,17 +14,19 @@
     dW_i = g_i x_i^T,   db_i = g_i 1,   g <- W_i^T g_i,   and g <- f'(x) g, which is torch's own
     loss_i = sum m_i (log sum exp z_i - z_ic),   g_i = m_i (softmax z_i - 1 at c)
 
-With columns for examples the softmax runs along them, an example in a lane of the processor; with rows torch
-takes twenty times as long for the few scores of one. What is no such chain is left to `vmap`.
+Each gradient is added where `stacked_sgd.py` wants it, after g has gone back through the weights that it
+changes. With columns for examples the softmax runs along them, an example in a lane of the processor; with
+rows torch takes twenty times as long for the few scores of one. What is no such chain is left to `vmap`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from anabranch.workloads.objective import IGNORED
+from anabranch.workloads.stacked_sgd import StackedSgd
 from anabranch.workloads.torch_loop import import_torch
 
 if TYPE_CHECKING:
@@ -48,13 +50,16 @@ class LayerChain:
         """That of a module of which the tensors in `trained` are; None where it is no such chain."""
         found = _layers(module, "", trained) or []
         layers = [layer for layer in found if not isinstance(layer, _Flatten)]  # columns are flat
+        for before, layer in pairwise(layers):
+            if isinstance(before, _Linear) and isinstance(layer, _Relu):
+                layer.follows_linear = True
         if not any(isinstance(layer, _Linear) for layer in layers):
             return None
         return cls(layers, isinstance(found[0], _Flatten))
 
-    def takes(self, x: torch.Tensor) -> bool:
-        """Whether the first product is of rows of numbers: x (count, length, features)."""
-        return x.ndim == 3 or (self._flattens and x.ndim > 3)
+    def takes(self, dimensions: int) -> bool:
+        """Whether the first product of a batch with so many, (length, ...), is of rows of numbers."""
+        return dimensions == 2 or (self._flattens and dimensions > 2)
 
     def __call__(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         """The outputs, (count, length, features), of x (count, length, ...)."""
@@ -63,25 +68,25 @@ class LayerChain:
             x = layer(weights, x)
         return x.transpose(1, 2)
 
-    def gradients(
-        self, weights: Weights, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The losses (count,) of the stack, and the gradient of each at the weights of its model, by name.
+    def descend(
+        self, sgd: StackedSgd, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
+    ) -> torch.Tensor:
+        """A step of the stack; the losses (count,) before it.
 
-        x (count, length, ...), `classes` and m (count, length). m is 0 at examples that are passed over, or
-        NaN where a batch has no others.
+        x (count, length, ...), `classes` and m (count, length). m is 0 at examples that are passed over.
         """
-        found: dict[str, torch.Tensor] = {}
         with import_torch().no_grad():
             reached = [_columns(x)]  # what goes into each layer, and what comes out of the last
             for layer in self._layers:
-                reached.append(layer(weights, reached[-1]))
+                reached.append(layer(sgd.weights, reached[-1]))
             losses, g = _cross_entropy(reached[-1], classes, m)
             for i in range(len(self._layers) - 1, self._first - 1, -1):
-                found |= self._layers[i].weighed(reached[i], g)
+                layer, above = self._layers[i], g
                 if i > self._first:  # nobody wants that of the examples
-                    g = self._layers[i].pulled(weights, reached[i], g)
-        return losses, found
+                    g = layer.pulled(sgd.weights, reached[i], g)
+                layer.weigh(sgd, reached[i], above)
+            sgd.step(sgd.weights)
+        return losses
 
 
 class _Linear:
@@ -95,9 +100,10 @@ class _Linear:
         found: torch.Tensor = self._torch.baddbmm(weights[self._bias].unsqueeze(2), weights[self._weight], x)
         return found
 
-    def weighed(self, x: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The gradients at the layer's weights, by name."""
-        return {self._weight: self._torch.bmm(g, x.transpose(1, 2)), self._bias: g.sum(2)}
+    def weigh(self, sgd: StackedSgd, x: torch.Tensor, g: torch.Tensor) -> None:
+        """Add the gradients at the layer's weights."""
+        sgd.add_product(self._weight, g, x.transpose(1, 2))
+        sgd.add(self._bias, g.sum(2))
 
     def pulled(self, weights: Weights, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The gradient at what goes into the layer."""
@@ -123,9 +129,8 @@ class _Elementwise:
         found: torch.Tensor = self._function(x)
         return found
 
-    def weighed(self, x: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG002
+    def weigh(self, sgd: StackedSgd, x: torch.Tensor, g: torch.Tensor) -> None:
         """It has no weights."""
-        return {}
 
     def pulled(self, weights: Weights, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """See `_Linear`."""
@@ -137,11 +142,20 @@ class _Elementwise:
 
 
 class _Relu(_Elementwise):
-    """max(x, 0), which most have: its gradient needs no record of the pass, and a sixth of the time."""
+    """max(x, 0), which most have: its gradient needs no record of the pass, and a sixth of the time.
+
+    `follows_linear`: nobody else wants x, and f(x) takes its place; where one is above 0 the other is, too.
+    """
+
+    follows_linear = False
+
+    def __call__(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        """See `_Linear`."""
+        return x.relu_() if self.follows_linear else super().__call__(weights, x)
 
     def pulled(self, weights: Weights, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """See `_Linear`; it is what autograd calls."""
-        found: torch.Tensor = self._torch.ops.aten.threshold_backward(g, x, 0.0)
+        """See `_Linear`; it is what autograd calls, here in the place of g."""
+        found: torch.Tensor = self._torch.ops.aten.threshold_backward.grad_input(g, x, 0.0, grad_input=g)
         return found
 
 
@@ -157,13 +171,10 @@ def _cross_entropy(
     z: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses (count,) of the scores z (count, classes, length), and their gradient, as z."""
-    at, counted = classes.masked_fill(classes == IGNORED, 0).unsqueeze(1), m.unsqueeze(1)
-    pulls = counted.nan_to_num(0.0)  # a batch in which none counts has no mean, and no gradient
-    z = z - z.amax(1, keepdim=True)
-    g = z.exp()
-    total = g.sum(1, keepdim=True)
-    losses = ((total.log() - z.gather(1, at)) * counted).sum((1, 2))
-    g.mul_(pulls / total).scatter_add_(1, at, -pulls)
+    at, m = classes.unsqueeze(1), -m.unsqueeze(1)
+    g = z.log_softmax(1)
+    losses = (g.gather(1, at) * m).sum((1, 2))
+    g.exp_().mul_(-m).scatter_add_(1, at, m)
     return losses, g
 
 
