@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 STEPS_GATHERED = 16  # steps whose examples are gathered at a time
 TRIAL_STEPS = 3
-PAYS_BELOW = 32_000  # parameters: with more, a core is as fast with one training after the other
+# Parameters: with more, a core is as fast with one training after the other.
+PAYS_BELOW, CHAIN_PAYS_BELOW = 32_000, 200_000
 TRIAL_ERROR_MAX = 1e-3  # of the length of the delta
 
 
@@ -78,7 +79,8 @@ class BatchedTraining:
         """Whether a stack of the whole model is faster than one training after the other."""
         if self._own or self._trainer.app.zeroth is not None:
             return False
-        return not self._slower(self._trainer.resident(None).module, self._trainer.spec.size)
+        module = self._trainer.resident(None).module
+        return not self._slower(module, self._trainer.spec.size, _chain_of(module))
 
     def train(self, trainings: Sequence[Training], frozen: Tensors) -> list[TrainResult]:
         """The results, in order, of trainings of one kind that there is no objection to."""
@@ -118,21 +120,25 @@ class BatchedTraining:
 
     def _slower_here(self, training: Training) -> str:
         """Why a stack takes longer on this device, if that is known of it."""
+        if self._trainer.runtime.device.type != "cpu":
+            return ""
         module = self._trainer.resident(training.submodel).module
-        on_cpu = self._trainer.runtime.device.type == "cpu"
-        return self._slower(module, training.vector.size) if on_cpu else ""
+        return self._slower(module, training.vector.size, _chain_of(module, training.examples))
 
-    def _slower(self, module: torch.nn.Module, size: int) -> str:
+    def _slower(self, module: torch.nn.Module, size: int, chain: LayerChain | None) -> str:
         """Why a stack of a model of so many numbers takes longer, by what was measured.
 
-        docs/simulator.md has the figures: on a CPU small models without convolutions gain, by all that
-        a step costs besides its arithmetic. On a GPU, which a single device's batch leaves idle, all do.
+        docs/simulator.md has the figures: on a CPU models without convolutions gain, by all that a step costs
+        besides its arithmetic, until their weights fill the caches; `chain`, of which both passes are written
+        out, later than others. On a GPU, which a single device's batch leaves idle, all do.
         """
         if self._trainer.runtime.device.type == "cuda":
             return ""
         if any(isinstance(part, self._torch.nn.modules.conv._ConvNd) for part in module.modules()):
             return "a CPU is slower with stacks of convolutions"
-        return f"a CPU is slower with stacks of {size} numbers each" if size >= PAYS_BELOW else ""
+        written_out = chain is not None and self._trainer.runtime.precision == "float32"
+        pays_below = CHAIN_PAYS_BELOW if written_out else PAYS_BELOW
+        return f"a CPU is slower with stacks of {size} numbers each" if size >= pays_below else ""
 
     def _tried(self, training: Training, frozen: Tensors) -> str:
         plan = replace(training.plan, steps=min(TRIAL_STEPS, training.steps))
@@ -162,8 +168,7 @@ class _Stack:
         given = np.stack([t.vector for t in trainings])
         self._given = self._torch.from_numpy(given).to(self._runtime.device)
         self._weights, self._fixed = _unstacked(self._resident, self._given)
-        chain = LayerChain.of(self._resident.module, self._weights)
-        self._chain = chain if chain is not None and chain.takes(trainings[0].examples.x.ndim) else None
+        self._chain = _chain_of(self._resident.module, trainings[0].examples)
         self._resident.load(trainings[0].vector, frozen)
         self._resident.module.train()
         self._sgd = StackedSgd.of(trainings[0].plan, self._weights)
@@ -256,6 +261,13 @@ class _Stack:
             else:
                 part.zero_()
         return list(self._given.cpu().numpy())
+
+
+def _chain_of(module: torch.nn.Module, examples: Examples | None = None) -> LayerChain | None:
+    """The chain of layers that a module is, if it is one, and one that takes these examples."""
+    chain = LayerChain.of(module, {name for name, p in module.named_parameters() if p.requires_grad})
+    takes = chain is not None and (examples is None or chain.takes(examples.x.ndim))
+    return chain if takes else None
 
 
 def _unstacked(

@@ -21,7 +21,7 @@ rows torch takes twenty times as long for the few scores of one. What is no such
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from copy import copy
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ class LayerChain:
         self._first = next(i for i, layer in enumerate(layers) if isinstance(layer, _Linear))
 
     @classmethod
-    def of(cls, module: torch.nn.Module, trained: Mapping[str, Any]) -> LayerChain | None:
+    def of(cls, module: torch.nn.Module, trained: Container[str]) -> LayerChain | None:
         """That of a module of which the tensors in `trained` are; None where it is no such chain."""
         found = _layers(module, "", trained) or []
         layers = [layer for layer in found if not isinstance(layer, _Flatten)]  # columns are flat
@@ -178,7 +178,7 @@ def _cross_entropy(
     return losses, g
 
 
-def _layers(module: torch.nn.Module, prefix: str, trained: Mapping[str, Any]) -> list[Layer] | None:
+def _layers(module: torch.nn.Module, prefix: str, trained: Container[str]) -> list[Layer] | None:
     """The layers of a module, or None. Only torch's own classes, to which nobody has added anything."""
     nn = import_torch().nn
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)

@@ -52,13 +52,17 @@ class StackTrainer:
         alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         trainings = [self.problem.trainings(job) for job in jobs]
         for i, own in enumerate(trainings):
-            if self._objects_to(own[0]):
-                found[i] = _outcome(partial(self.problem.train, jobs[i]))
-            else:
-                alike[own[0].kind].append(i)
+            alike[own[0].kind].append(i)
         for members in alike.values():
-            found |= self._stacked(jobs, trainings, members)
+            if self._objects_to(trainings[members[0]][0]):
+                found |= self._alone(jobs, members)
+            else:
+                found |= self._stacked(jobs, trainings, members)
         return [found[i] for i in range(len(jobs))]
+
+    def _alone(self, jobs: Sequence[Job], members: list[int]) -> dict[int, Outcome]:
+        """What the jobs at these places come to, one after the other."""
+        return {i: _outcome(partial(self.problem.train, jobs[i])) for i in members}
 
     def _stacked(
         self, jobs: Sequence[Job], trainings: Sequence[list[Training]], members: list[int]
@@ -67,7 +71,7 @@ class StackTrainer:
         try:
             stack = self._training.train([t for i in members for t in trainings[i]], self.problem.frozen)
         except Exception as error:  # noqa: BLE001 - whose it was, only a training of its own can tell
-            found = {i: _outcome(partial(self.problem.train, jobs[i])) for i in members}
+            found = self._alone(jobs, members)
             log.warning("a stack failed, and each of its devices alone did not: %s", error)
             return found
         results = iter(stack)
@@ -175,7 +179,7 @@ class BatchedExecutor:
         self._begin(waiting, [needed, *heapq.nsmallest(self._stack_max - 1, waiting.values(), key=_due_s)])
 
     def _begin(self, waiting: dict[int, _Waiting], works: Sequence[_Waiting]) -> None:
-        jobs = [replace(work.job, known=None) for work in works]
+        jobs = [replace(job, known=None) if job.known else job for job in (work.job for work in works)]
         if self._pool is None or all(work.job.known for work in works):  # only somebody new asks for it
             stack = _JobStack(partial(self._here.train, jobs))
         else:

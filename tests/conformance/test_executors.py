@@ -294,7 +294,8 @@ def test_where_two_stacks_wait_one_is_begun(make: Make) -> None:
         ("hidden norm", "a trial in a stack came to another result"),
         ("tied", "layers share their weights"),
         ("convolution", "a CPU is slower with stacks of convolutions"),
-        ("wide", "a CPU is slower with stacks of 34942 numbers each"),
+        ("wide norm", "a CPU is slower with stacks of 35942 numbers each"),
+        ("widest", "a CPU is slower with stacks of 210442 numbers each"),
         ("train", "brief has a train of its own"),
     ],
 )

@@ -41,6 +41,15 @@ def test_stacks_are_chosen_for_small_torch_models_and_many_devices() -> None:
     assert name_of(digits(), Brief()) == "serial", "a train of its own"
 
 
+@pytest.mark.parametrize(
+    ("layer", "name"), [("wide", "batched"), ("wide norm", "serial"), ("widest", "serial")]
+)
+def test_chains_of_linear_layers_pay_longer_than_other_models(layer: str, name: str) -> None:
+    assert name_of(digits(), Linear(layer)) == name
+    in_bfloat16 = digits(client={"precision": "bfloat16"})
+    assert name_of(in_bfloat16, Linear(layer)) == "serial", "autograd goes back through those"
+
+
 def test_what_is_asked_for_is_taken() -> None:
     assert name_of(digits(fleet={"clients": 15}), workers=2) == "processes"
     for name in ("serial", "batched", "ray", "processes"):
