@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 WEIGHTS_BYTES_MAX = 256 << 20  # of a stack; gradients and momentum are as much each
 Outcome = LocalResult | InvalidUpdate
+Alone = Callable[[], Outcome]  # a training by itself, which nobody has begun
 
 
 class StackTrainer:
@@ -46,9 +47,12 @@ class StackTrainer:
         self._training = BatchedTraining(problem.trainer)
         self._said: set[str] = set()
 
-    def train(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """What each job comes to; those whose trainings are of one kind are stacked."""
-        found: dict[int, Outcome] = {}
+    def train(self, jobs: Sequence[Job]) -> list[Outcome | Alone]:
+        """What each job comes to; those whose trainings are of one kind are stacked.
+
+        Those that cannot be are not begun: beside others they gain nothing, and some are never asked for.
+        """
+        found: dict[int, Outcome | Alone] = {}
         alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         trainings = [self.problem.trainings(job) for job in jobs]
         for i, own in enumerate(trainings):
@@ -60,9 +64,9 @@ class StackTrainer:
                 found |= self._stacked(jobs, trainings, members)
         return [found[i] for i in range(len(jobs))]
 
-    def _alone(self, jobs: Sequence[Job], members: list[int]) -> dict[int, Outcome]:
-        """What the jobs at these places come to, one after the other."""
-        return {i: _outcome(partial(self.problem.train, jobs[i])) for i in members}
+    def _alone(self, jobs: Sequence[Job], members: list[int]) -> dict[int, Alone]:
+        """The jobs at these places, each by itself."""
+        return {i: partial(_outcome, partial(self.problem.train, jobs[i])) for i in members}
 
     def _stacked(
         self, jobs: Sequence[Job], trainings: Sequence[list[Training]], members: list[int]
@@ -71,7 +75,7 @@ class StackTrainer:
         try:
             stack = self._training.train([t for i in members for t in trainings[i]], self.problem.frozen)
         except Exception as error:  # noqa: BLE001 - whose it was, only a training of its own can tell
-            found = self._alone(jobs, members)
+            found = {i: alone() for i, alone in self._alone(jobs, members).items()}
             log.warning("a stack failed, and each of its devices alone did not: %s", error)
             return found
         results = iter(stack)
@@ -92,11 +96,17 @@ _opened: WorkerState[StackTrainer] = WorkerState()
 class _JobStack:
     """Jobs that are trained together, and their outcomes, computed once."""
 
-    def __init__(self, compute: Callable[[], list[Outcome]]) -> None:
+    def __init__(self, compute: Callable[[], list[Outcome | Alone]]) -> None:
         self._compute = compute
 
+    def outcome(self, place: int) -> Outcome:
+        found = self._outcomes[place]
+        if callable(found):
+            found = self._outcomes[place] = found()
+        return found
+
     @cached_property
-    def outcomes(self) -> list[Outcome]:
+    def _outcomes(self) -> list[Outcome | Alone]:
         return self._compute()
 
 
@@ -115,7 +125,7 @@ class _Waiting:
         assert self.stack is not None
         if self.job.known is not None:
             return self.job.known.result()
-        outcome = self.stack.outcomes[self.place]
+        outcome = self.stack.outcome(self.place)
         if isinstance(outcome, InvalidUpdate):
             raise outcome
         return outcome
@@ -211,8 +221,8 @@ def _open(source: ProblemSource) -> None:
     _opened.open(lambda: StackTrainer(source.open()))
 
 
-def _train(jobs: Sequence[Job]) -> list[Outcome]:
-    return _opened.get().train(jobs)
+def _train(jobs: Sequence[Job]) -> list[Outcome | Alone]:
+    return [found() if callable(found) else found for found in _opened.get().train(jobs)]
 
 
 def _evaluate(evaluation: Evaluation) -> Mapping[str, float]:

@@ -29,7 +29,7 @@ from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 from anabranch.simulation.run import simulate
 from anabranch.testing import ExecutorConformance
 from anabranch.testing.executor import delta_of, jobs_of
-from anabranch.workloads.app import App
+from anabranch.workloads.app import App, Examples
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 WITH_RAY = pytest.param("ray", marks=pytest.mark.skipif(not HAS_RAY, reason="ray is not installed"))
@@ -309,6 +309,26 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_the_log_says_why_once(
     (record,) = caplog.records
     assert record.getMessage().startswith("devices are trained one by one: ")
     assert re.search(why, record.getMessage())
+
+
+class Counted(Brief):
+    """Knows how many of its tasks were trained."""
+
+    begun = 0
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        self.begun += 1
+        return super().train(model, examples, plan, seed)
+
+
+def test_what_is_trained_one_by_one_is_trained_when_it_is_asked_for(make: Make) -> None:
+    app = Counted()
+    problem, executor = make("batched", app)
+    pending = [executor.train(job) for job in jobs_of(problem, PLANS["plain"])]
+    for asked in (1, 2):
+        pending[-asked].result()
+        pending[-asked].result()
+        assert app.begun == asked, "no neighbour, and nobody twice"
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")

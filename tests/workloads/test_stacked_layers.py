@@ -157,6 +157,44 @@ def test_a_layer_in_two_places_is_two_steps() -> None:
     torch.testing.assert_close(chain(weights, x), torch.stack(alone))
 
 
+def test_a_layer_that_writes_on_what_it_is_given_leaves_the_examples_alone() -> None:
+    module = nn.Sequential(nn.Identity(), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+    weights, x = stacked(module), torch.randn(COUNT, LENGTH, 6)
+    chain, given = LayerChain.of(module, weights), x.clone()
+    assert chain is not None
+    gradients_of(chain, weights, x, torch.randint(3, (COUNT, LENGTH)), torch.ones(COUNT, LENGTH))
+    assert torch.equal(x, given)
+
+
+class Shifted(nn.Module):
+    """Adds a buffer, which training leaves as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.register_buffer("shift", torch.arange(10.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x) + self.shift
+        return found
+
+
+class WithBuffer(Digits):
+    def model(self) -> Any:
+        return Shifted()
+
+
+def test_what_is_not_trained_does_not_change() -> None:
+    data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(WithBuffer()))
+    start, plan = np.ones(trainer.spec.size, np.float32), LocalPlan(steps=3, batch_size=16)
+    training = Training(start, Examples(data.x[:40], data.y[:40]), plan, 1)
+    stack = BatchedTraining(trainer)
+    assert not stack.objection(training, trainer.frozen)
+    found, _ = (result.delta for result in stack.train([training, training], trainer.frozen))
+    changed = {name: bool(found[at].any()) for name, at in trainer.spec.slices.items()}
+    assert changed == {"layer.weight": True, "layer.bias": True, "shift": False}
+
+
 def hooked() -> nn.Module:
     """A layer to which somebody has added something."""
     layer = nn.Linear(6, 4)
