@@ -51,6 +51,7 @@ TRIAL_STEPS = 3
 # Parameters: with more, a core is as fast with one training after the other.
 PAYS_BELOW, CHAIN_PAYS_BELOW = 32_000, 200_000
 TRIAL_ERROR_MAX = 1e-3  # of the length of the delta
+TRIAL_LOSS_ERROR_MAX = 1e-2
 
 
 class BatchedTraining:
@@ -79,8 +80,8 @@ class BatchedTraining:
         """Whether a stack of the whole model is faster than one training after the other."""
         if self._own or self._trainer.app.zeroth is not None:
             return False
-        module = self._trainer.resident(None).module
-        return not self._slower(module, self._trainer.spec.size, _chain_of(module))
+        resident = self._trainer.resident(None)
+        return not (self._inseparable(resident.module) or self._slower(resident, _chain_of(resident)))
 
     def train(self, trainings: Sequence[Training], frozen: Tensors) -> list[TrainResult]:
         """The results, in order, of trainings of one kind that there is no objection to."""
@@ -94,7 +95,6 @@ class BatchedTraining:
         return [found[i] for i in range(len(trainings))]
 
     def _known_objection(self, training: Training) -> str:
-        nn = self._torch.nn
         if self._own:
             return (
                 f"{self._trainer.app.name} has {'an' if self._own[0] == 'o' else 'a'} {self._own} of its own"
@@ -109,7 +109,11 @@ class BatchedTraining:
             return "float16 needs the scaling of each loss"
         if training.examples.y.ndim != 1 or training.examples.y.dtype.kind not in "iub":
             return "the labels are not class numbers"
-        module = self._trainer.resident(training.submodel).module
+        return self._inseparable(self._trainer.resident(training.submodel).module)
+
+    def _inseparable(self, module: torch.nn.Module) -> str:
+        """Why models of this kind cannot be trained side by side, by what it is made of."""
+        nn = self._torch.nn
         for name, part in module.named_modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
                 return f"{name or 'the model'} ({type(part).__name__}) mixes the examples of a batch"
@@ -122,11 +126,11 @@ class BatchedTraining:
         """Why a stack takes longer on this device, if that is known of it."""
         if self._trainer.runtime.device.type != "cpu":
             return ""
-        module = self._trainer.resident(training.submodel).module
-        return self._slower(module, training.vector.size, _chain_of(module, training.examples))
+        resident = self._trainer.resident(training.submodel)
+        return self._slower(resident, _chain_of(resident, training.examples))
 
-    def _slower(self, module: torch.nn.Module, size: int, chain: LayerChain | None) -> str:
-        """Why a stack of a model of so many numbers takes longer, by what was measured.
+    def _slower(self, resident: Resident, chain: LayerChain | None) -> str:
+        """Why a stack of models takes longer, by what was measured.
 
         docs/simulator.md has the figures: on a CPU models without convolutions gain, by all that a step costs
         besides its arithmetic, until their weights fill the caches; `chain`, of which both passes are written
@@ -134,10 +138,10 @@ class BatchedTraining:
         """
         if self._trainer.runtime.device.type == "cuda":
             return ""
-        if any(isinstance(part, self._torch.nn.modules.conv._ConvNd) for part in module.modules()):
+        if any(isinstance(part, self._torch.nn.modules.conv._ConvNd) for part in resident.module.modules()):
             return "a CPU is slower with stacks of convolutions"
         written_out = chain is not None and self._trainer.runtime.precision == "float32"
-        pays_below = CHAIN_PAYS_BELOW if written_out else PAYS_BELOW
+        size, pays_below = resident.spec.size, CHAIN_PAYS_BELOW if written_out else PAYS_BELOW
         return f"a CPU is slower with stacks of {size} numbers each" if size >= pays_below else ""
 
     def _tried(self, training: Training, frozen: Tensors) -> str:
@@ -152,7 +156,9 @@ class BatchedTraining:
         for t, result in zip(pair, stacked, strict=True):
             alone = self._trainer.train(t.vector, frozen, t.examples, t.plan, t.seed, t.submodel)
             off = float(np.linalg.norm(result.delta - alone.delta))
-            if not off <= TRIAL_ERROR_MAX * float(np.linalg.norm(alone.delta)) + 1e-12:
+            near = off <= TRIAL_ERROR_MAX * float(np.linalg.norm(alone.delta)) + 1e-12
+            losses = result.metrics["loss"], alone.metrics["loss"]
+            if not near or not np.isclose(*losses, rtol=TRIAL_LOSS_ERROR_MAX, equal_nan=True):
                 return "a trial in a stack came to another result"
         return ""
 
@@ -168,7 +174,8 @@ class _Stack:
         given = np.stack([t.vector for t in trainings])
         self._given = self._torch.from_numpy(given).to(self._runtime.device)
         self._weights, self._fixed = _unstacked(self._resident, self._given)
-        self._chain = _chain_of(self._resident.module, trainings[0].examples)
+        self._chain = _chain_of(self._resident, trainings[0].examples)
+        self._written_out = self._chain is not None and self._runtime.precision == "float32"
         self._resident.load(trainings[0].vector, frozen)
         self._resident.module.train()
         self._sgd = StackedSgd.of(trainings[0].plan, self._weights)
@@ -186,7 +193,7 @@ class _Stack:
 
     def _step(self, sgd: StackedSgd, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
         """The mean cross entropy of each training's batch, (live,), before the step."""
-        if self._chain is not None and self._runtime.precision == "float32":
+        if self._chain is not None and self._written_out:
             return self._chain.descend(sgd, x, classes, m)
         loss = self._loss(sgd.weights, x, classes, m)
         found = self._torch.autograd.grad(loss.sum(), list(sgd.weights.values()), allow_unused=True)
@@ -238,17 +245,20 @@ class _Stack:
         x = np.empty((*rows.shape, *like.x.shape[1:]), like.x.dtype.newbyteorder("="))
         y = np.empty(rows.shape, like.y.dtype.newbyteorder("="))
         for i, training in enumerate(self._trainings[: len(chunk)]):
-            training.examples.x.take(rows[i], 0, x[i], "clip")  # other modes go by a buffer
-            training.examples.y.take(rows[i], 0, y[i], "clip")
+            _take(training.examples.x, rows[i], x[i])
+            _take(training.examples.y, rows[i], y[i])
+        y = y.astype(np.int64)
         counted = real & (y != IGNORED)
         counts = counted.sum(2)
         void = ((counts == 0) & (lengths > 0)).any(1)  # a batch of which no example counts has no mean
         self._losses[: len(chunk)][self._torch.from_numpy(void)] = float("nan")
-        m = counted / np.maximum(counts, 1)[:, :, np.newaxis]
+        m = (counted / np.maximum(counts, 1)[:, :, np.newaxis]).astype(self._resident.spec.vector_dtype)
+        y[~counted] = 0 if self._written_out else IGNORED  # which torch's cross entropy passes over
         dtype = next(iter(self._weights.values())).dtype
-        moved = (self._torch.from_numpy(a).to(self._runtime.device) for a in (x, np.where(counted, y, 0), m))
-        xs, classes, ms = moved
-        return (xs.to(dtype) if xs.is_floating_point() else xs), classes.long(), ms.to(dtype)
+        xs, classes, ms = (self._torch.from_numpy(array) for array in (x, y, m))
+        xs = xs.to(dtype) if xs.is_floating_point() else xs
+        device = self._runtime.device
+        return xs.to(device), classes.to(device), ms.to(dtype).to(device)
 
     def _deltas(self) -> list[Vector]:
         """Trained - given, (size,) each; the given are written over."""
@@ -263,11 +273,25 @@ class _Stack:
         return list(self._given.cpu().numpy())
 
 
-def _chain_of(module: torch.nn.Module, examples: Examples | None = None) -> LayerChain | None:
+def _chain_of(resident: Resident, examples: Examples | None = None) -> LayerChain | None:
     """The chain of layers that a module is, if it is one, and one that takes these examples."""
-    chain = LayerChain.of(module, {name for name, p in module.named_parameters() if p.requires_grad})
+    chain = LayerChain.of(resident.module, _trained(resident))
     takes = chain is not None and (examples is None or chain.takes(examples.x.ndim))
     return chain if takes else None
+
+
+def _trained(resident: Resident) -> set[str]:
+    """The names of what is trained of a module."""
+    named = resident.module.named_parameters()
+    return {name for name, p in named if p.requires_grad and name in resident.spec.slices}
+
+
+def _take(array: npt.NDArray[Any], rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Put these rows of an array there; of one that is not in C order, `take` would copy all first."""
+    if array.flags.c_contiguous:
+        array.take(rows, 0, out, "clip")  # other modes go by a buffer
+    else:
+        out[...] = array[rows]
 
 
 def _unstacked(
@@ -275,7 +299,7 @@ def _unstacked(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The tensors of the stacked vectors (count, size), by name: those that are trained, and the others."""
     shapes = dict(resident.module.state_dict())
-    trained = {name for name, p in resident.module.named_parameters() if p.requires_grad}
+    trained = _trained(resident)
     weights: dict[str, torch.Tensor] = {}
     fixed: dict[str, torch.Tensor] = {}
     for name, at in resident.spec.slices.items():

@@ -44,6 +44,7 @@ class LayerChain:
     def __init__(self, layers: list[_Linear | _Elementwise], flattens: bool) -> None:
         self._layers, self._flattens = layers, flattens
         self._first = next(i for i, layer in enumerate(layers) if isinstance(layer, _Linear))
+        self._names = [name for layer in layers if isinstance(layer, _Linear) for name in layer.names]
 
     @classmethod
     def of(cls, module: torch.nn.Module, trained: Container[str]) -> LayerChain | None:
@@ -54,6 +55,8 @@ class LayerChain:
             if isinstance(before, _Linear) and isinstance(layer, _Relu):
                 layer.follows_linear = True
         if not any(isinstance(layer, _Linear) for layer in layers):
+            return None
+        if any(isinstance(layer, _Flatten) for layer in found[1:]):  # before it are rows of rows
             return None
         return cls(layers, isinstance(found[0], _Flatten))
 
@@ -85,7 +88,7 @@ class LayerChain:
                 if i > self._first:  # nobody wants that of the examples
                     g = layer.pulled(sgd.weights, reached[i], g)
                 layer.weigh(sgd, reached[i], above)
-            sgd.step(sgd.weights)
+            sgd.step(self._names)
         return losses
 
 
@@ -93,7 +96,7 @@ class _Linear:
     """`torch.nn.Linear` with a bias."""
 
     def __init__(self, prefix: str) -> None:
-        self._weight, self._bias = f"{prefix}weight", f"{prefix}bias"
+        self._weight, self._bias = self.names = f"{prefix}weight", f"{prefix}bias"
         self._torch = import_torch()
 
     def __call__(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,11 @@ def test_chains_of_linear_layers_pay_longer_than_other_models(layer: str, name: 
     assert name_of(in_bfloat16, Linear(layer)) == "serial", "autograd goes back through those"
 
 
+@pytest.mark.parametrize("layer", ["norm", "dropout", "tied", "convolution"])
+def test_who_would_be_trained_one_by_one_is_trained_by_the_serial_executor(layer: str) -> None:
+    assert name_of(digits(), Linear(layer)) == "serial"
+
+
 def test_what_is_asked_for_is_taken() -> None:
     assert name_of(digits(fleet={"clients": 15}), workers=2) == "processes"
     for name in ("serial", "batched", "ray", "processes"):

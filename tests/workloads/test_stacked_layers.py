@@ -169,10 +169,10 @@ def test_a_layer_that_writes_on_what_it_is_given_leaves_the_examples_alone() -> 
 class Shifted(nn.Module):
     """Adds a buffer, which training leaves as it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float) -> None:
         super().__init__()
         self.layer = nn.Linear(64, 10)
-        self.register_buffer("shift", torch.arange(10.0))
+        self.register_buffer("shift", torch.tensor([first, *range(1, 10)]), persistent=np.isfinite(first))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.layer(x) + self.shift
@@ -180,8 +180,12 @@ class Shifted(nn.Module):
 
 
 class WithBuffer(Digits):
+    def __init__(self, first: float = 1.0) -> None:
+        super().__init__()
+        self.first = first
+
     def model(self) -> Any:
-        return Shifted()
+        return Shifted(self.first)
 
 
 def test_what_is_not_trained_does_not_change() -> None:
@@ -193,6 +197,71 @@ def test_what_is_not_trained_does_not_change() -> None:
     found, _ = (result.delta for result in stack.train([training, training], trainer.frozen))
     changed = {name: bool(found[at].any()) for name, at in trainer.spec.slices.items()}
     assert changed == {"layer.weight": True, "layer.bias": True, "shift": False}
+
+
+def test_padding_and_what_is_passed_over_have_no_loss_whatever_the_scores() -> None:
+    """One class is masked: its score is -inf, and so would be the loss of an example that was given it."""
+    data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(WithBuffer(-np.inf)))
+    start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(epochs=2, batch_size=16)
+    rows = np.flatnonzero(data.y)[:45]
+    labels = np.where(np.arange(45) % 3, data.y[rows], IGNORED)
+    stack = BatchedTraining(trainer)
+    for y in (data.y[rows], labels):
+        pair = [
+            Training(start, Examples(data.x[rows][:n], y[:n]), plan, seed) for seed, n in enumerate((45, 37))
+        ]
+        assert not stack.objection(pair[0], trainer.frozen)
+        for training, found in zip(pair, stack.train(pair, trainer.frozen), strict=True):
+            alone = trainer.train(start, trainer.frozen, training.examples, plan, training.seed)
+            assert np.isfinite(alone.metrics["loss"])
+            assert found.metrics["loss"] == pytest.approx(alone.metrics["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("order", ["F", "swapped"])
+def test_examples_lie_as_they_like(order: str) -> None:
+    data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(Linear()))
+    x = np.asfortranarray(data.x[:40]) if order == "F" else data.x[:40].astype(">f4")
+    start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(steps=3, batch_size=16)
+    stack = BatchedTraining(trainer)
+    lying, plain = (
+        stack.train([Training(start, Examples(some, data.y[:40]), plan, 1)] * 2, trainer.frozen)[1].delta
+        for some in (x, data.x[:40])
+    )
+    np.testing.assert_array_equal(lying, plain)
+
+
+class Named(Linear):
+    """Says what is trained, and leaves all that a gradient can reach to torch."""
+
+    def trained(self, model: Any) -> Any:
+        return ["3.weight", "3.bias"]
+
+
+class Adorned(Linear):
+    """Has a parameter that no layer uses."""
+
+    def model(self) -> Any:
+        found = super().model()
+        found.register_parameter("own", nn.Parameter(torch.ones(3)))
+        return found
+
+
+def test_what_no_layer_uses_stays_as_it_is() -> None:
+    data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(Adorned()))
+    start = trainer.spec.flatten(trainer.initial(0))
+    plan = LocalPlan(steps=3, batch_size=16, momentum=0.9, weight_decay=0.1)
+    training = Training(start, Examples(data.x[:40], data.y[:40]), plan, 1)
+    stack = BatchedTraining(trainer)
+    assert not stack.objection(training, trainer.frozen)
+    found, _ = (result.delta for result in stack.train([training, training], trainer.frozen))
+    assert {n for n, at in trainer.spec.slices.items() if not found[at].any()} == {"own"}
+
+
+def test_an_app_that_names_what_is_trained_is_refused_for_that() -> None:
+    data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(Named()))
+    start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(steps=3, batch_size=16)
+    training = Training(start, Examples(data.x[:40], data.y[:40]), plan, 1)
+    assert "another result" in BatchedTraining(trainer).objection(training, trainer.frozen)
 
 
 def hooked() -> nn.Module:
@@ -218,6 +287,7 @@ def patched() -> nn.Module:
         lambda: nn.Sequential(nn.Linear(6, 4, bias=False)),
         lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1)),
         lambda: nn.Sequential(nn.Flatten(2), nn.Linear(6, 4)),
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.Linear(4, 2)),
         lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0)),
         lambda: Whole(nn.Sequential(nn.Linear(6, 4))),
         lambda: nn.Sequential(nn.ReLU()),
