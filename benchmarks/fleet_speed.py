@@ -14,13 +14,14 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 import anabranch
 from anabranch.core.config.tables import Config, merge
+from anabranch.core.content import UNNAMED
 from anabranch.core.model.updates import LocalPlan
 from anabranch.flower.app import FlowerApp
 from anabranch.simulation.executors.base import Evaluation
@@ -105,9 +106,16 @@ def wait_for(simulation: Simulation, workers: int) -> None:
         pending.result()
 
 
-def no_training(devices: int) -> Measured:
-    """The machinery alone, with a model of 100,000 parameters."""
-    return measure("anabranch, no training", NoOp(), settings(devices, 4_000))
+def no_training(devices: int) -> Iterator[Measured]:
+    """The machinery alone, with a model of 100,000 parameters; then with updates that have no names."""
+    config = settings(devices, 4_000)
+    yield measure("anabranch, no training", NoOp(), config)
+    yield measure("anabranch, no training, payload_digest none", NoOp(), unnamed(config))
+
+
+def unnamed(config: Config) -> Config:
+    """The same run, whose payloads are not hashed."""
+    return replace(config, run=replace(config.run, payload_digest=UNNAMED))
 
 
 def client_app(devices: int, steps: int) -> Measured:
@@ -184,7 +192,7 @@ def section(devices_max: int = 1_000_000) -> str:
     """The figures as a section of docs/benchmarks.md."""
     blocks = [INTRODUCTION]
     for devices in (100, 1_000):
-        rows = [no_training(devices), *([client_app(devices, 0)] if installed("flwr") else [])]
+        rows = [*no_training(devices), *([client_app(devices, 0)] if installed("flwr") else [])]
         blocks.append(f"### {devices} devices, no training\n\n" + table(devices, 0, rows))
         rows = [*training(devices), *([client_app(devices, STEPS)] if installed("flwr") else [])]
         blocks.append(f"### {devices} devices, training on digits\n\n" + table(devices, STEPS, rows))

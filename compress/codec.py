@@ -56,6 +56,12 @@ class Raw:
         """See `Codec`."""
         return x.astype(x.dtype.newbyteorder("<"), copy=False).tobytes()
 
+    @staticmethod
+    def lent(x: Vector) -> memoryview:
+        """The same bytes where they lie: those of x, which nobody may write on any more, and nobody can."""
+        x.flags.writeable = False
+        return x.astype(x.dtype.newbyteorder("<"), copy=False).data.cast("B")
+
     def decode(self, data: bytes | memoryview, layout: Layout) -> Vector:
         """A read-only view of the bytes. Raises `InvalidUpdate` on a wrong length."""
         expected = self.bytes_max(layout)

@@ -34,6 +34,7 @@ Bytes = bytes | bytearray | memoryview
 
 SHA256, BLAKE3 = "sha256", "blake3"
 ALGORITHMS = (SHA256, BLAKE3)
+UNNAMED = "none"  # in their place: payloads that are simulated and not kept need no name
 RAW_BYTES = 32  # of either
 BLAKE3_FROM_BYTES = 16 * KIB  # of less SHA-256 takes no longer
 BETWEEN = "-"  # of the name of an algorithm and its digits; SHA-256 goes without

@@ -14,7 +14,7 @@ from anabranch.compress.registry import others
 from anabranch.core.config.caps import told_to_devices
 from anabranch.core.config.ranges import ELASTIC, OWN
 from anabranch.core.config.tables import Config
-from anabranch.core.content import check_algorithm
+from anabranch.core.content import UNNAMED, check_algorithm
 from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.engine import Engine
@@ -70,13 +70,15 @@ class Blueprint:
         key: bytes | None = None,
         masks: bool = False,
         shelf: Shelf | None = None,
+        unnamed: bool = False,
     ) -> Blueprint:
         """What a configuration says of a model; `limits` stand in for its own. Raises `ConfigError`.
 
         `key`: that of a private run's noise. `masks`: its devices can mask, and its keepers be asked.
-        `shelf`: for what its strategy remembers where that shall lie on a disk.
+        `shelf`: for what its strategy remembers where that shall lie on a disk. `unnamed`: nothing looks a
+        payload up, or tells two apart, so that they may do without digests.
         """
-        check_algorithm(config.run.payload_digest)
+        _check_digest(config.run.payload_digest, unnamed)
         others()  # of two codec stages with one number nobody knows which is meant: said at the start
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
@@ -195,6 +197,17 @@ def _check_publishing(config: Config, strategy: Strategy) -> None:
         raise ConfigError(
             f"server.staleness_max must be 0 or at least downlink.publish_every_versions, {every}, not "
             f"{bound}: tasks start up to {every - 1} versions behind"
+        )
+
+
+def _check_digest(algorithm: str, unnamed: bool) -> None:
+    """Raises `ConfigError` as `check_algorithm` does, and where payloads shall have none and need one."""
+    if algorithm != UNNAMED:
+        check_algorithm(algorithm)
+    elif not unnamed:
+        raise ConfigError(
+            f"run.payload_digest = {UNNAMED!r} is for simulations that keep no payloads, and this run knows "
+            "them by their digests: write 'sha256' or 'blake3'"
         )
 
 

@@ -394,7 +394,10 @@ class Recorder:
         }
 
     def _tally(self, client: str) -> _Tally:
-        return self._clients.setdefault(client, _Tally())
+        tally = self._clients.get(client)
+        if tally is None:
+            tally = self._clients[client] = _Tally()
+        return tally
 
     def _mark(self, now: float) -> _Mark:
         total = self._total

@@ -302,7 +302,7 @@ class Device(Talker, DeviceShell):
         self._server.downloaded(self.client_id, offer.payload_bytes, self._frozen_bytes)
         if (meter := self._around.energy) is not None:
             meter.received(self.client_id, offer.payload_bytes + self._frozen_bytes)
-        self._disk = replace(self._disk, held=held, has_frozen=True)
+        self._disk = self._disk.fetched(held)
         self._fetched()
 
     def _train(self, order: ef.Train) -> None:

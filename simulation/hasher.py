@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 
 from anabranch.core.config.tables import Config
-from anabranch.core.content import SHA256, chosen, content_digest
+from anabranch.core.content import SHA256, UNNAMED, Bytes, chosen, content_digest
 
 LARGE_BYTES = 1 << 16  # less is hashed sooner than it is handed over
 
@@ -25,8 +25,10 @@ class Hasher:
         """That of a run: masked updates keep to SHA-256, as live ones do."""
         return cls(SHA256 if config.secagg.on else config.run.payload_digest)
 
-    def begin(self, payload: bytes) -> Callable[[], str]:
-        """What gives the digest, waited for if need be."""
+    def begin(self, payload: Bytes) -> Callable[[], str]:
+        """What gives the digest, waited for if need be; an empty one in a run that names none."""
+        if self._algorithm == UNNAMED:
+            return str
         algorithm = chosen(self._algorithm, len(payload))
         if len(payload) < LARGE_BYTES:
             found = content_digest(payload, algorithm)
@@ -55,7 +57,7 @@ class _Digest:
 
     __slots__ = ("_algorithm", "_made", "_payload", "_text")
 
-    def __init__(self, payload: bytes, algorithm: str) -> None:
+    def __init__(self, payload: Bytes, algorithm: str) -> None:
         self._payload, self._algorithm, self._text, self._made = payload, algorithm, "", Lock()
         self._made.acquire()
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from anabranch.compress.feedback import make_uplink
+from anabranch.compress.codec import Raw
+from anabranch.compress.feedback import Memory, Uplink, make_uplink
 from anabranch.core.config.tables import Config, FleetTable
 from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.model.chains import RAW
@@ -24,7 +25,7 @@ from anabranch.core.model.submodels import gathered
 from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
 from anabranch.simulation.attacks import Attack
-from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
+from anabranch.simulation.executors.base import Data, Evaluation, Job, LocalResult
 from anabranch.simulation.masking import SimulatedMasker
 from anabranch.simulation.parts import PARTS
 from anabranch.strategies.submodels.progressive import grown
@@ -196,12 +197,10 @@ class Problem:
         start = cut(task, self.start(job))
         covered, own = self._buffers.told(start, covered, task.submodel, own)
         if self._masker is not None:
-            payload, codec = self._masker.payload(covered, task), self._masker.terms.codec
+            masked, codec = self._masker.payload(covered, task), self._masker.terms.codec
             found = result.kept, trained_on, own
-            return LocalResult(payload, codec, result.steps, {}, None, *found)
-        payload, memory = uplink.encode(
-            covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
-        )
+            return LocalResult(masked, codec, result.steps, {}, None, *found)
+        payload, memory = self._encoded(uplink, covered, job)
         return LocalResult(
             payload,
             uplink.codec.text,
@@ -212,6 +211,17 @@ class Problem:
             trained_on,
             own,
         )
+
+    def _encoded(self, uplink: Uplink, delta: Vector, job: Job) -> tuple[Data, Memory | None]:
+        """The payload of an update, and what its device then remembers.
+
+        A raw one is the values where they lie, unless they are part of more: that would be held for them.
+        """
+        task = job.task
+        if uplink.text == RAW and job.memory is None and delta.flags.owndata:
+            return Raw.lent(delta), None
+        seed = seed_of(task.seed, "codec")
+        return uplink.encode(delta, self.spec, task.submodel, job.memory, seed, task.base_version)
 
     def start(self, job: Job) -> Vector:
         """What a job's training starts from: the version, or the part of its task; its own buffers."""

@@ -17,7 +17,7 @@ from anabranch.compress.registry import MASKING, simulated_stages
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.ranges import BUILT, ELASTIC, OVERLAP, OWN
 from anabranch.core.config.tables import Config
-from anabranch.core.content import check_algorithm
+from anabranch.core.content import UNNAMED, check_algorithm
 from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
 from anabranch.core.engine.engine import Engine
@@ -181,7 +181,7 @@ def open_simulation(
     it is made, or read where the run goes on.
     """
     _need_budget(config)
-    check_algorithm(config.run.payload_digest)
+    _check_digest(config, out is not None and keep_payloads)
     if out is not None and not resume:
         need_free(out)
     _check_start(config, start)
@@ -267,7 +267,9 @@ class Simulation:
         self.executor, self.hasher = executor, Hasher.of(config)
         self.elastic = ElasticTrainings(problem)
         self.clock, self.frozen = VirtualClock(), problem.frozen
-        blueprint = Blueprint.of(config, problem.spec, key=noise_key, masks=True, shelf=ScratchShelf())
+        blueprint = Blueprint.of(
+            config, problem.spec, key=noise_key, masks=True, shelf=ScratchShelf(), unnamed=True
+        )
         begin = partial(blueprint.engine, problem.initial)
         engine = begin(None)
         versions = Versions(engine, problem.frozen, config.downlink.parts == OWN)
@@ -534,6 +536,22 @@ def _check_start(config: Config, start: Tensors | None) -> None:
     check_elastic(config)
     if start is not None:
         check_built(config, None)
+
+
+def _check_digest(config: Config, keeps: bool) -> None:
+    """Raises `ConfigError` where payloads shall have no digests, and are looked up by them."""
+    if config.run.payload_digest != UNNAMED:
+        check_algorithm(config.run.payload_digest)
+    elif config.faults.on:
+        raise ConfigError(
+            f"run.payload_digest = {UNNAMED!r} is for runs without [faults], whose server reads payloads "
+            "again: leave it out"
+        )
+    elif keeps and config.run.keep_payloads:
+        raise ConfigError(
+            f"run.payload_digest = {UNNAMED!r} leaves payloads without the names that they are kept by: set "
+            "run.keep_payloads = false"
+        )
 
 
 def _need_budget(config: Config) -> None:

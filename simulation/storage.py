@@ -37,8 +37,8 @@ class Storage:
 
     def put(self, done: FinishedUpdate) -> Storage:
         """With one more result, and what is kept from now on."""
-        result = done.result
-        return replace(self, waiting=(*self.waiting, done), kept=result.kept, own=result.own)
+        result, waiting = done.result, (*self.waiting, done)
+        return Storage(self.held, self.memory, result.kept, result.own, waiting, self.has_frozen)
 
     def commit(self, update_id: str) -> Storage:
         """The server has taken a result: its memory counts."""
@@ -47,7 +47,12 @@ class Storage:
 
     def discard(self, update_id: str) -> Storage:
         """Without a result, if it is there."""
-        return replace(self, waiting=tuple(one for one in self.waiting if one.update_id != update_id))
+        waiting = tuple(one for one in self.waiting if one.update_id != update_id)
+        return Storage(self.held, self.memory, self.kept, self.own, waiting, self.has_frozen)
+
+    def fetched(self, held: HeldModel[Model]) -> Storage:
+        """With another version, and what is frozen."""
+        return Storage(held, self.memory, self.kept, self.own, self.waiting, has_frozen=True)
 
 
 EMPTY = Storage()

@@ -40,6 +40,7 @@ from anabranch.host.submission import announced, answered, arrived, check_coming
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
+from anabranch.simulation.executors.base import Data
 from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.versions import Offer, Versions
@@ -226,11 +227,11 @@ class World:
             self.acknowledge()
         self._plan_tick()
 
-    def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
+    def _handle(self, event: ev.Event, payload: Data | None = None) -> list[Effect]:
         with self.whole:
             return self._handled(event, payload)
 
-    def _handled(self, message: ev.Event, payload: bytes | None) -> list[Effect]:
+    def _handled(self, message: ev.Event, payload: Data | None) -> list[Effect]:
         done = self.host.take(message, lambda event: self._journal.append(to_record(event), payload))
         event, effects = done.event, done.effects
         arrived = message if isinstance(message, ev.UpdateArrived) else None

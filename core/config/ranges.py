@@ -11,7 +11,7 @@ from typing import Any
 from anabranch.core.config.caps import check_limits
 from anabranch.core.config.goal import MAX, MIN, Goal
 from anabranch.core.config.secagg import MODES
-from anabranch.core.content import ALGORITHMS
+from anabranch.core.content import ALGORITHMS, UNNAMED
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.updates import NO_WIDTH, is_width
@@ -39,7 +39,7 @@ CHOICES = {
     "run.mode": (AUTO, MAX, MIN),
     "run.initial": (SENT, BUILT),
     "run.frozen": (SERVED, LOCAL),
-    "run.payload_digest": ALGORITHMS,
+    "run.payload_digest": (*ALGORITHMS, UNNAMED),
     "downlink.parts": (WHOLE_VERSIONS, OWN),
     "submodel.pattern": ("balanced", "strided", "sequential"),
     "submodel.step_time": (LINEAR, PROPORTIONAL),

@@ -64,7 +64,7 @@ class RunTable:
     version 0 is `sent` to devices, or `built` by each of them from the App and the seed (`host/first.py`).
     `frozen`: what is frozen of the model is `served` to devices that have not got it, or `local`: every
     device builds it, or is refused. `payload_digest`: what devices that can are to name their updates by
-    (`core/content.py`); the others go on with SHA-256.
+    (`core/content.py`); the others go on with SHA-256. `none`: simulated updates have no names.
     """
 
     name: str = "run"

@@ -166,6 +166,8 @@ class DeviceBuffers:
         self, start: Vector, delta: Vector, submodel: Submodel | None, own: bytes
     ) -> tuple[Vector, bytes]:
         """What the server is told of a training from `start` by `delta`, and `own` after it."""
+        if not self.spec.buffers:
+            return delta, own
         covered = Covered.of(self.spec, submodel)
         if not covered.at.size:
             return delta, own

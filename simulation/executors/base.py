@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Task
 
 Result_co = TypeVar("Result_co", covariant=True)
+Data = bytes | memoryview
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ class LocalResult:
     `examples`: how many it was trained on, where only the App knows (0: as many as the device has).
     """
 
-    payload: bytes
+    payload: Data
     codec: str
     steps: int
     metrics: Mapping[str, float]
@@ -66,6 +67,10 @@ class LocalResult:
     kept: bytes = b""
     examples: int = 0
     own: bytes = b""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process, which a memoryview cannot."""
+        return {**self.__dict__, "payload": bytes(self.payload)}
 
 
 def without_model(work: Job | Evaluation) -> Job | Evaluation:

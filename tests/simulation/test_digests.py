@@ -19,6 +19,7 @@ from anabranch.core import content
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, DataError, StoreCorrupt
 from anabranch.core.model.params import digest
+from anabranch.host.build import Blueprint
 from anabranch.reports.journal_files import PAYLOADS
 from anabranch.reports.result import Result
 from anabranch.simulation.executors.processes import ProcessesExecutor
@@ -78,6 +79,35 @@ def test_digests_of_payloads_change_the_journal_and_nothing_else(
         names = payloads.namelist()
         assert names
         assert all(name == named(payloads.read(name), "blake3") for name in names)
+
+
+def test_updates_without_names_change_the_journal_and_nothing_else(tmp_path: Path) -> None:
+    run = {"payload_digest": "none", "keep_payloads": False}
+    plain, written = simulate(config(fleet=ROUGH)), simulate(config(fleet=ROUGH, run=run), tmp_path)
+    assert digests(written) == digests(simulate(config(fleet=ROUGH, run=run), workers=2))
+    assert (written.model_sha256, written.history) == (plain.model_sha256, plain.history)
+    assert written.journal_sha256 != plain.journal_sha256
+    records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    updates = [record["payload"] for record in records if record["kind"] == "update"]
+    assert len(updates) == written.updates_applied + written.updates_rejected > 2
+    assert all(payload["sha256"] == "" and payload["size_bytes"] > 0 for payload in updates)
+    outcome = replay_run(tmp_path)
+    assert outcome.matches
+    assert outcome.way == "simulation"
+
+
+def test_without_names_nothing_of_a_payload_can_be_kept_or_served(tmp_path: Path) -> None:
+    unnamed = {"payload_digest": "none"}
+    with pytest.raises(ConfigError, match=r"set run\.keep_payloads = false"):
+        simulate(config(run=unnamed), tmp_path)
+    assert not any(tmp_path.iterdir())
+    simulate(config(run=unnamed), tmp_path, keep_payloads=False)
+    with pytest.raises(ConfigError, match=r"run\.payload_digest = 'none' is for runs without \[faults\]"):
+        simulate(config(run=unnamed, faults={"loss": 0.1}))
+    with open_simulation(config()) as simulation:
+        spec = simulation.engine.spec
+    with pytest.raises(ConfigError, match="'none' is for simulations that keep no payloads"):
+        Blueprint.of(config(run=unnamed), spec)
 
 
 def test_a_run_says_at_its_start_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

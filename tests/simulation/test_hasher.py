@@ -8,7 +8,7 @@ import threading
 import pytest
 from contents import named
 
-from anabranch.core.content import BLAKE3_FROM_BYTES
+from anabranch.core.content import BLAKE3_FROM_BYTES, UNNAMED
 from anabranch.simulation.hasher import LARGE_BYTES, Hasher
 
 
@@ -31,4 +31,11 @@ def test_a_hasher_that_is_closed_has_made_all_that_was_begun() -> None:
     hasher.close()
     hasher.close()
     assert {digest() for digest in begun} == {hashlib.sha256(payload).hexdigest()}
+    assert "hasher" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_run_that_names_no_payloads_has_empty_digests_and_no_thread() -> None:
+    hasher = Hasher(UNNAMED)
+    for size in (0, 1, 10 * LARGE_BYTES):
+        assert hasher.begin(bytes(size))() == ""
     assert "hasher" not in {thread.name for thread in threading.enumerate()}
