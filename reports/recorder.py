@@ -417,7 +417,7 @@ class Recorder:
         if self._stream is None:
             return
         try:
-            line = json.dumps({"time_s": now, "kind": kind, **data}, allow_nan=False, default=_plain)
+            line = _LINES.encode({"time_s": now, "kind": kind, **data})
         except ValueError as error:
             raise DataError(f"event {kind!r} has a value that JSON cannot carry: {error}") from error
         self._stream.write(line + "\n")
@@ -438,3 +438,6 @@ def summarise(counts: Mapping[int, int]) -> Staleness:
 
 def _plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else str(value)
+
+
+_LINES = json.JSONEncoder(allow_nan=False, default=_plain)  # `json.dumps` makes one for each line

@@ -267,9 +267,7 @@ class Simulation:
         self.executor, self.hasher = executor, Hasher.of(config)
         self.elastic = ElasticTrainings(problem)
         self.clock, self.frozen = VirtualClock(), problem.frozen
-        blueprint = Blueprint.of(
-            config, problem.spec, key=noise_key, masks=True, shelf=ScratchShelf(), unnamed=True
-        )
+        blueprint = _blueprint(config, problem, noise_key)
         begin = partial(blueprint.engine, problem.initial)
         engine = begin(None)
         versions = Versions(engine, problem.frozen, config.downlink.parts == OWN)
@@ -465,6 +463,12 @@ class Simulation:
 
     def _clock_of(self, client_id: str) -> DeviceClock:
         return RIGHT if self.faults is None else self.faults.clock_of(client_id)
+
+
+def _blueprint(config: Config, problem: Problem, noise_key: bytes | None) -> Blueprint:
+    """What a simulated engine is made by: its devices can mask, and may leave their updates without names."""
+    shelf = ScratchShelf()
+    return Blueprint.of(config, problem.spec, key=noise_key, masks=True, shelf=shelf, unnamed=True)
 
 
 def _check_widths(planner: Planner | None, around: Surroundings) -> None:

@@ -46,6 +46,7 @@ from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.waiting_room import Sleeper, WaitingRoom
 
+ANSWERS = (Granted, Refused)  # to an ask
 Observer = Callable[[ev.Event, Sequence[Effect]], None]
 # An operator's: `Paused`, `Resumed`, `Quarantined` or `Released`, of the time at which it is handled.
 Order = Callable[[float], ev.Event]
@@ -113,7 +114,7 @@ class World:
     def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""
         effects = self._handle(ev.TaskAsked(self.time.now(), ask))
-        answer = next(e for e in effects if isinstance(e, Granted | Refused))
+        answer = next(e for e in effects if isinstance(e, ANSWERS))
         if isinstance(answer, Refused):
             for hear in self.refused:
                 hear(answer)
