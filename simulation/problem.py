@@ -24,8 +24,9 @@ from anabranch.core.model.params import Tensors, Vector
 from anabranch.core.model.submodels import gathered
 from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
+from anabranch.host.log import Data
 from anabranch.simulation.attacks import Attack
-from anabranch.simulation.executors.base import Data, Evaluation, Job, LocalResult
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.simulation.masking import SimulatedMasker
 from anabranch.simulation.parts import PARTS
 from anabranch.strategies.submodels.progressive import grown

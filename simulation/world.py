@@ -32,7 +32,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.updates import Ask, Capability, Decision, Task
 from anabranch.core.secagg.ring import Numbers
-from anabranch.host.log import Journal
+from anabranch.host.log import Data, Journal
 from anabranch.host.records import RunReporter
 from anabranch.host.run import Advice, Run, advice
 from anabranch.host.secagg import mask_sum_arrived
@@ -40,7 +40,6 @@ from anabranch.host.submission import announced, answered, arrived, check_coming
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
-from anabranch.simulation.executors.base import Data
 from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.versions import Offer, Versions

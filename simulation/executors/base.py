@@ -15,9 +15,9 @@ import numpy as np
 from anabranch.compress.feedback import Memory
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Task
+from anabranch.host.log import Data
 
 Result_co = TypeVar("Result_co", covariant=True)
-Data = bytes | memoryview
 
 
 @dataclass(frozen=True, eq=False)
