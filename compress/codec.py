@@ -58,7 +58,10 @@ class Raw:
 
     @staticmethod
     def lent(x: Vector) -> memoryview:
-        """The same bytes where they lie: those of x, which nobody may write on any more, and nobody can."""
+        """The same bytes where they lie. x must be the caller's alone: nobody may write on it any more.
+
+        Whoever tries to by x finds it read-only; a view that was made before would still change the bytes.
+        """
         x.flags.writeable = False
         return x.astype(x.dtype.newbyteorder("<"), copy=False).data.cast("B")
 

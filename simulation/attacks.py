@@ -319,5 +319,8 @@ class Attack:
         return self._poison.goal(held_out) if self.devices else None
 
     def poisoned(self, deltas: Sequence[Vector]) -> Vector:
-        """The hostile update, of the honest ones of the helpers; shape and dtype are theirs."""
-        return np.asarray(self._poison.update(deltas, self._strength), deltas[0].dtype)
+        """The hostile update, of the honest ones of the helpers; shape and dtype are theirs.
+
+        A copy: an attack of one's own may go on with the array that it has returned.
+        """
+        return np.array(self._poison.update(deltas, self._strength), deltas[0].dtype)

@@ -217,6 +217,7 @@ class Problem:
         """The payload of an update, and what its device then remembers.
 
         A raw one is the values where they lie, unless they are part of more: that would be held for them.
+        They are nobody else's: trainers make each delta anew, and of an attack's there is a copy.
         """
         task = job.task
         if uplink.text == RAW and job.memory is None and delta.flags.owndata:

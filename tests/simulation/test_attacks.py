@@ -49,6 +49,44 @@ def test_what_a_hostile_device_sends(attack: str, strength: float, expected: Any
     assert found.tolist() == pytest.approx(expected)
 
 
+DRIFT = """
+import numpy as np
+
+from anabranch.simulation.attacks import Poison
+
+
+class Drift(Poison):
+    name, strength, sum = "drift", 1.0, None
+
+    def update(self, deltas, s):
+        if self.sum is None:
+            self.sum = np.zeros_like(deltas[0])
+            self.view = self.sum[:]
+        self.view += s * deltas[0]
+        return self.sum
+
+
+class Copying(Drift):
+    name = "copying"
+
+    def update(self, deltas, s):
+        return super().update(deltas, s).copy()
+"""
+
+
+SLOW = {"attackers": 0.5, "up_mbps": 0.01}  # updates are under way for 3 seconds
+
+
+def test_an_attack_of_one_s_own_may_go_on_with_what_it_returned(tmp_path: Path) -> None:
+    (file := tmp_path / "drift.py").write_text(DRIFT)
+    found = [
+        simulate(config(fleet={"attack": f"{file}:{name}", **SLOW}), app=Ones(1000))
+        for name in ("Drift", "Copying")
+    ]
+    assert found[0].model_sha256 == found[1].model_sha256
+    assert found[0].updates_applied > 50
+
+
 def test_min_max_is_no_farther_from_any_honest_update_than_those_are_from_each_other() -> None:
     honest = list(np.random.default_rng(2).standard_normal((4, 50)).astype(np.float32))
     sent = Attack(fleet("min_max"), 0).poisoned(honest)
