@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
@@ -146,7 +145,6 @@ class Uplink:
         return memory.residual.copy(), memory.length_mean
 
 
-@lru_cache(maxsize=256)
 def make_uplink(text: str) -> Uplink:
     """The uplink of a task: `raw`, a chain, or `ef(0.9)|` and one, or `momentum(0.5)` and one, or none.
 

@@ -10,6 +10,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,7 @@ class Problem:
             self.trainer.adopt(self.trainer.described(dict(start)))
         self.spec = self.trainer.spec
         self._growth = grown(config, self.spec)
+        self._uplink = lru_cache(maxsize=64)(make_uplink)  # each task names one, and a run has few
         self._buffers = DeviceBuffers(self.spec, config.model.buffers)
         own = self.trainer.initial(seed_of(config.run.seed, "initial")) if start is None else start
         self.initial: dict[str, Array] = dict(own)
@@ -188,12 +190,12 @@ class Problem:
 
     def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:
         """The update, of the results of the job's trainings. Raises `InvalidUpdate` where it has diverged."""
-        task, uplink, result = job.task, make_uplink(job.task.uplink), results[0]
+        task, uplink, result = job.task, self._uplink(job.task.uplink), results[0]
         covered, own = cut(task, result.delta), job.own
         if self._attack.helpers(job.device):
             covered = self._attack.poisoned([cut(task, r.delta) for r in results])
             if not np.isfinite(covered).all():  # no codec would take it
-                uplink = make_uplink(RAW)
+                uplink = self._uplink(RAW)
         trained_on = result.examples or self._present_count(job)
         start = cut(task, self.start(job))
         covered, own = self._buffers.told(start, covered, task.submodel, own)

@@ -546,10 +546,10 @@ def _check_digest(config: Config, keeps: bool) -> None:
     """Raises `ConfigError` where payloads shall have no digests, and are looked up by them."""
     if config.run.payload_digest != UNNAMED:
         check_algorithm(config.run.payload_digest)
-    elif config.faults.on:
+    elif config.faults.on or config.secagg.on:
         raise ConfigError(
             f"run.payload_digest = {UNNAMED!r} is for runs without [faults], whose server reads payloads "
-            "again: leave it out"
+            "again, and without [secagg], whose updates keep their names: leave it out"
         )
     elif keeps and config.run.keep_payloads:
         raise ConfigError(

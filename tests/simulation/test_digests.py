@@ -102,8 +102,13 @@ def test_without_names_nothing_of_a_payload_can_be_kept_or_served(tmp_path: Path
         simulate(config(run=unnamed), tmp_path)
     assert not any(tmp_path.iterdir())
     simulate(config(run=unnamed), tmp_path, keep_payloads=False)
-    with pytest.raises(ConfigError, match=r"run\.payload_digest = 'none' is for runs without \[faults\]"):
-        simulate(config(run=unnamed, faults={"loss": 0.1}))
+    masked = {"secagg": {"mode": "keeper", "keepers": ["north"], "clip": 2.0, "cohort_min": 2}}
+    wanted = r"'none' is for runs without \[faults\], .* and without \[secagg\]"
+    for more in ({"faults": {"loss": 0.1}}, masked):
+        with pytest.raises(
+            ConfigError, match=r"'none' is for runs without \[faults\], .* and without \[secagg\]"
+        ):
+            simulate(config(run=unnamed, **more))
     with open_simulation(config()) as simulation:
         spec = simulation.engine.spec
     with pytest.raises(ConfigError, match="'none' is for simulations that keep no payloads"):

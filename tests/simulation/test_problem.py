@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 from fleets import Ones, config
 
+from anabranch.compress.feedback import Memory
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import LocalPlan, Task
-from anabranch.simulation.executors.base import Job
+from anabranch.simulation.executors.base import Job, LocalResult
 from anabranch.simulation.problem import Problem
 from anabranch.workloads.trainer import TrainResult
 
 VALUES = np.arange(4, dtype=np.float32)
 
 
-def job(uplink: str = "raw") -> Job:
+def job(uplink: str = "raw", memory: Memory | None = None) -> Job:
     task = Task("t", "device-0000", 0, 0.0, 60.0, 60.0, 1, LocalPlan(), uplink)
-    return Job(0, np.zeros(4, np.float32), task, None, 1.0)
+    return Job(0, np.zeros(4, np.float32), task, memory, 1.0)
 
 
-def payload_of(delta: Vector, uplink: str = "raw") -> Any:
+def payload_of(delta: Vector, uplink: str = "raw", memory: Memory | None = None) -> LocalResult:
     problem = Problem(config(), Ones())
-    return problem.finish(job(uplink), [TrainResult(delta, 1, {})])
+    return problem.finish(job(uplink, memory), [TrainResult(delta, 1, {})])
 
 
 def lies_in(payload: Any, delta: Vector) -> bool:
@@ -58,3 +59,11 @@ def test_a_result_travels_to_another_process() -> None:
     came = copy.deepcopy(result)  # as a process does that sends it
     assert type(came.payload) is bytes
     assert {**vars(came)} == {**vars(result), "payload": VALUES.tobytes()}
+
+
+def test_what_stages_remember_outlives_a_raw_update() -> None:
+    memory = Memory(np.empty(0, np.float32), 0, notes={"step": 0.5})
+    result = payload_of(VALUES.copy(), memory=memory)
+    assert bytes(result.payload) == VALUES.tobytes()
+    assert result.memory is not None
+    assert result.memory.notes == {"step": 0.5}
