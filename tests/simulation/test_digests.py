@@ -105,9 +105,7 @@ def test_without_names_nothing_of_a_payload_can_be_kept_or_served(tmp_path: Path
     masked = {"secagg": {"mode": "keeper", "keepers": ["north"], "clip": 2.0, "cohort_min": 2}}
     wanted = r"'none' is for runs without \[faults\], .* and without \[secagg\]"
     for more in ({"faults": {"loss": 0.1}}, masked):
-        with pytest.raises(
-            ConfigError, match=r"'none' is for runs without \[faults\], .* and without \[secagg\]"
-        ):
+        with pytest.raises(ConfigError, match=wanted):
             simulate(config(run=unnamed, **more))
     with open_simulation(config()) as simulation:
         spec = simulation.engine.spec
