@@ -8,6 +8,7 @@ only merges and checks.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -444,7 +445,7 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     sources: dict[str, str] = {}
     for source, tables in layers:
         for table, keys in tables.items():
-            _known(table, TABLES, "table")
+            _known(table, TABLES, "table", source)
             if not isinstance(keys, Mapping):
                 raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}")
             for key, value in keys.items():
@@ -452,22 +453,27 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
                 sources[f"{table}.{key}"] = source
     strategy = values.pop("strategy")
     name = strategy.pop("name", StrategyTable.name)
-    built = {t: build(TABLES[t], v, t) for t, v in values.items()}
+    built = {t: build(TABLES[t], v, t, sources) for t, v in values.items()}
     built["limits"] = fitted(built["limits"], values["limits"])
     built["strategy"] = StrategyTable(str(name), strategy)
     check_ranges(built)
     return Config(sources=sources, **built)
 
 
-def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
-    """A dataclass of the table's values. Raises `ConfigError` on unknown keys and wrong types."""
+def build(cls: type[T], values: Mapping[str, Any], table: str, sources: Mapping[str, str] | None = None) -> T:
+    """A dataclass of the table's values. Raises `ConfigError` on unknown keys and wrong types.
+
+    `sources`: who said each, by `table.key`.
+    """
+    said_by = sources or {}
     known = {f.name: f for f in fields(cls) if f.metadata != NO_KEY}  # type: ignore[arg-type]
     for key in values:
-        _known(key, known, f"key in [{table}]")
+        _known(key, known, f"key in [{table}]", said_by.get(f"{table}.{key}", ""))
     try:
         return from_plain(dict(values), cls, _reader)
     except FieldError as error:
-        raise ConfigError(f"{table}.{error}") from error
+        key = re.split(r"\W", str(error), maxsplit=1)[0]
+        raise ConfigError(f"{table}.{error}{_said_by(said_by.get(f'{table}.{key}', ''))}") from error
 
 
 def parse_override(text: str, option: str = "--set ") -> tuple[str, str, Any]:
@@ -493,13 +499,17 @@ def _of_python(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
-def _known(name: str, known: Iterable[str], what: str) -> None:
+def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None:
     names = list(known)
     if name in names:
         return
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-    raise ConfigError(f"unknown {what}: {name!r}; {hint}")
+    raise ConfigError(f"unknown {what}: {name!r}; {hint}{_said_by(source)}")
+
+
+def _said_by(source: str) -> str:
+    return f" (by {source})" if source else ""
 
 
 _as_given = make_converter(finite)

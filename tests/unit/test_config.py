@@ -149,6 +149,14 @@ def test_bad_values_name_the_key(tables: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "tables", [{"run": {"seed": "one"}}, {"run": {"sed": 1}}, {"runs": {}}], ids=["value", "key", "table"]
+)
+def test_who_said_what_is_wrong_is_named(tables: Any) -> None:
+    with pytest.raises(ConfigError, match=r" \(by ANABRANCH_RUN\)$"):
+        merge([("run.toml", {"run": {"seed": 3, "versions_max": 4}}), ("ANABRANCH_RUN", tables)])
+
+
+@pytest.mark.parametrize(
     ("tables", "words"),
     [
         ({"fleet": {"split": "random"}}, "fleet.split must be one of iid, dirichlet"),
