@@ -123,7 +123,7 @@ class Problem:
         self.profiles = speed_profile(config.fleet, config.run.seed)
         self._groups = tuple(self.profiles.group.tolist())
         self._arrivals = Arrivals.of(config.fleet, config.run.seed)
-        self._split_said = _said_of_split(config.fleet)
+        self._split_said = ""
         self._examples: OrderedDict[int, Examples] = OrderedDict()
         self._held_out: Examples | None = None
         self._goal: Examples | None = None  # an attack's
@@ -165,10 +165,16 @@ class Problem:
             self._warn_of_split(shard)
             return found if self._arrivals is None else self._arrivals.in_order(self.app, device, found)
 
+    def watch_split(self) -> None:
+        """Warn where the App's `data` does not go by the settings of the split. Other processes do not."""
+        self._split_said = _said_of_split(self.config.fleet)
+
     def _warn_of_split(self, shard: _WatchedShard) -> None:
-        """Once, by the first device: an App may keep the split that it has made for that one."""
+        """Once for each App, by its first device: it may keep the split that it has made for that one."""
         said, self._split_said = self._split_said, ""
-        if said and not (shard.looked_at or self.app.any_model):
+        self.app.split_known |= shard.looked_at
+        if said and not (self.app.split_known or self.app.any_model):
+            self.app.split_known = True
             log.warning(SPLITS_ITSELF, self.app.name, said)
 
     def do(self, work: Job | Evaluation) -> LocalResult | Mapping[str, float]:

@@ -187,6 +187,7 @@ def open_simulation(
     _check_start(config, start)
     source = ProblemSource(config, app, start)
     problem = source.open()
+    problem.watch_split()
     executor_name = chosen(config, problem, workers)
     config = settled(config, executor_name)
     with ExitStack() as stack:

@@ -168,6 +168,7 @@ class App:
     metrics: Any = None
     batch_loss: Any = None
     zeroth: Any = None
+    split_known: bool = False  # it has looked at `shard.fleet`, or its user was told that it does not
 
     def __init__(self, data_path: str = "") -> None:
         self.data_path = data_path

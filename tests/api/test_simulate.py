@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,29 @@ class Evenly(Synthetic):
         return super().data(Shard(shard.role, shard.index, shard.count, seed=shard.seed))
 
 
+class Keeping(Synthetic):
+    """Makes its split once, for whichever device asks first."""
+
+    parts: Any = None
+
+    def data(self, shard: ab.Shard) -> ab.Examples:
+        if shard.role != "train":
+            return super().data(shard)
+        data = super().data
+        if self.parts is None:
+            self.parts = [data(replace(shard, index=i)) for i in range(shard.count)]
+        return self.parts[shard.index]
+
+
+def test_an_app_that_keeps_its_split_goes_by_it(caplog: pytest.LogCaptureFixture) -> None:
+    app = Keeping()
+    for seed in range(2):
+        ab.simulate(
+            app, fleet=ab.Fleet(clients=4, split=ab.Dirichlet(0.3)), seed=seed, until=ab.Until(updates=8)
+        )
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == []
+
+
 @pytest.mark.parametrize(
     ("app", "fleet", "said"),
     [
@@ -218,7 +242,8 @@ class Evenly(Synthetic):
 def test_a_split_that_an_app_does_not_go_by_is_warned_of_once(
     app: Any, fleet: ab.Fleet, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ab.simulate(app, fleet=fleet, until=ab.Until(updates=8))
+    for seed in range(2):
+        ab.simulate(app, fleet=fleet, seed=seed, until=ab.Until(updates=8))
     found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(found) == bool(said)
     assert said in "".join(found)
