@@ -92,8 +92,9 @@ def device_rows(picture: Picture, rows: Array, states: Array) -> list[dict[str, 
         "state": [STATES[state] for state in states[rows].tolist()],
         **{
             name: plain(devices.columns[name][rows])
-            for name in ("updates", "rejected", "examples", "up", "down")
+            for name in ("updates", "rejected", "examples", "up")
         },
+        "down": plain(devices.columns["down"][rows]) if picture.fetches_told else [None] * len(rows),
         "staleness": plain(_figures(picture, rows, states, "staleness")),
         "seen_s": plain(devices.columns["seen"][rows]),
         "behind": plain(_figures(picture, rows, states, "behind")),
@@ -142,7 +143,7 @@ def _task(picture: Picture, thread: int) -> dict[str, Any]:
         "weight": weight,
         "up": up,
         "raw": raw,
-        "down": down,
+        "down": down if picture.fetches_told else None,
     }
 
 

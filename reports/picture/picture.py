@@ -55,6 +55,7 @@ class Picture:
         self.settings_changed: list[dict[str, Any]] = []
         self.version, self.now_s, self.from_s = 0, 0.0, 0.0
         self.finished = ""
+        self.fetches_told = False  # a live server's log has no downloads
         self.happened = 0
         self._recent: deque[Happened] = deque(maxlen=RECENT_MAX)
         self._folds: dict[str, Callable[[Happened], None]] = {
@@ -128,6 +129,7 @@ class Picture:
         self.counts["tasks"] += 1
 
     def _downloaded(self, h: Happened) -> None:
+        self.fetches_told = True
         row, size = self._seen(h), h.data["bytes"]
         self.devices.columns.cells["down"][row] += size
         self.counts["down"] += size

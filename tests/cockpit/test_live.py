@@ -143,6 +143,7 @@ def test_it_shows_what_the_server_says(live: Served, browser: Browser) -> None:
     rows = {row["client"]: row for row in browser.get("/api/runs/synthetic/fleet")["rows"]}
     assert {name: row["updates"] for name, row in rows.items() if row["updates"]} == {"a": 3, "b": 5}
     assert sum(row["up"] for row in rows.values()) == status.uplink_bytes
+    assert {row["down"] for row in rows.values()} == {None}, "its log does not say who fetched what"
 
 
 def test_its_river_is_what_happened(live: Served, browser: Browser) -> None:

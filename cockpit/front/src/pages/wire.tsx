@@ -42,7 +42,7 @@ function Told({ wire, updates, units }: { wire: Wire; updates: number; units: st
         <Figure name="An update, raw" value={updates && wire.up_raw ? bytesText(wire.up_raw / updates) : "–"} remark="were nothing compressed" />
       </Figures>
       <div class="charts">
-        <Card title="Traffic by now">
+        <Card title="Traffic so far">
           {wire.series.time.length ? <Chart label="Bytes since the start" curves={curves} x="seconds" y="bytes" xName={units === "virtual" ? "virtual time" : "time"} fromZero /> : <Empty>Nothing has travelled yet.</Empty>}
         </Card>
         <Card title="Codec by codec" note={wire.codecs.length ? "The bytes that updates took on their way up." : undefined}>
