@@ -162,7 +162,7 @@ class Checkup:
             warnings.simplefilter("always")
             result = self._result = self._trained(self._vector)
         for text in dict.fromkeys(str(w.message) for w in said if SHAPES_DIFFER in str(w.message)):
-            yield Finding(WARN, "training", f"{text.strip()} Should the model end with torch.nn.Flatten(0)?")
+            yield Finding(WARN, "training", f"{text.strip()} Give outputs and y one shape")
         told = "".join(f", {name} {value:.4g}" for name, value in result.metrics.items())
         if not np.isfinite(result.delta).all() or not math.isfinite(result.metrics.get("loss", 0.0)):
             fix = "mend the data" if any(self._not_finite()) else "lower the rate"

@@ -90,10 +90,7 @@ def device_rows(picture: Picture, rows: Array, states: Array) -> list[dict[str, 
     devices = picture.devices
     figures = {
         "state": [STATES[state] for state in states[rows].tolist()],
-        **{
-            name: plain(devices.columns[name][rows])
-            for name in ("updates", "rejected", "examples", "up")
-        },
+        **{name: plain(devices.columns[name][rows]) for name in ("updates", "rejected", "examples", "up")},
         "down": plain(devices.columns["down"][rows]) if picture.fetches_told else [None] * len(rows),
         "staleness": plain(_figures(picture, rows, states, "staleness")),
         "seen_s": plain(devices.columns["seen"][rows]),

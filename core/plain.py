@@ -43,6 +43,17 @@ class FieldError(ValueError):
     """Plain data are not what a type asks for: the place, and why. Callers say of what they are."""
 
 
+def of_python(value: Any) -> Any:
+    """Numbers and arrays of numpy, which seeds and grids often are, as Python's own; in lists too."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(of_python(each) for each in value)
+    if type(value) is dict:
+        return {name: of_python(each) for name, each in value.items()}
+    return value
+
+
 def as_written(number: float) -> int | float:
     """Any number."""
     return number

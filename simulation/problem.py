@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -38,13 +37,15 @@ from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
+from anabranch.workloads.streams import Streamed
 from anabranch.workloads.trainer import Training, TrainResult, cheaper, cut, only, smaller, trainer_for
 
 EXAMPLES_KEPT = 10_000  # devices
 SUCCESS = "attack_success"  # a metric beside the App's
 SPLITS_ITSELF = (
     "%s.data does not look at shard.fleet, so %s changes nothing: give a device the rows of "
-    "anabranch.workloads.splits.partition(labels, shard.count, shard.fleet, shard.seed)[shard.index]"
+    "anabranch.workloads.splits.partition(labels, shard.count, shard.fleet, shard.seed, "
+    "shard.speed_groups)[shard.index]"
 )
 
 log = logging.getLogger(__name__)
@@ -58,17 +59,6 @@ def device_name(index: int) -> str:
 def device_index(name: str) -> int:
     """The inverse."""
     return int(name.removeprefix("device-"))
-
-
-class _WatchedShard(Shard):
-    """A shard that knows whether its `fleet`, which says how the data are split, was looked at."""
-
-    looked_at = False
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "fleet":
-            object.__setattr__(self, "looked_at", True)
-        return super().__getattribute__(name)
 
 
 def _said_of_split(fleet: FleetTable) -> str:
@@ -128,10 +118,10 @@ class Problem:
         self._held_out: Examples | None = None
         self._goal: Examples | None = None  # an attack's
 
-    def shard(self, role: str, device: int = 0) -> _WatchedShard:
+    def shard(self, role: str, device: int = 0) -> Shard:
         """The part of the data that plays this role."""
         fleet, seed = self.config.fleet, self.config.run.seed
-        return _WatchedShard(role, device, fleet.clients, fleet, seed, self._groups)
+        return Shard(role, device, fleet.clients, fleet, seed, self._groups)
 
     def present(self, device: int, now_s: float) -> Examples:
         """What a device trains on that begins at this moment."""
@@ -162,17 +152,18 @@ class Problem:
         with on_device(device_name(device)):
             shard = self.shard("train", device)
             found = data_of(self.app, shard)
-            self._warn_of_split(shard)
+            self._warn_of_split(shard, found)
             return found if self._arrivals is None else self._arrivals.in_order(self.app, device, found)
 
     def watch_split(self) -> None:
         """Warn where the App's `data` does not go by the settings of the split. Other processes do not."""
         self._split_said = _said_of_split(self.config.fleet)
 
-    def _warn_of_split(self, shard: _WatchedShard) -> None:
+    def _warn_of_split(self, shard: Shard, found: Examples) -> None:
         """Once for each App, by its first device: it may keep the split that it has made for that one."""
         said, self._split_said = self._split_said, ""
-        self.app.split_known |= shard.looked_at
+        own = isinstance(found, Streamed) or type(self.app).join is not App.join  # may look later, or before
+        self.app.split_known |= shard.looked_at or own
         if said and not (self.app.split_known or self.app.any_model):
             self.app.split_known = True
             log.warning(SPLITS_ITSELF, self.app.name, said)

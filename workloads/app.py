@@ -55,6 +55,13 @@ class Shard:
     seed: int = 0
     speed_groups: tuple[int, ...] = ()
 
+    looked_at = False  # whether `fleet` was: an App that does not look splits the data in its own way
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "fleet":
+            object.__setattr__(self, "looked_at", True)
+        return object.__getattribute__(self, name)
+
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise DataError(f"shard.role must be one of {', '.join(ROLES)}, not {self.role!r}")

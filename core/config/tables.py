@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
 
-import numpy as np
 from cattrs import Converter
 from cattrs.gen import override
 
@@ -47,7 +46,16 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT, Limits
 from anabranch.core.model.chains import AUTO
-from anabranch.core.plain import LATER_KEY, FieldError, finite, from_plain, make_converter, real, written
+from anabranch.core.plain import (
+    LATER_KEY,
+    FieldError,
+    finite,
+    from_plain,
+    make_converter,
+    of_python,
+    real,
+    written,
+)
 
 T = TypeVar("T")
 
@@ -449,7 +457,7 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
             if not isinstance(keys, Mapping):
                 raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}")
             for key, value in keys.items():
-                values[table][key] = _of_python(value)
+                values[table][key] = of_python(value)
                 sources[f"{table}.{key}"] = source
     strategy = values.pop("strategy")
     name = strategy.pop("name", StrategyTable.name)
@@ -492,11 +500,6 @@ def parse_override(text: str, option: str = "--set ") -> tuple[str, str, Any]:
     except tomllib.TOMLDecodeError:
         value = raw.strip()
     return table, key, value
-
-
-def _of_python(value: Any) -> Any:
-    """Numbers of numpy, which seeds and grids of Python code are, as Python's own."""
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None:

@@ -11,14 +11,18 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Generic, TypeVar
 
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.simulation.problem import OneThread, ProblemSource
 from anabranch.support.heap import reuse_heap
+
+GUARD = "a script that asks for processes does not keep its own lines under `if __name__ == '__main__':`"
 
 T = TypeVar("T")
 
@@ -82,6 +86,27 @@ def worker_pool(
             "and keep in it only what can be pickled; or train with --workers 0"
         ) from error
     return pool
+
+
+def check_no_worker_begins() -> None:
+    """Ends a process that was begun to work for a script, and that carries out the script again instead.
+
+    A process that is begun imports the script of the one that began it, whose own lines are then carried out
+    unless they are guarded.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(f"error: {GUARD}; this worker ends")
+
+
+@contextmanager
+def lost_workers_told() -> Iterator[None]:
+    """Raises `AppError` with the fix where a worker process has ended that nobody told to."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise AppError(
+            f"a worker process has ended before it was done: memory ran out, or {GUARD}"
+        ) from error
 
 
 def _begin(open_source: Callable[[ProblemSource], None], source: ProblemSource) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Generic, TypeVar
 
 from anabranch.simulation.executors.base import Evaluation, Job
+from anabranch.simulation.executors.pool import lost_workers_told
 
 T = TypeVar("T")
 JOBS_PER_WORKER = 2  # one in training and one at the door, so that no worker waits for this process
@@ -30,7 +31,8 @@ class Queued(Generic[T]):
         """The result, waited for. Raises what the work raised."""
         self._queue.wait_for(self)
         assert self.future is not None, "work that was waited for has begun"
-        return self.future.result()
+        with lost_workers_told():
+            return self.future.result()
 
     def cancel(self) -> None:
         """The result will not be asked for."""
@@ -76,5 +78,6 @@ class Queue(ABC):
         while self._waiting and len(self._begun) < self.begun_max:
             _, _, queued = heapq.heappop(self._waiting)
             if not queued.cancelled:
-                queued.future = self._submit(queued.work)
+                with lost_workers_told():
+                    queued.future = self._submit(queued.work)
                 self._begun.add(queued.future)

@@ -14,7 +14,6 @@ from commands import anabranch, answer
 from prices import Prices
 
 import anabranch as ab
-from anabranch.api.pool import GUARD
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.journal_files import PAYLOADS
 from anabranch.reports.result import Result
@@ -178,26 +177,45 @@ def test_a_run_that_is_given_up_says_so_and_is_a_run(caplog: pytest.LogCaptureFi
     assert f"fedbuff on synthetic was given up: {run.result.given_up}" in caplog.messages
 
 
-SCRIPT = """
-import anabranch as ab
+FEW = 'fleet=ab.Fleet(clients=4), until=ab.Until(updates=4), out="run"'
+SCRIPTS = {
+    "simulate": f'ab.simulate("synthetic", workers=2, {FEW})',
+    "sweep": f'ab.sweep("synthetic", {{"client.steps": [1, 2]}}, parallel=2, progress=False, {FEW})',
+    "tune": f'ab.tune("synthetic", {{"client.steps": [1, 2]}}, parallel=2, defaults=False, seeds=1, {FEW})',
+}
 
-ab.simulate(
-    "synthetic", fleet=ab.Fleet(clients=4), until=ab.Until(updates=4), workers=2, out="run"
-)
-"""
 
-
-def test_a_script_whose_own_lines_a_worker_would_carry_out_is_told_to_guard_them(tmp_path: Path) -> None:
-    (tmp_path / "bare.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "bare.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_whose_own_lines_a_worker_would_carry_out_is_told_to_guard_them(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bare.py").write_text(f"import anabranch as ab\n{SCRIPTS[name]}\n")
+    command = [sys.executable, "bare.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
-    assert "AppError: a worker process has ended: a script that asks for other processes keeps" in done.stderr
-    assert f"error: {GUARD}; this worker ends" in done.stderr
-    guarded = SCRIPT.replace("ab.simulate(", "if __name__ == '__main__':\n  ab.simulate(")
-    (tmp_path / "guarded.py").write_text(guarded.replace('"run"', '"another"'))
+    assert "AppError: a worker process has ended before it was done" in done.stderr
+    said = "does not keep its own lines under `if __name__ == '__main__':`"
+    assert said in done.stderr.splitlines()[-1]
+    assert f"{said}; this worker ends" in done.stderr
+
+
+def test_a_script_that_guards_them_has_workers(tmp_path: Path) -> None:
+    guarded = f"import anabranch as ab\nif __name__ == '__main__':\n    {SCRIPTS['simulate']}\n"
+    (tmp_path / "guarded.py").write_text(guarded)
     assert subprocess.run([sys.executable, "guarded.py"], cwd=tmp_path, timeout=600).returncode == 0
+
+
+def test_what_a_process_of_somebody_elses_simulates_as_it_begins_is_simulated(tmp_path: Path) -> None:
+    own = 'ab.simulate("synthetic", fleet=ab.Fleet(clients=4), until=ab.Until(updates=4))'
+    script = (
+        f"import anabranch as ab\n{own}\nfrom multiprocessing import get_context\n"
+        "if __name__ == '__main__':\n    with get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(abs, [-3]))\n"
+    )
+    (tmp_path / "own.py").write_text(script)
+    command = [sys.executable, "own.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "[3]\n")
 
 
 class Evenly(Synthetic):
@@ -210,7 +228,7 @@ class Evenly(Synthetic):
 class Keeping(Synthetic):
     """Makes its split once, for whichever device asks first."""
 
-    parts: Any = None
+    parts: list[ab.Examples] | None = None
 
     def data(self, shard: ab.Shard) -> ab.Examples:
         if shard.role != "train":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import killed_tuning
+import numpy as np
 import orphaning
 import pytest
 from nursery import PIPE, Process
@@ -225,6 +226,13 @@ def test_a_setting_with_one_value_is_held_in_every_trial(tmp_path: Path) -> None
     assert {run.config["client"]["learning_rate"] for run in runs} == {0.2}
     assert len(runs) > 2
     assert tuned.config.client.learning_rate == 0.2
+
+
+def test_ranges_and_counts_may_be_numpys(tmp_path: Path) -> None:
+    small = {**SMALL, "seeds": np.int64(1), "trials": np.int64(2), "out": tmp_path / "tuned"}
+    tuned = ab.tune("synthetic", {RATE: np.array([0.1, 0.2]), SIZE: [np.int64(2)]}, **small)
+    assert {row["choice"].get(SIZE, 2) for row in lines(tuned.folder)} == {2}
+    assert tuned.choice[RATE] in (0.1, 0.2)
 
 
 def test_a_folder_is_of_one_tuning(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ class Background:
         """Whether it has ended."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether it has ended, and nothing is to be told of that any more."""
+        return self.over and (self._error is None or self._told)
+
     def leave(self) -> None:
         """End soon; not waited for."""
         self._end()

@@ -19,10 +19,11 @@ from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.local import LocalServer
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.workloads.app import App, load_app
 
 ANY_PORT = "127.0.0.1:0"
+OTHERS_S = 1.0  # so often it is asked whether devices of other processes have come
 LOOK_S = 0.02  # so often it is looked whether a run without a network, or a device of this process, has ended
 
 
@@ -97,15 +98,23 @@ class Server(Operated, Listening):
 
     def has_device(self, device: Background) -> None:
         """See `Operated`."""
-        self._devices.append(device)
+        self._devices[:] = [*(d for d in self._devices if not d.ended_well), device]
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until its run has ended: the server goes on serving the last version.
 
-        Raises what stopped it, and what ended a device of this process once all of them have ended.
+        Raises what stopped it, and what ended a device of this process: once all of them have ended where the
+        run has no others, else when the time is up.
         """
-        _wait_beside(self._devices, self._over.wait, timeout_s)
+        _wait_beside(self._devices, self._over.wait, timeout_s, self._has_others)
         self._raise()
+
+    def _has_others(self) -> bool:
+        """Whether devices of other processes have come; where an operator alone may ask, some may have."""
+        try:
+            return self.status().clients > len(self._devices)
+        except (NotAuthenticated, Unavailable):
+            return True
 
     def report(self, out: str | Path | None = None) -> Run:
         """The run, once the server has stopped: its figures and its models from its log alone.
@@ -149,11 +158,11 @@ class InProcessServer(Background):
 
     def has_device(self, device: Background) -> None:
         """See `Operated`."""
-        self._devices.append(device)
+        self._devices[:] = [*(d for d in self._devices if not d.ended_well), device]
 
     def wait(self, timeout_s: float | None = None) -> None:
         """As `Server.wait`."""
-        _wait_beside(self._devices, self._ended_within, timeout_s)
+        _wait_beside(self._devices, self._ended_within, timeout_s, lambda: False)
         self._raise()
 
     def _ended_within(self, seconds: float) -> bool:
@@ -178,17 +187,24 @@ class InProcessServer(Background):
 
 
 def _wait_beside(
-    devices: Sequence[Background], over: Callable[[float], bool], timeout_s: float | None
+    devices: Sequence[Background],
+    over: Callable[[float], bool],
+    timeout_s: float | None,
+    has_others: Callable[[], bool],
 ) -> None:
     """Until a run is `over` within some seconds.
 
-    Raises what has ended one of the devices of this process, once all of them have ended; `Unavailable` when
-    the time is up.
+    Raises what has ended one of the devices of this process, once all of them have ended and nobody else is
+    there, or when the time is up; `Unavailable` where the time is up and none has failed.
     """
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    asked_at = -math.inf
     while not over(max(0.0, min(LOOK_S, until - time.monotonic()))):
-        if all(device.over for device in devices):
-            for device in devices:
+        now, alone = time.monotonic(), False
+        if devices and all(d.over for d in devices) and now >= asked_at + OTHERS_S:
+            asked_at, alone = now, not has_others()
+        if alone or now >= until:
+            for device in (d for d in [*devices] if d.over):
                 device.wait()
-        if time.monotonic() >= until:
+        if now >= until:
             raise Unavailable(f"the run has not ended within {timeout_s:g} s")

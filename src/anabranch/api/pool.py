@@ -7,21 +7,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import current_process, get_context, parent_process
+from multiprocessing import get_context, parent_process
 from typing import Protocol, TypeVar
 
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.names import RAY
+from anabranch.simulation.executors.pool import lost_workers_told
 from anabranch.workloads.app import App
 
 ORPHAN = 1  # the exit code of one whose parent was killed
 PROCESSES = "processes"
 PLACES = (PROCESSES, RAY)  # `on` of sweeps and tunings
-GUARD = "a script that asks for other processes keeps its own lines under `if __name__ == '__main__':`"
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")
@@ -62,25 +61,6 @@ def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def check_no_worker_begins() -> None:
-    """Ends a process that was begun to work for a script, and that carries out the script again instead.
-
-    A process that is begun imports the script of the one that began it, whose own lines are then carried out
-    unless they are guarded.
-    """
-    if getattr(current_process(), "_inheriting", False):
-        raise SystemExit(f"error: {GUARD}; this worker ends")
-
-
-@contextmanager
-def lost_workers_told() -> Iterator[None]:
-    """Raises `AppError` with the fix where a worker process has ended that nobody told to."""
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise AppError(f"a worker process has ended: {GUARD}; else look whether memory ran out") from error
 
 
 def check_place(on: str, key: str, config: Config) -> None:

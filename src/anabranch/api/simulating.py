@@ -11,7 +11,6 @@ from pathlib import Path
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run
-from anabranch.api.pool import check_no_worker_begins, lost_workers_told
 from anabranch.api.progress import LiveBar, RunBar
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
@@ -25,6 +24,7 @@ from anabranch.core.parts import members
 from anabranch.reports.folders import claimed
 from anabranch.reports.result import Result
 from anabranch.reports.trackers import Tracker
+from anabranch.simulation.executors.pool import check_no_worker_begins
 from anabranch.simulation.run import RunProgress
 from anabranch.simulation.run import simulate as simulate_config
 from anabranch.workloads.app import App
@@ -129,7 +129,8 @@ def run_simulation(
 
     Without `keep_payloads`, and in a temporary folder, the run replays by simulation alone.
     """
-    check_no_worker_begins()
+    if workers:
+        check_no_worker_begins()
     tellers, trackers = _parted(callbacks)
     if out is None and (resume or checkpoint_s):
         raise ConfigError("resume= and checkpoint_s= are of a run that keeps its folder: name it, out='...'")
@@ -141,7 +142,7 @@ def run_simulation(
             teller(progress)
 
     temporary = TemporaryFolder() if out is None else None
-    with lost_workers_told(), temporary or claimed(out or Path(), explicit=True, resume=resume) as folder:
+    with temporary or claimed(out or Path(), explicit=True, resume=resume) as folder:
         try:
             result = simulate_config(
                 config,

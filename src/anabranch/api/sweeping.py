@@ -19,7 +19,7 @@ from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
-from anabranch.api.pool import PROCESSES, check_no_worker_begins, check_place, check_seen, run_pool
+from anabranch.api.pool import PROCESSES, check_place, check_seen, run_pool
 from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
 from anabranch.api.run import Run
@@ -30,9 +30,11 @@ from anabranch.api.temporary import TemporaryFolder
 from anabranch.core.config.tables import Config, RunTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB
+from anabranch.core.plain import of_python
 from anabranch.reports.compare import Against
 from anabranch.reports.folders import has_ended
 from anabranch.reports.result import Result
+from anabranch.simulation.executors.pool import check_no_worker_begins
 from anabranch.simulation.run import RunProgress
 from anabranch.workloads.app import App
 
@@ -139,7 +141,8 @@ def sweep(
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
-    check_no_worker_begins()
+    if parallel and parallel > 1:
+        check_no_worker_begins()
     source, said = _swept(source)
     if is_study(grid):
         study: Any = grid
@@ -270,8 +273,8 @@ def _carry_out(jobs: Sequence[SweepJob], parallel: int, on: str, bar: LiveBar) -
 
 def numbers_of(seeds: int | Iterable[int] | None) -> list[int]:
     """The seeds that were asked for. Raises `ConfigError`."""
-    wanted = SEEDS if seeds is None else seeds
-    numbers = list(range(wanted)) if isinstance(wanted, int) else list(wanted)
+    wanted = SEEDS if seeds is None else of_python(seeds)
+    numbers = list(range(wanted)) if isinstance(wanted, int) else of_python(list(wanted))
     if not numbers:
         raise ConfigError("sweep(seeds=...): give at least one seed")
     return numbers

@@ -15,7 +15,7 @@ from anabranch.api.configuration import UPDATES_TO_TARGET, is_config
 from anabranch.api.figures import Figure
 from anabranch.api.halving import SHARES, Halving, Leg
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
-from anabranch.api.pool import PROCESSES, RunPool, check_no_worker_begins, check_place, check_seen, run_pool
+from anabranch.api.pool import PROCESSES, RunPool, check_place, check_seen, run_pool
 from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
 from anabranch.api.temporary import TemporaryFolder
@@ -27,6 +27,7 @@ from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
+from anabranch.core.plain import of_python
 from anabranch.reports.folders import CHECKPOINT
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.spreads import spread
@@ -42,6 +43,7 @@ from anabranch.reports.tuning import (
     tuning_html,
     with_front,
 )
+from anabranch.simulation.executors.pool import check_no_worker_begins
 
 NO_MATTER = ("ranges", "parallel", "on")  # what a tuning does not follow from; its ranges stand apart
 DEALS = 20  # until there are as many different trials as were asked for, or nearly all that there can be
@@ -181,11 +183,12 @@ def tune(
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
-    check_no_worker_begins()
+    if parallel and parallel > 1:
+        check_no_worker_begins()
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     source, said = tune_source(source)
-    table = said.over(given, read_ranges(ranges or {}))
+    table = said.over(of_python(given), read_ranges(of_python(dict(ranges or {}))))
     with LiveBar(progress) as bar:
         return carry_tuning(source, table, out, lambda p: bar.show(p.share, p.text), objects)
 
