@@ -8,7 +8,6 @@ only merges and checks.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -480,8 +479,7 @@ def build(cls: type[T], values: Mapping[str, Any], table: str, sources: Mapping[
     try:
         return from_plain(dict(values), cls, _reader)
     except FieldError as error:
-        key = re.split(r"\W", str(error), maxsplit=1)[0]
-        raise ConfigError(f"{table}.{error}{_said_by(said_by.get(f'{table}.{key}', ''))}") from error
+        raise ConfigError(f"{table}.{error}") from error
 
 
 def parse_override(text: str, option: str = "--set ") -> tuple[str, str, Any]:
@@ -508,11 +506,7 @@ def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None
         return
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-    raise ConfigError(f"unknown {what}: {name!r}; {hint}{_said_by(source)}")
-
-
-def _said_by(source: str) -> str:
-    return f" (by {source})" if source else ""
+    raise ConfigError(f"unknown {what}: {name!r}; {hint}" + (f" ({source})" if source else ""))
 
 
 _as_given = make_converter(finite)
