@@ -155,9 +155,10 @@ class Problem:
             self._warn_of_split(shard, found)
             return found if self._arrivals is None else self._arrivals.in_order(self.app, device, found)
 
-    def watch_split(self) -> None:
-        """Warn where the App's `data` does not go by the settings of the split. Other processes do not."""
+    def watching_split(self) -> Problem:
+        """This one, which warns where `data` does not go by the settings of the split. Others do not."""
         self._split_said = _said_of_split(self.config.fleet)
+        return self
 
     def _warn_of_split(self, shard: Shard, found: Examples) -> None:
         """Once for each App, by its first device: it may keep the split that it has made for that one."""

@@ -186,8 +186,7 @@ def open_simulation(
         need_free(out)
     _check_start(config, start)
     source = ProblemSource(config, app, start)
-    problem = source.open()
-    problem.watch_split()
+    problem = source.open().watching_split()
     executor_name = chosen(config, problem, workers)
     config = settled(config, executor_name)
     with ExitStack() as stack:

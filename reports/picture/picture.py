@@ -27,6 +27,8 @@ class Picture:
     of two counts the larger one is right. `from_s`: since when the tasks are known.
     """
 
+    fetches_told = False  # a live server's log has no downloads
+
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.devices, self.threads = DeviceRows(), Threads()
@@ -55,7 +57,6 @@ class Picture:
         self.settings_changed: list[dict[str, Any]] = []
         self.version, self.now_s, self.from_s = 0, 0.0, 0.0
         self.finished = ""
-        self.fetches_told = False  # a live server's log has no downloads
         self.happened = 0
         self._recent: deque[Happened] = deque(maxlen=RECENT_MAX)
         self._folds: dict[str, Callable[[Happened], None]] = {
