@@ -73,7 +73,7 @@ LARGE = Walk(
     steps=(
         types("anabranch simulate examples/wine.toml --executor ray --workers 2", says="accuracy"),
         Left("anabranch simulate examples/wine.toml --ray-address", "no cluster is here"),
-        types("anabranch simulate --set run.workload=synthetic", fills=SMALLER, says="2000 updates"),
+        types("anabranch simulate --set run.workload=synthetic", fills=SMALLER, says="2,000 updates"),
     ),
 )
 
