@@ -31,7 +31,7 @@ ENDS = Walk(
         also_starts(SERVER, until="serving"),
         also("anabranch client my_app.py:App --state-dir other", ends=11, says="another model"),
         also("anabranch admin export none.safetensors --version 99", ends=21, says="not held|not published"),
-        also("anabranch server --model model --data-dir second", ends=34, says="taken"),
+        also("anabranch server --model model --data-dir second", ends=34, says="Address already in use"),
         also("anabranch server --model model", ends=33, says="in use by process"),
         also("anabranch client synthetic", says="4 updates"),
         End(SERVER, by=SIGINT, says="drained"),
