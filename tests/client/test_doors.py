@@ -170,7 +170,7 @@ def test_a_server_that_babbles_gets_calls(served: Served) -> None:
 def test_who_wants_the_stream_alone_is_told_that_there_is_none(served: Served) -> None:
     with GrpcTransport(address(served), "a", connection="stream") as transport:
         spec = transport.enrol(Capability()).spec
-        with pytest.raises(ProtocolError, match="does not know this call.*of another release"):
+        with pytest.raises(ProtocolError, match=r"does not know this call.*of another release"):
             transport.ask(Ask("a", "t-1"), spec)
 
 
