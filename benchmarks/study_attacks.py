@@ -237,7 +237,7 @@ Fashion-MNIST, a CNN of 99,806 parameters, {fleet["clients"]} devices with at mo
 {fleet["speed_ratio"]:g}; {client["epochs"]} local epochs, batch {client["batch_size"]}, learning rate
 {client["learning_rate"]:g}; FedBuff with K = {BASE["strategy"]["buffer_size"]},
 {BASE["server"]["concurrency"]} devices at a time, {HORIZON_S:g} virtual seconds. With an attack
-{ATTACKERS:.0%} of the devices are hostile ([what they send](robust.md#attacks)). Seeds
+{ATTACKERS:.0%} of the devices are hostile ([what they send](../robust.md#attacks)). Seeds
 {", ".join(map(str, seeds))}, paired. Mean ± standard deviation.
 
 Recommended: `[robust] {settings}`.
