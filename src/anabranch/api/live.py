@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -25,6 +25,40 @@ from anabranch.workloads.app import App, load_app
 ANY_PORT = "127.0.0.1:0"
 OTHERS_S = 1.0  # so often it is asked whether devices of other processes have come
 LOOK_S = 0.02  # so often it is looked whether a run without a network, or a device of this process, has ended
+
+
+class DevicesHere:
+    """The devices of this process that work for a server of it; those that have ended well are forgotten."""
+
+    def __init__(self) -> None:
+        self._devices: list[Background] = []
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def add(self, device: Background) -> None:
+        """One begins to work."""
+        self._devices = [*(d for d in self._devices if not d.ended_well), device]
+
+    def wait(
+        self, over: Callable[[float], bool], timeout_s: float | None, has_others: Callable[[], bool]
+    ) -> None:
+        """Until a run is `over` within some seconds.
+
+        Raises what has ended one of the devices, once all of them have ended and nobody else is there, or
+        when the time is up; `Unavailable` where the time is up and none has failed.
+        """
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        asked_at = -math.inf
+        while not over(max(0.0, min(LOOK_S, until - time.monotonic()))):
+            now, alone, devices = time.monotonic(), False, self._devices
+            if devices and all(d.over for d in devices) and now >= asked_at + OTHERS_S:
+                asked_at, alone = now, not has_others()
+            if alone or now >= until:
+                for device in (d for d in devices if d.over):
+                    device.wait()
+            if now >= until:
+                raise Unavailable(f"the run has not ended within {timeout_s:g} s")
 
 
 class Server(Operated, Listening):
@@ -60,7 +94,7 @@ class Server(Operated, Listening):
         self._app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
         self._insecure, self._bundle = insecure, None if bundle is None else Path(bundle)
         self._over = threading.Event()
-        self._devices: list[Background] = []
+        self._devices = DevicesHere()
 
     @staticmethod
     def local(source: Source, **objects: Unpack[RunObjects]) -> InProcessServer:
@@ -98,7 +132,7 @@ class Server(Operated, Listening):
 
     def has_device(self, device: Background) -> None:
         """See `Operated`."""
-        self._devices[:] = [*(d for d in self._devices if not d.ended_well), device]
+        self._devices.add(device)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until its run has ended: the server goes on serving the last version.
@@ -106,7 +140,7 @@ class Server(Operated, Listening):
         Raises what stopped it, and what ended a device of this process: once all of them have ended where the
         run has no others, else when the time is up.
         """
-        _wait_beside(self._devices, self._over.wait, timeout_s, self._has_others)
+        self._devices.wait(self._over.wait, timeout_s, self._has_others)
         self._raise()
 
     def _has_others(self) -> bool:
@@ -154,15 +188,15 @@ class InProcessServer(Background):
         self.config = plan.config
         self.local = LocalServer.of(app, plan.config)
         self._over = threading.Event()
-        self._devices: list[Background] = []
+        self._devices = DevicesHere()
 
     def has_device(self, device: Background) -> None:
         """See `Operated`."""
-        self._devices[:] = [*(d for d in self._devices if not d.ended_well), device]
+        self._devices.add(device)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """As `Server.wait`."""
-        _wait_beside(self._devices, self._ended_within, timeout_s, lambda: False)
+        self._devices.wait(self._ended_within, timeout_s, lambda: False)
         self._raise()
 
     def _ended_within(self, seconds: float) -> bool:
@@ -184,27 +218,3 @@ class InProcessServer(Background):
 
     def _end(self) -> None:
         self._over.set()
-
-
-def _wait_beside(
-    devices: Sequence[Background],
-    over: Callable[[float], bool],
-    timeout_s: float | None,
-    has_others: Callable[[], bool],
-) -> None:
-    """Until a run is `over` within some seconds.
-
-    Raises what has ended one of the devices of this process, once all of them have ended and nobody else is
-    there, or when the time is up; `Unavailable` where the time is up and none has failed.
-    """
-    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    asked_at = -math.inf
-    while not over(max(0.0, min(LOOK_S, until - time.monotonic()))):
-        now, alone = time.monotonic(), False
-        if devices and all(d.over for d in devices) and now >= asked_at + OTHERS_S:
-            asked_at, alone = now, not has_others()
-        if alone or now >= until:
-            for device in (d for d in [*devices] if d.over):
-                device.wait()
-        if now >= until:
-            raise Unavailable(f"the run has not ended within {timeout_s:g} s")
