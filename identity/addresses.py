@@ -11,6 +11,7 @@ import re
 from anabranch.core.errors import ConfigError
 
 JOB_KEY = "anabranch-job"  # metadata of a call: the job that it is of
+JOB_HEALTH = "job/"  # before a job's name: the service that the health protocol knows it as
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -5,7 +5,7 @@ of: `versions 120 to 180`. What lasts is said again after pauses that double.
 
 | line                | level   | at most                                                              |
 |---------------------|---------|----------------------------------------------------------------------|
-| versions            | info    | one in `VERSIONS_S`                                                  |
+| versions            | info    | one in `VERSIONS_S`: a second at first, a minute once an hour is over |
 | updates not taken   | warning | one in `GATHERED_S` for each reason; info where a device was only late |
 | leases without one  | info    | one in `GATHERED_S` for each way to end; warning where trainings diverge |
 | a stall             | warning | first after `STALL_S`, or the shortest open lease if that is longer  |
@@ -45,7 +45,7 @@ from anabranch.server.glance import Glance
 
 log = logging.getLogger(__name__)
 
-VERSIONS_S = 1.0
+VERSIONS_S = (1.0, 60.0)  # and in between a sixtieth of how long this server has run
 GATHERED_S = 10.0
 STALL_S = 60.0
 STARVING_S = 300.0
@@ -148,7 +148,7 @@ class Chronicle:
     def __init__(self, glance: Callable[[], Glance], now: float) -> None:
         self._glance, self._began = glance, now
         self._versions: _Versions | None = None
-        self._versions_at = -VERSIONS_S
+        self._versions_at: float | None = None
         self._applied = self._staleness = 0  # since the last version
         self._rejected: dict[Reason, _Gathered] = {}
         self._lost: dict[str, _Gathered] = {}
@@ -189,7 +189,7 @@ class Chronicle:
 
     def look(self, now: float) -> bool:
         """Time has passed; whether nothing has come for so long that `stalled` should be asked."""
-        if self._versions is not None and now - self._versions_at >= VERSIONS_S:
+        if self._versions is not None and self._versions_due(now):
             self._say_versions(now)
         self._gathered(now)
         self._say_starving(now)
@@ -262,7 +262,7 @@ class Chronicle:
         self._versions.updates += self._applied
         self._versions.staleness += self._staleness
         self._applied = self._staleness = 0
-        if now - self._versions_at >= VERSIONS_S:
+        if self._versions_due(now):
             self._say_versions(now)
 
     def _switched(self, version: int) -> None:
@@ -274,6 +274,12 @@ class Chronicle:
             )
 
     # --- what is said ------------------------------------------------------------------------
+
+    def _versions_due(self, now: float) -> bool:
+        """Whoever has started a server looks on; a year of it is a log that somebody keeps."""
+        least_s, most_s = VERSIONS_S
+        pause_s = min(max(least_s, (now - self._began) / 60), most_s)
+        return self._versions_at is None or now - self._versions_at >= pause_s
 
     def _say_versions(self, now: float) -> None:
         assert self._versions is not None

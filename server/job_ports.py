@@ -8,8 +8,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from grpc_health.v1 import health, health_pb2
+
 from anabranch.core.config.tables import Config
 from anabranch.core.limits import Limits
+from anabranch.identity.addresses import JOB_HEALTH
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
 from anabranch.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
@@ -22,7 +25,7 @@ from anabranch.server.job_list import ListsJobs
 from anabranch.server.jobs import Jobs
 from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
-from anabranch.server.ports import CALLERS, OPERATORS, Ports, gate_of, reflect
+from anabranch.server.ports import CALLERS, NOT_SERVING, OPERATORS, SERVING, Ports, gate_of, reflect
 from anabranch.server.rpc import renewed
 from anabranch.server.rpc_errors import Context, answers
 from anabranch.server.streams import Streams
@@ -46,6 +49,7 @@ class JobPorts(Ports):
         self._jobs, self._calls = jobs, Calls(limits)
         self._streams = Streams(limits.rpcs_max // 2)
         self._begin(config, limits, identity, insecure, metrics)
+        self._health = HealthWithJobs(jobs)
 
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
         kinds, service = (OPERATORS, Operators) if admin else (CALLERS, DevicesAndExchange)
@@ -77,6 +81,24 @@ class JobPorts(Ports):
                     await exchange(requests, context)
 
         return method
+
+
+class HealthWithJobs(health.aio.HealthServicer):
+    """Knows each job as `job/NAME` beside the server's own names; one that there is not is `NOT_FOUND`."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        super().__init__()
+        self._jobs = jobs
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Any:
+        """A job serves while its calls are answered. The server drains for all of them."""
+        name = request.service.removeprefix(JOB_HEALTH)
+        job = next((job for job in self._jobs.all() if job.name == name), None)
+        if name == request.service or job is None:
+            return await super().Check(request, context)
+        whole = await super().Check(health_pb2.HealthCheckRequest(), context)
+        serves = job.run is not None and whole.status == SERVING
+        return health_pb2.HealthCheckResponse(status=SERVING if serves else NOT_SERVING)
 
 
 class Renewals:

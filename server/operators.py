@@ -16,9 +16,10 @@ from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.config.goal import Goal
-from anabranch.core.effects import CohortLost, Reopened, RolledBackTo, SettingsSet
+from anabranch.core.effects import CohortLost, Effect, Reopened, RolledBackTo, SettingsSet
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
+from anabranch.core.engine.settable import otherwise
 from anabranch.core.errors import ConfigError, InvalidUpdate, UnknownVersion
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import plain_tensors
@@ -204,8 +205,12 @@ class Operators(OperatorsServicer):
     ) -> operators.SetSettingsResponse:
         """Change settings of the run."""
         values = read_settings(request.values_json, self.run.config)
-        event = ev.SettingsChanged(self.run.writer.now(), values, str(caller))
-        effects = (await self.run.writer.submit(event)).effects
+        # What is so already is no change: the value before it, and who set it, are not to be written over.
+        news = await self.run.writer.look(lambda engine: otherwise(engine.settings, values))
+        effects: Sequence[Effect] = ()
+        if news:
+            event = ev.SettingsChanged(self.run.writer.now(), news, str(caller))
+            effects = (await self.run.writer.submit(event)).effects
         return operators.SetSettingsResponse(
             changes=[change_to_proto(c) for e in effects if isinstance(e, SettingsSet) for c in e.changes],
             finished=self.run.writer.glance.finished,

@@ -167,6 +167,11 @@ def value_in_force(settings: EngineSettings, path: str) -> Any:
     return getattr(settings, key)
 
 
+def otherwise(settings: EngineSettings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the values that somebody wants, those that are not in force; what may not be set is left in."""
+    return {p: v for p, v in values.items() if p not in SETTABLE or value_in_force(settings, p) != v}
+
+
 def differences(stored: Config, given: Config) -> Iterable[tuple[str, Any, Any]]:
     """What a restart may not change and did: (path, what the run was started with, what was given)."""
     before, now = stored.to_json(every_table=True), given.to_json(every_table=True)

@@ -22,6 +22,7 @@ from anabranch.support.code import let_in_one
 
 LEASE_S = ServerTable.leader_lease_s
 SQLITE_FILE = "anabranch.db"
+SCHEMES = ("postgresql://", "postgres://", "postgresql+psycopg://")  # libpq takes the first two for the same
 _FORMS = (
     'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME; '
     "your own is path/to/file.py:Class"
@@ -75,7 +76,7 @@ def _url(database: str, data_dir: Path) -> URL:
 
 def _postgresql(database: str) -> URL:
     # The value is not repeated in a message: it may hold a password.
-    if not database.startswith(("postgresql://", "postgresql+psycopg://")):
+    if not database.startswith(SCHEMES):
         raise ConfigError(_FORMS)
     try:
         url = make_url(database).set(drivername="postgresql+psycopg")

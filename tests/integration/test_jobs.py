@@ -18,6 +18,7 @@ from streams import Stream, StreamDevice, stream
 from wire import CALL_S, Device, Served, server_config
 
 from anabranch.api.jobs import add_job, read_job
+from anabranch.cli.health import health
 from anabranch.client.channel import open_channel
 from anabranch.client.operator import open_operator
 from anabranch.core.config.tables import merge
@@ -165,6 +166,23 @@ def test_all_jobs_together_have_as_many_streams_as_one_run_has(two: Path) -> Non
             with open_channel(f"{host.info.address}/{name}") as channel, stream(channel) as fourth:
                 assert fourth.over() == ("OK", "")
             assert host.device(name).work().version == 1, "it makes calls"
+
+
+def test_health_is_a_jobs_own_where_its_address_names_one(two: Path) -> None:
+    with Host(two) as host:
+        for name in ("one", "two"):
+            host.until(name, RUNNING)
+        assert set_stopped(two / "jobs" / "two", True)
+        host.until("two", STOPPED)
+        for port in (host.info.address, host.info.admin_address):
+            health(port)
+            health(f"{port}/one")
+            with pytest.raises(Unavailable, match="job 'two' does not"):
+                health(f"{port}/two")
+            with pytest.raises(Unavailable, match="job 'nix' does not"):
+                health(f"{port}/nix")
+    with pytest.raises(Unavailable, match=rf"^{host.info.address} does not serve"):
+        health(f"{host.info.address}/one")
 
 
 def test_a_call_that_names_no_job_is_told_to(two: Path) -> None:

@@ -210,3 +210,14 @@ def test_a_watch_after_0_has_all_that_is_kept(tmp_path: Path, manifest: Manifest
             assert [next(kinds).kind for _ in range(3)] == ["granted", "decided", "published"]
             client.set_settings({"server.lease_s": 9.0})
             assert next(kinds).kind == "settings_changed", "and then what comes"
+
+
+def test_what_is_so_already_is_no_change(tmp_path: Path, manifest: Manifest) -> None:
+    """`status` goes on saying what a value was before somebody changed it."""
+    with Served(config(tmp_path, updates_max=9), manifest) as served, operator(served) as client:
+        client.set_settings({"server.lease_s": 5.0})
+        assert client.set_settings({"server.lease_s": 5}).changes == ()
+        both = client.set_settings({"server.lease_s": 5.0, "run.updates_max": 8}).changes
+        assert [(c.path, c.was, c.value) for c in both] == [("run.updates_max", 9, 8)]
+        found = {c.path: (c.was, c.value) for c in client.status().settings_changed}
+        assert found == {"server.lease_s": (60.0, 5.0), "run.updates_max": (9, 8)}

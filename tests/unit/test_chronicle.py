@@ -73,6 +73,18 @@ def test_a_version_is_a_line_and_many_within_a_second_are_one(caplog: pytest.Log
     assert log.lines() == []
 
 
+def test_lines_of_versions_come_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    """Once a second at first; a day of a busy server is no more than a line a minute."""
+    log = Logged(caplog, buffer_size=1)
+    log.bench.enrol("a")
+    counts = []
+    for began, until in ((0, 60), (600, 660), (86_400, 86_700)):
+        for half_s in range(2 * began, 2 * until):
+            log.work("a", half_s / 2)
+        counts.append(len(log.lines()))
+    assert counts == [60, 6, 5]
+
+
 def test_another_phase_is_a_line_once_and_a_status_has_it(caplog: pytest.LogCaptureFixture) -> None:
     buffered = {"strategy": "fedbuff", "buffer_size": 1}
     phases = [{**buffered, "until_versions": 2}, {"strategy": "fedasync"}]

@@ -30,7 +30,7 @@ def test_memory_is_memory(tmp_path: Path) -> None:
     assert isinstance(open_store("memory", tmp_path), MemoryStore)
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
     assert isinstance(open_store(f"{scheme}://me:secret@nowhere/db", tmp_path), SqlStore)
 
@@ -39,7 +39,6 @@ def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
     "database",
     [
         "mysql://me:secret@host/db",
-        "postgres://me:secret@host/db",
         "postgresql://me:secret@host:port/db",
         "postgresql://me:secret@host/",
         "me:secret@host",

@@ -243,6 +243,8 @@ def set_settings(
     given = [parse_override(text, "") for text in settings]
     done = server.set_settings({f"{table}.{key}": value for table, key, value in given})
     lines = [f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)})" for c in done.changes]
+    if not lines:
+        lines.append("nothing to change: it is so already")
     if done.reopened:
         lines.append("the run had ended, and goes on: start its devices again")
     elif done.finished:

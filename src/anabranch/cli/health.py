@@ -11,19 +11,23 @@ from anabranch.cli.output import Output
 from anabranch.client.channel import check_not_guarded
 from anabranch.client.operator import check_health, operator_wallet
 from anabranch.core.errors import Unavailable
+from anabranch.identity.addresses import JOB_HEALTH, split_job
 
 
 def health(
     address: Annotated[
-        str, typer.Argument(help="A server's address.", metavar="HOST:PORT")
+        str, typer.Argument(help="A server's address, or that of a job on it.", metavar="HOST:PORT[/JOB]")
     ] = "127.0.0.1:7070",
     identity: Identity = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask a server whether it serves; exit code 0 if it does."""
     wallet = operator_wallet(identity)
-    if not check_health(address, wallet=wallet):
+    where, job = split_job(address)
+    if not check_health(where, wallet=wallet):
         if wallet is None:
-            check_not_guarded(address)
-        raise Unavailable(f"{address} does not serve")
+            check_not_guarded(where)
+        raise Unavailable(f"{where} does not serve")
+    if job and not check_health(where, JOB_HEALTH + job, wallet=wallet):
+        raise Unavailable(f"{where} serves, its job {job!r} does not: see `anabranch admin jobs list`")
     Output(as_json).result({"serving": True}, "serving")

@@ -362,7 +362,7 @@ class _ServerVoice:
             self.cockpit.start(info.admin_address)
 
     def waiting(self, why: str) -> None:
-        self.output.event("standby", f"standing by: {why}", why=why)
+        self.output.event("standby", "", why=why)  # in words the log has it
 
     def ended(self, end: RunEnded) -> None:
         self.over = True
