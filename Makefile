@@ -58,7 +58,7 @@ prove: setup  ## the long forms of the proofs, and their figures: seeds with eve
 mutants: setup  ## which small changes to the code its tests notice: MODULES="core/engine/ledger.py"
 	nice -n 19 $(BIN)/python -m scripts.mutants $(MODULES) $(MUTANTS_ARGS)
 
-bench: setup  ## the benchmarks, as ratios against a bare stream and a copy in memory
+bench: setup  ## the benchmarks, as ratios against a bare stream and a copy in memory; BENCH_ARGS="calls codecs": these
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 # An environment of its own: the site is made from the text of the code, nothing of it is imported.

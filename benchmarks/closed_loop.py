@@ -72,6 +72,17 @@ def table(rows: list[Measured]) -> str:
     return "\n".join(["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *(m.row for m in rows)])
 
 
+def section() -> str:
+    """The page's."""
+    return f"""## Many devices in a closed loop
+
+Each asks, pushes 1 KB and asks again at once, for {RUNS_S:.0f} s; all devices are one process,
+which shares the cores with the server. A call that is shed is made again in the window that it was told.
+
+{table([measure(count) for count in FLEETS])}
+"""
+
+
 def main() -> None:
     """Measure and print."""
     print(table([measure(count) for count in map(int, sys.argv[1:] or FLEETS)]))

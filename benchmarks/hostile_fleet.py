@@ -197,6 +197,18 @@ def fleets(devices: int = DEVICES, lasts_s: float = RUNS_S) -> Iterator[Fared]:
         yield measure(devices - hostile, hostile if turn else 0, lasts_s)
 
 
+def section() -> str:
+    """The page's."""
+    return f"""## An honest fleet beside a hostile one
+
+A tenth of 1,000 devices is hostile: they crash and ask again, hold places with heartbeats, cut uploads, run
+twice, forge, lie and flood. Honest devices train for a second; there are places for a quarter of the fleet.
+Server and devices share the cores.
+
+{table(list(fleets()))}
+"""
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -134,6 +134,17 @@ def table(rows: list[Measured]) -> str:
     return "\n".join(lines)
 
 
+def section() -> str:
+    """The page's."""
+    return f"""## The simulator's events
+
+{DEVICES} devices that poll, train (nothing), push and send heartbeats, half of them in
+training at a time.
+
+{table(run_all())}
+"""
+
+
 def main() -> None:
     """Measure and print."""
     print(table(run_all()))

@@ -231,7 +231,7 @@ def workers_table(rows: list[Shared]) -> str:
 WITH_WORKERS = f"""With `--workers` stacks are trained in other processes, ahead of the virtual clock;
 the digest is the same. Digits, {DEVICES} devices, stacks of {AHEAD}, medians of the rounds, in turns:"""
 
-INTRODUCTION = f"""### Beside a bare loop
+INTRODUCTION = f"""## Beside a bare loop
 
 The same work by a loop with nothing round it, and by a simulation of {DEVICES} devices, in turns, in one
 process: tasks a second of processor time, of all threads, medians of {ROUNDS} rounds. Without training the

@@ -209,6 +209,20 @@ def table(rows: list[Measured]) -> str:
     return "\n".join(lines)
 
 
+def section() -> str:
+    """The page's."""
+    return f"""## Durable updates through the real server
+
+A server process and two writer processes of four threads share the cores. The bare stream takes the
+same messages and throws them away; the durable server checks digests and finiteness, commits (SQLite,
+`synchronous=FULL`), aggregates (FedBuff, K = 10) and publishes. Every update has bytes of its own.
+
+{table([measure(size) for size in SIZES])}
+
+{starts()}
+"""
+
+
 def main() -> None:
     """Measure and print."""
     rows = [measure(size) for size in SIZES]
