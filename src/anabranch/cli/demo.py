@@ -27,7 +27,7 @@ from anabranch.core.model.metrics import ACCURACY
 from anabranch.reports.folders import LIVE_DATA, claimed
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
-from anabranch.reports.text import bytes_text, count_text, duration_text
+from anabranch.reports.text import bytes_text, count_text, counted, duration_text
 
 POLL_S = 0.5
 DEADLINE_S = 900.0
@@ -193,10 +193,12 @@ def _watch(fleet: FleetProcesses, admin: str, output: Output) -> Watched:
 
 def _progress(watched: Watched, elapsed_s: float) -> str:
     s = watched.status
+    if not s.clients:
+        return f"{duration_text(elapsed_s)}: no device is there yet"
     return (
         f"{duration_text(elapsed_s)}: version {count_text(s.version)},"
-        f" {s.updates_applied} updates from {s.clients} devices, {s.live_tasks} in training,"
-        f" {bytes_text(s.uplink_bytes)} up{watched.measured}"
+        f" {counted(s.updates_applied, 'update')} from {counted(s.clients, 'device')},"
+        f" {s.live_tasks} in training, {bytes_text(s.uplink_bytes)} up{watched.measured}"
     )
 
 
