@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from anabranch.server.job import HostedJob, JobState
 from anabranch.server.jobs import Jobs
-from anabranch.server.metrics import PREFIX, Metrics
+from anabranch.server.metrics import LEADER, LEADS, PREFIX, Metrics
 
 LABEL = "job"
 
@@ -38,7 +39,7 @@ class OfJobs(Collector):
             del families[name]  # of a run, and the process leads none
         for job in list(self._jobs.all()):
             metrics = job.metrics
-            for metric in () if metrics is None else metrics.registry.collect():
+            for metric in _away(job) if metrics is None else metrics.registry.collect():
                 if not metric.name.startswith(PREFIX) or metric.name.startswith(CALLS):
                     continue
                 samples = [s._replace(labels={LABEL: job.name, **s.labels}) for s in metric.samples]
@@ -47,6 +48,12 @@ class OfJobs(Collector):
 
 
 CALLS = f"{PREFIX}calls"  # counted by the ports, which are of all jobs
+
+
+def _away(job: HostedJob) -> Iterator[Metric]:
+    """Of a job that is to be served and is not: a series that only went away would be missed by no alert."""
+    if job.state is not JobState.STOPPED:
+        yield GaugeMetricFamily(LEADER, LEADS, 0.0)
 
 
 def _empty(metric: Metric) -> Metric:

@@ -152,7 +152,7 @@ class Jobs:
             await self._lead(job)
         except Exception as error:
             if not isinstance(error, AnabranchError):
-                log.exception("job %s failed", job.name)
+                log.exception("a bug has stopped it")
             self._failed(job, error)
         finally:
             job.run = job.metrics = job.task = None
@@ -195,6 +195,8 @@ class Jobs:
         wait_s = min(AGAIN_MAX_S, AGAIN_S * 2.0**job.failures)
         job.failures, job.not_before = job.failures + 1, time.monotonic() + wait_s
         said = str(error) if isinstance(error, AnabranchError) else f"{type(error).__name__}: {error}"
+        if (job.state, job.why) != (JobState.FAILED, said):
+            log.error("job %s has failed, and is tried again in %.0f s: %s", job.name, wait_s, said)
         self._now(job, JobState.FAILED, said)
 
     def _now(self, job: HostedJob, state: JobState, why: str = "") -> None:

@@ -21,6 +21,7 @@ from anabranch.core.model.updates import Verdict
 
 NEWEST = 1000  # values of which the percentiles are
 PREFIX = "anabranch_"
+LEADER, LEADS = f"{PREFIX}leader", "1: this process serves the run; 0: it stands by, starts, or has failed."
 
 MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 MICROSECONDS = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
@@ -189,8 +190,7 @@ class _Now(Collector):
 
     def collect(self) -> Iterator[Metric]:
         figures = self._metrics.figures
-        leads = "1: this process serves the run; 0: it stands by, or starts."
-        yield GaugeMetricFamily(f"{PREFIX}leader", leads, 0.0 if figures is None else 1.0)
+        yield GaugeMetricFamily(LEADER, LEADS, 0.0 if figures is None else 1.0)
         if figures is None:
             return
         yield InfoMetricFamily(f"{PREFIX}run", "What is served.", figures.info())

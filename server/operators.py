@@ -274,7 +274,7 @@ class Operators(OperatorsServicer):
         self, request: operators.GetMetricsRequest, caller: Caller
     ) -> operators.GetMetricsResponse:
         """How the server itself does. Answered without the writer, which may be what is stuck."""
-        return RunFigures(self.run).to_proto()
+        return await asyncio.to_thread(RunFigures(self.run).to_proto)
 
     async def _stop_at_target(self, metrics: Mapping[str, float]) -> None:
         """The run ends where its own settings want it to: its budget is what it has used."""

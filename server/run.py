@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from anabranch.core.config.tables import Config, ServerTable
 from anabranch.core.effects import Effect, Finished, Published, Reopened, SettingsSet
@@ -21,6 +22,7 @@ from anabranch.server.moments import Moments
 from anabranch.server.presence import Presence
 from anabranch.server.restored import Restored
 from anabranch.server.store.base import RunInfo
+from anabranch.server.store.quota import Quota
 from anabranch.server.streams import Streams
 from anabranch.server.tls import ServerIdentity
 from anabranch.server.unmasking import Unmasking
@@ -74,6 +76,8 @@ class LiveRun:
     sent_to_observers: SentBytes = field(default_factory=SentBytes)
 
     def __post_init__(self) -> None:
+        table = self.given.server
+        self.quota = Quota(Path(table.data_dir), table.disk_bytes_max)  # for figures: the store has its own
         self.moments = Moments(self.info.created_at, self._counts)
         self.streams = Streams(self.limits.rpcs_max // 2)  # the rest is for calls
 

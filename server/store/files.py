@@ -63,9 +63,14 @@ def check_space(folder: Path, free_bytes_min: int, then: str = "and it goes on b
 
 def free_bytes(folder: Path) -> int:
     """Free bytes of the disk of a folder. Raises `DiskFailed`."""
+    return disk_bytes(folder)[0]
+
+
+def disk_bytes(folder: Path) -> tuple[int, int]:
+    """Bytes of the disk of a folder: what is free of it, and in all. Raises `DiskFailed`."""
     with disk_errors("looking at the disk"):
         disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
+    return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
 
 def make_folder(folder: Path) -> None:

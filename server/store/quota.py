@@ -16,7 +16,7 @@ SHARE = 50  # a look takes at most a part in so many of the time
 
 
 class Quota:
-    """Looks every few seconds, by so much it may be exceeded. For the writer's thread; 0 bytes: no bound."""
+    """Looks every few seconds, by so much it may be exceeded. For one thread at a time; 0 bytes: no bound."""
 
     def __init__(self, folder: Path, bytes_max: int, monotonic: Seconds = time.monotonic) -> None:
         self._folder, self._bytes_max, self._monotonic = folder, bytes_max, monotonic
@@ -24,18 +24,25 @@ class Quota:
 
     def check(self) -> None:
         """Raises `StoreFull` where the directory holds more."""
+        if self._bytes_max and self._look() > self._bytes_max:
+            raise StoreFull(
+                f"{self._folder} holds {self._used} bytes, over server.disk_bytes_max = {self._bytes_max}: "
+                "start the server with more, or with a server.keep that drops what is old"
+            )
+
+    def of_disk(self, free: int, size: int) -> tuple[int, int]:
+        """What may still be written, and what in all, of a disk with so many bytes free and in all."""
         if not self._bytes_max:
-            return
+            return free, size
+        return min(free, max(0, self._bytes_max - self._look())), min(size, self._bytes_max)
+
+    def _look(self) -> int:
         if (began := self._monotonic()) >= self._look_at:
             with disk_errors("looking at the data directory"):
                 self._used = held_bytes(self._folder)
             ended = self._monotonic()
             self._look_at = ended + max(EVERY_S, SHARE * (ended - began))
-        if self._used > self._bytes_max:
-            raise StoreFull(
-                f"{self._folder} holds {self._used} bytes, over server.disk_bytes_max = {self._bytes_max}: "
-                "start the server with more, or with a server.keep that drops what is old"
-            )
+        return self._used
 
 
 def held_bytes(folder: Path) -> int:

@@ -333,6 +333,22 @@ def test_prometheus_reads_each_job(two: Path) -> None:
     assert 'anabranch_calls_total{code="OK",method="PushUpdate"} 3.0' in text.splitlines()
 
 
+def test_a_job_that_failed_is_in_the_log_and_leads_nothing(
+    two: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A series that went away would fire no alert, and a line on stdout is in no log."""
+    (two / "jobs" / "one" / "settings.toml").write_text("nonsense", encoding="utf-8")
+    with Host(two, server={"metrics_address": "127.0.0.1:0"}) as host:
+        host.until("one", FAILED)
+        host.until("two", RUNNING)
+        with urllib.request.urlopen(f"http://{host.info.metrics_address}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        assert 'anabranch_leader{job="one"} 0.0' in lines
+        assert 'anabranch_leader{job="two"} 1.0' in lines
+    (said,) = {r.getMessage() for r in caplog.records if r.levelname == "ERROR"}
+    assert said.startswith("job one has failed, and is tried again in 5 s: "), said
+
+
 def test_the_run_of_a_server_of_one_is_a_job_without_a_name(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "model", "test", FIRST)
     config = server_config(tmp_path / "data", run={"updates_max": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,32 @@ from anabranch.server.verify import verify
 def test_a_server_that_holds_so_much_takes_nothing_more(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(100_000, np.float32)})
     bound = 8 * MIB
-    with Served(server_config(tmp_path / "data", server={"disk_bytes_max": bound}), manifest) as served:
+    server = {"disk_bytes_max": bound, "metrics_address": "127.0.0.1:0"}
+    with Served(server_config(tmp_path / "data", server=server), manifest) as served:
+        before = of_disk(served)
+        assert before["full"] == 0
+        assert 0 < before["free_bytes"] < before["size_bytes"] == bound
         device = served.device()
         taken, refused = filled(device)
         assert f"over server.disk_bytes_max = {bound}" in refused.details()
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert device.fetch()[0].version == taken, "what is there is served"
+        assert of_disk(served)["full"] == 1
     assert held_bytes(tmp_path / "data") > bound
     assert taken > 0
     with Served(server_config(tmp_path / "data", server={"disk_bytes_max": 64 * bound}), manifest) as served:
         served.device().work()
     found = verify(tmp_path / "data")
     assert (found.problems, found.version) == ((), taken + 1)
+
+
+def of_disk(served: Served) -> dict[str, float]:
+    """What Prometheus is told of it: `anabranch_disk_NAME`."""
+    assert served.info is not None
+    with urllib.request.urlopen(f"http://{served.info.metrics_address}/metrics", timeout=600) as answer:
+        rows = [line.split() for line in answer.read().decode().splitlines()]
+    prefix = "anabranch_disk_"
+    return {row[0].removeprefix(prefix): float(row[1]) for row in rows if row[0].startswith(prefix)}
 
 
 def filled(device: Device) -> tuple[int, Any]:
@@ -90,3 +105,12 @@ def test_it_looks_now_and_then(tmp_path: Path) -> None:
     now = 2 * EVERY_S
     quota.check()
     Quota(tmp_path / "nowhere", 0).check()
+
+
+def test_what_may_be_written_is_what_the_disk_and_the_bound_allow(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(65_536))
+    assert Quota(tmp_path, 0).of_disk(7, 9) == (7, 9)
+    free, size = Quota(tmp_path, 100_000).of_disk(10**9, 10**10)
+    assert (free, size) == (100_000 - held_bytes(tmp_path), 100_000)
+    assert Quota(tmp_path, 10**12).of_disk(5, 10**10) == (5, 10**10)
+    assert Quota(tmp_path, 1).of_disk(5, 10) == (0, 1), "not less than nothing"
