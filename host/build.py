@@ -120,7 +120,7 @@ class Blueprint:
         if self.shelf is None and any(map(_wants_shelf, _parts(self.strategy))):
             raise ConfigError(
                 f"strategy.memory = {DISK!r} needs a store that has a shelf, and this one has none "
-                "(server.database): use SQLite, or set memory = 'ram'"
+                "(server.database): use SQLite or PostgreSQL, or set memory = 'ram'"
             )
 
     def parts(self) -> tuple[Broadcast | None, Planner | None]:

@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from anabranch.core.engine.shelf import Shelved, check_row, delta_of, name_of, row_of
+from anabranch.core.engine.shelf import Described, Shelved, check_row, delta_of, name_of, row_of
 from anabranch.core.errors import StoreCorrupt, StoreFull, on_disk
 from anabranch.core.model.params import Delta
 
@@ -39,17 +39,8 @@ LOST = "what a strategy remembers of a device is lost."
 START_AGAIN = "Remove that file, if it is there, and start again: it is made again from the log"
 
 
-class RowPlace(Protocol):
+class RowPlace(Described, Protocol):
     """Where rows lie, by the SHA-256 (hex) of their bytes. Raises `StoreError` and the like; thread-safe."""
-
-    @property
-    def remedy(self) -> str:
-        """What to do about a row that is damaged or lost, in words."""
-        ...
-
-    def place(self, sha256: str) -> str:
-        """Where a row is, in words."""
-        ...
 
     def write(self, sha256: str, row: Pieces) -> None:
         """Put a row there; one of that name is written over. Raises `StoreFull`, and has none then."""
@@ -105,7 +96,7 @@ class RowShelf:
             data: Data | None = self._unwritten.get(row.sha256)
         if data is None:
             data = self.rows.read(row.sha256)
-            check_row(row.sha256, data, self.rows.place(row.sha256), self.rows.remedy)
+            check_row(row.sha256, data, self.rows)
         return delta_of(data)
 
     def named(self, sha256: str, size: int) -> Shelved:

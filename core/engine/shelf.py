@@ -95,12 +95,25 @@ def delta_of(data: bytes | memoryview) -> Delta:
     return SparseVector(indices.astype(np.int64, copy=False), values, size)
 
 
-def check_row(sha256: str, data: bytes | memoryview, place: str, remedy: str) -> None:
-    """Raises `StoreCorrupt` where a row has another digest than its name. `remedy`: what to do then."""
+class Described(Protocol):
+    """Where rows lie, in words. To ask for these may take a while."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a row that is damaged or lost."""
+        ...
+
+    def place(self, sha256: str) -> str:
+        """Where a row is."""
+        ...
+
+
+def check_row(sha256: str, data: bytes | memoryview, rows: Described) -> None:
+    """Raises `StoreCorrupt` where a row of these has another digest than its name."""
     if (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise StoreCorrupt(
-            f"{place} has the SHA-256 {found[:16]}..., not that of its name: what a strategy remembers of a "
-            f"device is damaged. {remedy}"
+            f"{rows.place(sha256)} has the SHA-256 {found[:16]}..., not that of its name: what a strategy "
+            f"remembers of a device is damaged. {rows.remedy}"
         )
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Delete, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from anabranch.core.config.secrets import masked
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, StoreUnreachable
@@ -63,6 +64,8 @@ class Database:
         self._epoch: int | None = None
         self._raw: set[Any] = set()  # PostgreSQL's connections, for `abandon`
         self._engine: Engine | None = None
+        self._lasting: Engine | None = None  # of the connections that stay open beside the writer's
+        self._making = threading.Lock()
         self._connection: Connection | None = None
         self._writes = False
 
@@ -132,11 +135,8 @@ class Database:
         if self._writes and self._connection.invalidated:
             # A new connection would not have the lock, and somebody else may have written meanwhile.
             raise DiskFailed(f"the connection to {self.name} was cut: restart to recover")
-        try:
-            with self._connection.begin():
-                yield self._connection
-        except DBAPIError as error:
-            raise self._meaning(error, "using") from error
+        with self._meant(), self._connection.begin():
+            yield self._connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -167,19 +167,44 @@ class Database:
     def aside(self) -> Iterator[Connection]:
         """A transaction on a connection of its own, from any thread, fenced by nothing. PostgreSQL only."""
         engine = self._engine or self._postgresql()
-        try:
-            with engine.begin() as connection:
-                yield connection
-        except DBAPIError as error:
-            raise self._meaning(error, "using") from error
+        with self._meant(), engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def beside(self, together: bool = False) -> Iterator[Connection]:
+        """As `aside`, on a connection that stays open: for what every update asks for. PostgreSQL only.
+
+        Each statement by itself, which is one message there and back, or all `together` as a transaction.
+        """
+        level = "READ COMMITTED" if together else "AUTOCOMMIT"
+        engine = self._kept().execution_options(isolation_level=level)
+        with self._meant(), engine.begin() as connection:
+            yield connection
+
+    def remove(self, change: Delete) -> None:
+        """Remove rows, from any thread; none of them if another server leads by now. PostgreSQL only.
+
+        In one statement that ends by itself: who is paused within a transaction would hold up a takeover.
+        """
+        self.check_writes()
+        assert self._epoch is not None, "who has written leads"
+        with self.beside() as connection:
+            connection.execute(change.where(leader.leads(self._epoch)))
+
+    def _kept(self) -> Engine:
+        with self._making:
+            if self._lasting is None:
+                self._lasting = self._postgresql(QueuePool)
+            return self._lasting
 
     def close(self) -> None:
         """Close the connection. The last one to a SQLite file moves its log into the file."""
         if self._connection is not None:
             self._connection.close()
-        if self._engine is not None:
-            self._engine.dispose()
-        self._connection = self._engine = self._epoch = None
+        for engine in (self._engine, self._lasting):
+            if engine is not None:
+                engine.dispose()
+        self._connection = self._engine = self._lasting = self._epoch = None
         self._writes = False
 
     # --- the two kinds -----------------------------------------------------------------------
@@ -221,12 +246,19 @@ class Database:
                 told = True
         connection.exec_driver_sql(BEGIN_WRITING)  # whatever it says now is said as an error of the database
 
-    def _postgresql(self) -> Engine:
+    def _postgresql(self, pool: type[Pool] = NullPool) -> Engine:
         arguments = {name: value for name, value in POSTGRESQL.items() if name not in self.url.query}
-        engine = create_engine(self.url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
+        engine = create_engine(self.url, poolclass=pool, hide_parameters=True, connect_args=arguments)
         event.listen(engine, "connect", lambda raw, _: self._raw.add(raw))
         event.listen(engine, "close", lambda raw, _: self._raw.discard(raw))
         return engine
+
+    @contextmanager
+    def _meant(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._meaning(error, "using") from error
 
     def _meaning(self, error: DBAPIError, doing: str) -> StoreError:
         code, why = _code(error), f"{doing} {self.name}: {error.orig}"

@@ -14,7 +14,7 @@ Times are those of the database, which is one clock for all.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from anabranch.core.errors import LeadershipLost
@@ -97,6 +97,12 @@ def check(connection: Connection, epoch: int) -> None:
     held = select(leader.c.epoch).where(leader.c.epoch == epoch)
     if connection.scalar(held.with_for_update(read=True, key_share=True)) is None:
         raise _lost(connection, epoch)
+
+
+def leads(epoch: int) -> ColumnElement[bool]:
+    """A condition: an epoch has not passed, and does not until the statement has ended."""
+    held = select(leader.c.epoch).where(leader.c.epoch == epoch)
+    return held.with_for_update(read=True, key_share=True).exists()
 
 
 def renew(connection: Connection, epoch: int) -> None:

@@ -246,3 +246,13 @@ chunks = Table(
     Column("data", LargeBinary, nullable=False),
     CheckConstraint("kind IN ('payload', 'snapshot')", name="kind"),
 )
+
+# What strategies remember of devices (`row_table.py`), in pieces. PostgreSQL only. It is made with the first
+# row and by no revision, so that data without any are those of before.
+shelf_rows = Table(
+    "shelf_rows",
+    MetaData(naming_convention=metadata.naming_convention),
+    Column("sha256", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)

@@ -59,6 +59,7 @@ from anabranch.server.store.packs import Packs, named_files, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.quota import Quota
+from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.schema import events, mask_sums, runs, snapshots, updates
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.shelf import StoredRows
@@ -117,9 +118,11 @@ class SqlStore:
         self._writes = self._has_blake3 = False
         files: type[SnapshotFiles] = SnapshotFiles
         self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
-        rows = StoredRows(data_dir, limits.free_disk_bytes_min, self._begins_late)
-        # In a database that servers share there is none: the next leader would not find it.
-        self.shelf = None if shared else RowShelf(rows)
+        self.shelf = RowShelf(
+            TableRows(base, self._begins_late)
+            if shared
+            else StoredRows(data_dir, limits.free_disk_bytes_min, self._begins_late)
+        )
         self._lock: FolderLock | None = None
         self._last_seq = 0
         self._is_ahead = False  # a snapshot is of a version that no row has published
@@ -266,11 +269,9 @@ class SqlStore:
 
     def _begin_shelf(self) -> None:
         """Clear the shelf of what no snapshot names."""
-        if self.shelf is None:
-            return
         with self._database.writing() as connection:
             known = connection.execute(select(snapshots.c.sha256, snapshots.c.applied_through_seq)).all()
-            ahead = files_ahead(connection, self._snapshots)
+            ahead = files_ahead(connection, self._snapshots) if self._database.is_sqlite else []
         events = {row.sha256: row.applied_through_seq for row in known}
         newest = max(events.values(), default=0)
         named: dict[int, set[str]] = {}
@@ -543,12 +544,9 @@ class SqlStore:
     def _shelf_problems(self) -> list[str]:
         """Which rows that snapshots name are damaged or not there."""
         found: dict[str, str] = {}
-        if self.shelf is None:
-            return []
         for name in sorted(self._named_rows()):
             try:
-                rows = self.shelf.rows
-                check_row(name, rows.read(name), rows.place(name), rows.remedy)
+                check_row(name, self.shelf.rows.read(name), self.shelf.rows)
             except StoreCorrupt as error:
                 found[name] = str(error)
         # A server that goes on may have dropped a snapshot meanwhile, and what that one named.
@@ -578,8 +576,7 @@ class SqlStore:
 
     def write_snapshot(self, snapshot: Snapshot) -> str:
         """Make the file of a snapshot durable; returns its SHA-256. From any thread. Raises `StoreFull`."""
-        if self.shelf is not None:  # first: it may name all that lies there
-            self.shelf.flush()
+        self.shelf.flush()  # first: it may name all that lies there
         sha256 = self._snapshots.write(snapshot)
         reach("snapshot_written")
         return sha256
@@ -602,8 +599,7 @@ class SqlStore:
             kept = set(connection.scalars(select(s.sha256)))
         self._begin = max(self._begin, begin)
         reach("snapshot_named")
-        if self.shelf is not None:
-            self.shelf.retain(seqs)
+        self.shelf.retain(seqs)
         self._snapshots.remove_all_but(kept)
         reach("snapshots_cleared")
 
@@ -647,11 +643,8 @@ class SqlStore:
 
     def _check_rows(self, snapshot: Snapshot, sha256: str) -> None:
         """Raises `StoreCorrupt` where what a snapshot names is not on the shelf."""
-        named = named_by(snapshot)
-        missing = named if self.shelf is None else self.shelf.missing(named)
-        if missing:
-            name, row = self._snapshots.path(sha256).name, min(missing)
-            place = row if self.shelf is None else self.shelf.rows.place(row)
+        if missing := self.shelf.missing(named_by(snapshot)):
+            name, place = self._snapshots.path(sha256).name, self.shelf.rows.place(min(missing))
             raise StoreCorrupt(f"snapshot {name} names {place}, and {len(missing) - 1} others, not there")
 
     def _recovery(self, newest_first: bool) -> Recovery:

@@ -11,6 +11,7 @@ import math
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -121,6 +122,16 @@ class TensorFile(StoredTensors):
 
     def _changed(self) -> StoreCorrupt:
         return StoreCorrupt(f"{self._path} was written to while it was read: start again")
+
+
+def notes_of(beginning: bytes) -> dict[str, str]:
+    """What a file's writer has said of it, where the beginning of the file has all of its header."""
+    length = int.from_bytes(beginning[:LENGTH_BYTES], "little")
+    head = beginning[LENGTH_BYTES : LENGTH_BYTES + length]
+    with suppress(ValueError, AttributeError):
+        found: dict[str, str] = json.loads(head).get(NOTES, {})
+        return found
+    return {}
 
 
 def write_tensors(file: IO[bytes], tensors: Mapping[str, Array]) -> None:

@@ -1,4 +1,4 @@
-"""What a snapshot names on a store's shelf is there after a restart; a store that servers share has none."""
+"""What a snapshot names on a store's shelf is there after a restart, also of another server."""
 
 from __future__ import annotations
 
@@ -7,28 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pytest
-from stores import INFO, LIMITS, Backend, enrolled, snapshot
+from stores import LIMITS, Backend, enrolled, snapshot
 from wire import server_config
 
-from anabranch.core.engine.shelf import Shelved, rows_named
-from anabranch.core.errors import ConfigError
+from anabranch.core.engine.shelf import Shelved, row_of, rows_named
+from anabranch.core.errors import ConfigError, StoreCorrupt, StoreError
 from anabranch.core.model.params import dense
 from anabranch.core.snapshot import Snapshot
 from anabranch.server import failpoints
 from anabranch.server.manifest import write_manifest
 from anabranch.server.recovery import recover
 from anabranch.server.store.memory import MemoryStore
+from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.sql import SqlStore
 from anabranch.support.shelf import RowShelf
 
 Kept = MemoryStore | SqlStore
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    kept = MemoryStore(LIMITS) if request.param == "memory" else None
-    return Backend(request.param, "", tmp_path / "data", kept)
 
 
 def opened(backend: Backend) -> tuple[Kept, RowShelf]:
@@ -47,6 +43,11 @@ def naming(version: int, *rows: Shelved) -> Snapshot:
 
 def put(shelf: RowShelf, number: float) -> Shelved:
     return shelf.put(np.full(5, number, np.float32))
+
+
+def lose(shelf: RowShelf, row: Shelved) -> None:
+    shelf.rows.remove([row.sha256])
+    shelf.rows.flush([])
 
 
 def test_what_a_snapshot_names_is_there_after_a_restart(backend: Backend) -> None:
@@ -96,12 +97,12 @@ def test_a_snapshot_whose_rows_are_lost_is_as_a_damaged_one(backend: Backend) ->
     first, second = put(shelf, 1), put(shelf, 2)
     store.save_snapshot(naming(0, first), 1, 5.0)
     store.save_snapshot(naming(1, second), 2, 6.0)
+    lose(shelf, second)
     store.close()
-    shelf.rows.remove([second.sha256])
     store, shelf = opened(backend)
     assert store.load().applied_through_seq == 1
+    lose(shelf, first)
     store.close()
-    shelf.rows.remove([first.sha256])
     store, _ = opened(backend)
     assert (store.load().snapshot, store.load().applied_through_seq) == (None, 0)
     store.close()
@@ -143,18 +144,171 @@ def test_verify_finds_damaged_rows(tmp_path: Path) -> None:
     store.close()
 
 
-def test_on_postgresql_a_run_is_refused_before_it_is_entered(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+# --- in a database that servers share --------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path: Path, postgresql_url: str) -> Backend:
+    return Backend("postgresql", postgresql_url, tmp_path / "data")
+
+
+def elsewhere(backend: Backend) -> Backend:
+    """A server on another machine."""
+    return replace(backend, folder=backend.folder.with_name("elsewhere"))
+
+
+def table(backend: Backend) -> list[str]:
+    """The names of the rows that the database has, by its own program."""
+    with psycopg.connect(backend.database) as admin:
+        found = admin.execute(b"SELECT to_regclass('shelf_rows')").fetchone()
+        if found == (None,):
+            return []
+        return [name for (name,) in admin.execute(b"SELECT DISTINCT sha256 FROM shelf_rows ORDER BY 1")]
+
+
+def test_whoever_leads_next_has_what_a_snapshot_names(shared: Backend) -> None:
+    """On its own disk there is nothing, and it reads what the old leader wrote."""
+    store, shelf = opened(shared)
+    store.append([enrolled()])
+    large = shelf.put(np.arange(600_000, dtype=np.float32))  # of several pieces
+    store.save_snapshot(naming(0, large), 1, 5.0)
+    store.close()
+    assert not (shared.folder / "shelf").exists()
+    store, shelf = opened(elsewhere(shared))
+    found = store.load().snapshot
+    assert found is not None
+    (name,) = rows_named(found.meta)
+    assert np.array_equal(dense(shelf.take(shelf.named(name, 600_000))), np.arange(600_000))
+    assert store.problems() == []
+    store.close()
+
+
+def test_data_of_a_run_that_puts_nothing_there_are_as_before(shared: Backend) -> None:
+    store, _ = opened(shared)
+    store.append([enrolled()])
+    store.save_snapshot(snapshot(0), 1, 5.0)
+    assert store.problems() == []
+    store.close()
+    store, _ = opened(shared)
+    assert store.load().applied_through_seq == 1
+    store.close()
+    with psycopg.connect(shared.database) as admin:
+        assert admin.execute(b"SELECT to_regclass('shelf_rows')").fetchone() == (None,)
+
+
+def test_a_row_that_is_replaced_before_a_snapshot_is_never_written(shared: Backend) -> None:
+    store, shelf = opened(shared)
+    store.append([enrolled()])
+    first = put(shelf, 1)
+    kept = put(shelf, 2)
+    assert np.array_equal(dense(shelf.take(first)), np.full(5, 1, np.float32))
+    del first
+    assert table(shared) == []
+    store.save_snapshot(naming(0, kept), 1, 5.0)
+    assert table(shared) == [kept.sha256]
+    store.close()
+
+
+def test_what_is_replaced_goes_with_the_next_snapshot(shared: Backend) -> None:
+    store, shelf = opened(shared)
+    store.append([enrolled(), *(enrolled(f"c{n}") for n in range(5))])
+    names = []
+    for number in range(6):
+        row = put(shelf, number)
+        names.append(row.sha256)
+        store.save_snapshot(naming(number, row), number + 1, 5.0 + number)
+        del row
+    assert shelf.rows.names() == set(names[3:])
+    assert table(shared) == sorted(names[2:])  # that of the third went when the sixth was named
+    store.close()
+
+
+def test_of_what_waits_only_so_much_is_in_memory(shared: Backend) -> None:
+    store = shared.start()
+    assert isinstance(store, SqlStore)
+    rows = TableRows(store._database, held_bytes_max=1_000)
+    shelf = RowShelf(rows)
+    held = [shelf.put(np.full(100, number, np.float32)) for number in range(10)]  # 432 bytes each
+    assert table(shared) == sorted(row.sha256 for row in held[:8])  # the oldest
+    for number, row in enumerate(held):
+        assert np.array_equal(dense(shelf.take(row)), np.full(100, number, np.float32))
+    gone = {row.sha256 for row in held[:9]}
+    del held[:9], row
+    shelf.flush()
+    assert rows.names() == {held[0].sha256}
+    assert table(shared) == [held[0].sha256]
+    assert gone.isdisjoint(table(shared))
+    store.close()
+
+
+def test_a_row_that_comes_again_is_not_removed(shared: Backend) -> None:
+    """It goes, and is put there once more before the database has heard of the first."""
+    store, shelf = opened(shared)
+    rows = shelf.rows
+    row = put(shelf, 1)
+    shelf.flush()
+    rows.remove([row.sha256])
+    rows.write(row.sha256, row_of(np.full(5, 1, np.float32)))
+    assert rows.flush([row.sha256]) == set()
+    assert table(shared) == [row.sha256]
+    assert np.array_equal(dense(shelf.take(row)), np.full(5, 1, np.float32))
+    store.close()
+
+
+def test_a_leader_of_before_removes_nothing(shared: Backend) -> None:
+    """It was paused while another one came, for which the row is needed."""
+    store, shelf = opened(shared)
+    row = put(shelf, 1)
+    shelf.flush()
+    shelf.rows.remove([row.sha256])
+    shared.behind("UPDATE leader SET epoch = epoch + 1")
+    shelf.rows.flush([])
+    assert table(shared) == [row.sha256]
+    store.close()
+
+
+def test_who_only_reads_finds_rows_and_changes_none(shared: Backend) -> None:
+    store, shelf = opened(shared)
+    row = put(shelf, 1)
+    shelf.flush()
+    reader = elsewhere(shared).open()
+    assert isinstance(reader, SqlStore)
+    assert reader.shelf.missing({row.sha256, "00" * 32}) == {"00" * 32}
+    found = reader.shelf.named(row.sha256, 5)
+    assert np.array_equal(dense(reader.shelf.take(found)), np.full(5, 1, np.float32))
+    reader.shelf.rows.remove([row.sha256])
+    with pytest.raises(StoreError, match="open for reading only"):
+        reader.shelf.rows.flush([])
+    reader.close()
+    assert table(shared) == [row.sha256]
+    store.close()
+
+
+def test_a_row_that_is_lost_or_damaged_there_is_found(shared: Backend) -> None:
+    store, shelf = opened(shared)
+    store.append([enrolled()])
+    row = put(shelf, 1)
+    store.save_snapshot(naming(0, row), 1, 5.0)
+    shared.behind("UPDATE shelf_rows SET data = set_byte(data, 40, get_byte(data, 40) # 1)")
+    (problem,) = store.problems()
+    assert f"row {row.sha256} of the table shelf_rows in postgresql" in problem
+    assert "Delete it from the table shelf_rows and start again" in problem
+    shared.behind("DELETE FROM shelf_rows")
+    (problem,) = store.problems()
+    assert "is not there" in problem
+    assert store.load().snapshot is None
+    shelf._unflushed.add(row.sha256)
+    with pytest.raises(StoreCorrupt, match="is not there any more"):
+        shelf.flush()
+    store.close()
+
+
+def test_a_store_of_ones_own_that_has_no_shelf_is_refused_before_the_run_is_entered(tmp_path: Path) -> None:
     """So the same run begins with what the error says."""
-    backend = Backend("postgresql", request.getfixturevalue("postgresql_url"), tmp_path / "data")
     manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(4, np.float32)}, ())
-    store = backend.open()
-    config = server_config(backend.folder, strategy={"name": "ace", "memory": "disk"})
-    with pytest.raises(ConfigError, match=r"needs a store that has a shelf.*or set memory = 'ram'"):
+    store = MemoryStore(LIMITS)
+    del store.shelf
+    config = server_config(tmp_path / "data", strategy={"name": "ace", "memory": "disk"})
+    with pytest.raises(ConfigError, match=r"has a shelf.*PostgreSQL, or set memory = 'ram'"):
         recover(store, config, manifest, LIMITS)
     assert store.info() is None
-    config = server_config(backend.folder, strategy={"name": "ace", "memory": "ram"})
-    assert recover(store, config, manifest, LIMITS).engine.version == 0
-    assert store.info() != INFO
-    store.close()

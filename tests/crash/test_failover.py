@@ -71,8 +71,12 @@ def drain(run: Federation) -> None:
     run.restart(leader)
 
 
-def test_the_leader_is_killed_paused_drained_and_both_are_killed(tmp_path: Path, postgresql_url: str) -> None:
-    with federation(tmp_path, postgresql_url, seed=31) as run:
+@pytest.mark.parametrize("remembering", [False, True], ids=["", "remembering"])
+def test_the_leader_is_killed_paused_drained_and_both_are_killed(
+    remembering: bool, tmp_path: Path, postgresql_url: str
+) -> None:
+    """What is remembered of devices is the other one's as well: they share no disk."""
+    with federation(tmp_path, postgresql_url, seed=31, remembering=remembering) as run:
         for misfortune in (kill, pause, drain, kill_both, kill):
             run.await_updates(20)
             misfortune(run)
@@ -111,6 +115,24 @@ def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
     moment: str, tmp_path: Path, postgresql_url: str
 ) -> None:
     with federation(tmp_path, postgresql_url, seed=33, failpoint=f"{moment}:40:stop") as run:
+        leader, began = run.servers[0], time.monotonic()
+        run.hand_over(leader, began)
+        run.await_updates(20)
+        leader.signal(signal.SIGCONT)
+        assert leader.ended(HANGS_S) == LOST
+        run.await_updates(20)
+        run.restart(leader)
+        assert run.finish() == []
+
+
+@pytest.mark.parametrize(
+    "moment", ["shelf_written:40", "shelf_flushed:3", "snapshot_written:3", "shelf_cleared:2"]
+)
+def test_a_leader_that_is_paused_while_it_remembers_takes_nothing_from_its_successor(
+    moment: str, tmp_path: Path, postgresql_url: str
+) -> None:
+    """Neither what the successor remembers nor its turn."""
+    with federation(tmp_path, postgresql_url, seed=34, failpoint=f"{moment}:stop", remembering=True) as run:
         leader, began = run.servers[0], time.monotonic()
         run.hand_over(leader, began)
         run.await_updates(20)

@@ -30,14 +30,21 @@ FIRST = np.full(VALUES, 10, np.float32)
 AROUND = ("handled", "snapshot_written", "snapshot_named", "snapshots_cleared")
 
 
-def test_kills_at_random(tmp_path: Path) -> None:
-    outcome = run(tmp_path, Plan(seed=31, kills=4, updates=300, remembering=True))
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    """Its address."""
+    return request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
+
+
+def test_kills_at_random(tmp_path: Path, database: str) -> None:
+    outcome = run(tmp_path, Plan(seed=31, kills=4, updates=300, remembering=True, database=database))
     assert outcome.problems == []
     assert outcome.acknowledged == 300
 
 
-def test_a_kill_at_every_failpoint_of_the_shelf(tmp_path: Path) -> None:
-    plan = Plan(seed=32, updates=100_000, failpoints=(*SHELF_POINTS, *AROUND), remembering=True)
+def test_a_kill_at_every_failpoint_of_the_shelf(tmp_path: Path, database: str) -> None:
+    points = (*SHELF_POINTS, *AROUND)
+    plan = Plan(seed=32, updates=100_000, failpoints=points, remembering=True, database=database)
     outcome = run(tmp_path, plan)
     assert outcome.problems == []
     assert outcome.acknowledged > 0

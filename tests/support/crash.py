@@ -96,7 +96,7 @@ def expected_model(
     if plan.private:
         return _noised(first, applied, data_dir)
     if plan.remembering:
-        return remembered(data_dir, spec, first)
+        return remembered(data_dir, spec, first, plan.database)
     if plan.averaged:
         return _averaged(first, applied)
     return _mixed(first, applied) if plan.units else summed(first, applied)
@@ -127,9 +127,9 @@ def _averaged(first: Vector, applied: list[Applied]) -> Vector:
     return model
 
 
-def remembered(data_dir: Path, spec: ParamSpec, first: Vector) -> Vector:
+def remembered(data_dir: Path, spec: ParamSpec, first: Vector, database: str = "") -> Vector:
     """The model of the same log where everything is remembered in memory."""
-    store = open_store("", data_dir)
+    store = open_store(database, data_dir)
     try:
         info = store.info()
         assert info is not None, "a run was served"

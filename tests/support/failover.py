@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from crash import broken_promises, summed, write_model
+from crash import broken_promises, expected_model, write_model
 from crash_writer import VALUES, Writer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from server_process import SERVING, SERVING_S, NotServing, Plan, ServerProcess
@@ -76,6 +76,7 @@ class Federation:
     seed: int = 0
     databases: tuple[str, str] = ("", "")  # each server's way to the database, where that is not the same
     failpoint: str = ""  # of the first leader
+    remembering: bool = False  # see `Plan`
     servers: list[ServerProcess] = field(default_factory=list)
     writers: list[RoamingWriter] = field(default_factory=list)
     takeovers_s: list[float] = field(default_factory=list)
@@ -84,8 +85,8 @@ class Federation:
         """Both servers, the first as the leader; then the writers."""
         self._first: Vector = np.random.default_rng(self.seed).integers(-100, 101, VALUES).astype(np.float32)
         for name, database in zip(("one", "two"), self.databases, strict=True):
-            plan = Plan(database=database or self.database, standby=True)
-            spec = write_model(self.folder / name, self._first, plan)
+            plan = Plan(database=database or self.database, standby=True, remembering=self.remembering)
+            spec = self._spec = write_model(self.folder / name, self._first, plan)
             server = ServerProcess(self.folder / name, plan)
             server.launch("" if self.servers else self.failpoint)
             server.await_health(NOT_SERVING if self.servers else SERVING)
@@ -147,9 +148,10 @@ class Federation:
                 server.kill()
                 problems.append(f"a server does not drain:\n{server.log_tail()}")
         applied = [update for writer in self.writers for update in writer.applied]
-        plan = Plan(database=self.database)
-        expected = summed(self._first, applied)
-        return problems + broken_promises(self.servers[0].data_dir, plan, self.writers, expected)
+        plan = Plan(database=self.database, remembering=self.remembering)
+        data_dir = self.servers[0].data_dir
+        expected = expected_model(data_dir, plan, self._spec, self._first, applied)
+        return problems + broken_promises(data_dir, plan, self.writers, expected)
 
     def stop(self) -> None:
         """Whatever happened, leave no process."""

@@ -8,7 +8,7 @@ import gc
 import hashlib
 import os
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +22,11 @@ from anabranch.core.engine.shelf import Shelved, row_of, rows_named
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull
 from anabranch.core.model.params import Delta, SparseVector, Vector, dense
 from anabranch.server.store.base import DiskFailed
+from anabranch.server.store.factory import open_store
 from anabranch.server.store.shelf import StoredRows
+from anabranch.server.store.sql import SqlStore
 from anabranch.support.shelf import FolderRows, MemoryRows, Pieces, RowPlace, RowShelf, ScratchShelf
+from anabranch.testing.store import INFO
 
 
 def vector(number: float) -> Vector:
@@ -40,18 +43,24 @@ def name_of(delta: Vector) -> str:
     return hashlib.sha256(head + delta.tobytes()).hexdigest()
 
 
-KINDS = ["memory", "folder", "stored"]
+KINDS = ["memory", "folder", "stored", "table"]
 
 
 @pytest.fixture(params=KINDS)
-def rows(request: pytest.FixtureRequest, tmp_path: Path) -> RowPlace:
+def rows(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowPlace]:
     match request.param:
         case "memory":
-            return MemoryRows()
+            yield MemoryRows()
         case "folder":
-            return FolderRows(tmp_path / "shelf")
+            yield FolderRows(tmp_path / "shelf")
+        case "stored":
+            yield StoredRows(tmp_path, 0)
         case _:
-            return StoredRows(tmp_path, 0)
+            store = open_store(request.getfixturevalue("postgresql_url"), tmp_path)
+            assert isinstance(store, SqlStore)
+            store.start(INFO)
+            yield store.shelf.rows
+            store.close()
 
 
 # --- what is there ---------------------------------------------------------------------------
@@ -101,12 +110,12 @@ def test_a_damaged_row_says_what_to_do(rows: RowPlace) -> None:
     shelf = RowShelf(rows)
     row = shelf.put(vector(1))
     rows.write(row.sha256, [*row_of(vector(1))[:1], b"other bytes!"])
-    with pytest.raises(
-        StoreCorrupt, match=f"{row.sha256}.*Remove that file, if it is there, and start again"
-    ):
+    remedy = "(Remove that file, if it is there,|Delete it from the table shelf_rows) and start again"
+    with pytest.raises(StoreCorrupt, match=f"{row.sha256}.*{remedy}"):
         shelf.take(row)
     rows.remove([row.sha256])
-    with pytest.raises(StoreCorrupt, match=f"{row.sha256}.*is lost. Remove that file"):
+    rows.flush([])
+    with pytest.raises(StoreCorrupt, match=f"{row.sha256}.*is lost. {remedy}"):
         shelf.take(row)
 
 
