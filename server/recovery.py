@@ -144,7 +144,7 @@ def _said(stored: Config, given: Config, engine: Engine, read_at: float) -> Mapp
         change = engine.changes.made.get(path)
         by = f", as set by {change.by}" if change is not None else ""
         log.info("%s stays %r%s: %r is what was said before", path, stays, by, value)
-    typed(with_values(as_started(stored, given), engine.changes.values), said.new, "this start")
+    typed(with_values(as_started(stored, given), engine.changes.values), said.new)
     return said.new
 
 

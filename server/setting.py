@@ -20,7 +20,7 @@ def read_settings(values_json: str, config: Config) -> dict[str, Any]:
         values = None
     if not isinstance(values, dict) or not values:
         raise ConfigError("values_json must be a JSON object of table.key and value, with one at least")
-    return typed(config, values, "this call")
+    return typed(config, values)
 
 
 def change_to_proto(change: SettingChange) -> operators.SettingChange:

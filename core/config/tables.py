@@ -58,6 +58,7 @@ from anabranch.core.plain import (
 
 T = TypeVar("T")
 
+TYPED = "--set"  # the source of what somebody has just typed
 NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: others set it
 
 
@@ -446,7 +447,8 @@ UNSAID = {"server": {"lapsed": LOT, "windows": MINUTE}, "submodel": {"step_time"
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     """One configuration of layers (source name, tables), later layers over earlier ones.
 
-    Raises `ConfigError`, naming the key and the nearest known one, or the type or range needed.
+    Raises `ConfigError`, naming the key and the nearest known one, or the type or range needed; and
+    the source, if it has a name and is not before the eyes of who typed it.
     """
     values: dict[str, dict[str, Any]] = {t: {} for t in TABLES}
     sources: dict[str, str] = {}
@@ -460,10 +462,13 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
                 sources[f"{table}.{key}"] = source
     strategy = values.pop("strategy")
     name = strategy.pop("name", StrategyTable.name)
-    built = {t: build(TABLES[t], v, t, sources) for t, v in values.items()}
-    built["limits"] = fitted(built["limits"], values["limits"])
-    built["strategy"] = StrategyTable(str(name), strategy)
-    check_ranges(built)
+    try:
+        built = {t: build(TABLES[t], v, t, sources) for t, v in values.items()}
+        built["limits"] = fitted(built["limits"], values["limits"])
+        built["strategy"] = StrategyTable(str(name), strategy)
+        check_ranges(built)
+    except ConfigError as error:  # a value's, which begins with its `table.key`; a name's has its source
+        raise ConfigError(f"{error}{_said_in(sources.get(str(error).partition(' ')[0], ''))}") from error
     return Config(sources=sources, **built)
 
 
@@ -482,7 +487,7 @@ def build(cls: type[T], values: Mapping[str, Any], table: str, sources: Mapping[
         raise ConfigError(f"{table}.{error}") from error
 
 
-def parse_override(text: str, option: str = "--set ") -> tuple[str, str, Any]:
+def parse_override(text: str, option: str = f"{TYPED} ") -> tuple[str, str, Any]:
     """`table.key=value` as (table, key, value); the value is read as TOML, or else as a string.
 
     Raises `ConfigError`, which shows how to write it after `option`.
@@ -506,7 +511,11 @@ def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None
         return
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-    raise ConfigError(f"unknown {what}: {name!r}; {hint}" + (f" ({source})" if source else ""))
+    raise ConfigError(f"unknown {what}: {name!r}; {hint}{_said_in(source)}")
+
+
+def _said_in(source: str) -> str:
+    return f" ({source})" if source and source != TYPED else ""
 
 
 _as_given = make_converter(finite)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from anabranch.core.config.tables import TABLES, Config, merge
+from anabranch.core.config.tables import TABLES, TYPED, Config, merge
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.errors import ConfigError
 
@@ -98,7 +98,7 @@ def check_settable(paths: Iterable[str]) -> None:
             raise ConfigError(f"{path} cannot be changed in a run: {why}")
 
 
-def typed(config: Config, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+def typed(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values as their settings have them, in a run that has `config`. Raises `ConfigError`."""
     check_settable(values)
     for on, keys, kind, why in (
@@ -111,7 +111,7 @@ def typed(config: Config, values: Mapping[str, Any], source: str) -> dict[str, A
     for path, value in values.items():
         table, _, key = path.partition(".")
         given.setdefault(table, {})[key] = value
-    whole = merge([("the run", config.to_json(every_table=True)), (source, given)])
+    whole = merge([("", config.to_json(every_table=True)), (TYPED, given)])
     return {path: value_of(whole, path) for path in values}
 
 

@@ -76,14 +76,14 @@ def test_a_run_has_the_rule_that_it_was_started_with_unless_another_is_asked_for
 @pytest.mark.parametrize("path", [path for path in EVERY if path not in SETTABLE])
 def test_what_may_not_change_is_refused_with_the_reason(path: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        typed(Config(), {"run.updates_max": 5, path: value_of(Config(), path)}, "a test")
+        typed(Config(), {"run.updates_max": 5, path: value_of(Config(), path)})
     assert str(refused.value) == f"{path} cannot be changed in a run: {why_fixed(path)}"
 
 
 @pytest.mark.parametrize("path", SETTABLE)
 def test_what_may_change_is_what_the_engine_goes_by(path: str) -> None:
     config = Config()
-    values = typed(config, {path: OTHERS[path]}, "a test")
+    values = typed(config, {path: OTHERS[path]})
     changed = with_values(config, values)
     assert value_of(changed, path) == OTHERS[path] != value_of(config, path)
     found = in_force(EngineSettings.of(config), values)
@@ -106,11 +106,11 @@ def test_what_may_change_is_what_the_engine_goes_by(path: str) -> None:
 )
 def test_nonsense_is_named(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        typed(Config(), values, "a test")
+        typed(Config(), values)
 
 
 def test_values_are_of_their_settings_types() -> None:
-    found = typed(Config(), {"server.lease_s": 30, "robust.clip": 2}, "a test")
+    found = typed(Config(), {"server.lease_s": 30, "robust.clip": 2})
     assert json.dumps(found) == '{"server.lease_s": 30.0, "robust.clip": 2.0}'
     check_settable(found)
 

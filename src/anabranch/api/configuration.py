@@ -14,7 +14,7 @@ from anabranch.api.trust import admit
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.feedback import make_uplink
 from anabranch.core.config.ranges import ELASTIC
-from anabranch.core.config.tables import TABLES, Config, merge, parse_override
+from anabranch.core.config.tables import TABLES, TYPED, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
@@ -54,24 +54,14 @@ def load_config(
     layers += flags
     for text in overrides:
         table, key, value = parse_override(text)
-        layers.append(("--set", {table: {key: value}}))
-    try:
-        config = merge(_one_target(_one_strategy(layers)))
-    except ConfigError as error:
-        raise ConfigError(f"{error}{_said_in(str(error), layers)}") from error
+        layers.append((TYPED, {table: {key: value}}))
+    config = merge(_one_target(_one_strategy(layers)))
     admit(config)
     strategy_of(config)
     if config.uplink.codec != AUTO:
         _check_uplink(config)
     check_downlink(config.downlink.codec)
     return config
-
-
-def _said_in(error: str, layers: Sequence[Layer]) -> str:
-    """Where the setting stands that an error begins with, if that is not before the eyes of who typed it."""
-    table, _, key = error.partition(" ")[0].partition(".")
-    said = [source for source, tables in layers if key in tables.get(table, {})]
-    return f" ({said[-1]})" if said and said[-1] != "--set" else ""
 
 
 def _check_uplink(config: Config) -> None:
