@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from combination_table import FEATURES, GRIDS, PAGE, REFUSED, SYSTEMS, WORKS, Grid, tried
+from combination_table import FEATURES, GRIDS, PAGE, REFUSED, SYSTEMS, WORKS, Grid, reasons_in, tried
 from trained_table import COLUMNS, ROWS, trained
 
 OFTEN = ("error feedback", "delta log", "robust rule", "rollback", "privacy")
 LINES = PAGE.read_text(encoding="utf-8").splitlines()
+REASONS = reasons_in(LINES)
 SERVERS, DEVICES = GRIDS
 
 
@@ -17,8 +18,7 @@ def cell(grid: Grid, row: str, column: str) -> str:
     (found,) = (line for line in LINES if line.startswith(f"| {row} | "))
     columns = [name.strip() for name in head.split("|")[2:-1]]
     said = found.removeprefix(f"| {row} |").split("|")[columns.index(column)].strip()
-    begin = f"- {row} with {column}: "
-    why = [line.removeprefix(begin) for line in LINES if line.startswith(begin)]
+    why = [text for text, rows in REASONS.items() if column in rows.get(row, ())]
     assert (said, len(why)) in ((WORKS, 0), (REFUSED, 1)), (row, column)
     return why[0] if why else ""
 
@@ -50,4 +50,4 @@ def test_the_page_has_no_other_rows_and_columns() -> None:
         start = LINES.index(grid.head)
         assert all(line.count("|") == len(grid.columns) + 2 for line in LINES[start : start + len(grid.rows)])
         refused += sum(cell(grid, row, column) != "" for row in grid.rows for column in grid.columns)
-    assert refused == sum(line.startswith("- ") for line in LINES)
+    assert refused == sum(len(columns) for rows in REASONS.values() for columns in rows.values())

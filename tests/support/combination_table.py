@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,28 +160,53 @@ class Grid:
 GRIDS = (Grid(SYSTEMS, FEATURES, tried), Grid(ROWS, COLUMNS, trained))
 
 
-def lines_of(grid: Grid) -> tuple[list[str], list[str]]:
-    """The lines of its table, and why what is refused."""
-    table, why = [grid.head, "|---" * (len(grid.columns) + 1) + "|"], []
+Reasons = dict[str, dict[str, list[str]]]  # by their texts: the columns that are refused, by row
+
+
+def lines_of(grid: Grid, why: Reasons) -> list[str]:
+    """The lines of its table; why cells are refused goes into `why`."""
+    table = [grid.head, "|---" * (len(grid.columns) + 1) + "|"]
     for row in grid.rows:
         reasons = {column: grid.tried(row, column) for column in grid.columns}
         cells = [REFUSED if reasons[column] else WORKS for column in grid.columns]
         table.append(f"| {row} | {' | '.join(cells)} |")
-        why += [f"- {row} with {column}: {text}" for column, text in reasons.items() if text]
-    return table, why
+        for column, text in reasons.items():
+            if text:
+                why.setdefault(text, {}).setdefault(row, []).append(column)
+    return table
+
+
+def lines_of_reasons(why: Reasons) -> list[str]:
+    """A line for each: `- row with column, column; row with column: text`."""
+    where = {
+        text: "; ".join(f"{row} with {', '.join(columns)}" for row, columns in rows.items())
+        for text, rows in why.items()
+    }
+    return [f"- {cells}: {text}" for text, cells in where.items()]
+
+
+def reasons_in(lines: Iterable[str]) -> Reasons:
+    """The inverse."""
+    found: Reasons = {}
+    for line in lines:
+        if line.startswith("- "):
+            cells, _, text = line.removeprefix("- ").partition(": ")
+            assert text not in found, text
+            rows = (cell.split(" with ") for cell in cells.split("; "))
+            found[text] = {row: columns.split(", ") for row, columns in rows}
+    return found
 
 
 def main() -> None:
     """Write the tables into the page."""
-    lines, reasons = PAGE.read_text(encoding="utf-8").splitlines(), []
+    lines, why = PAGE.read_text(encoding="utf-8").splitlines(), Reasons()
     for heading, grid in zip(HEADINGS, GRIDS, strict=True):
-        table, why = lines_of(grid)
-        reasons += why
+        table = lines_of(grid, why)
         start = next(i for i in range(lines.index(heading), len(lines)) if lines[i].startswith("| "))
         end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
         lines[start:end] = table
     until = lines.index(WHY)
-    PAGE.write_text("\n".join([*lines[:until], WHY, "", *reasons, ""]), encoding="utf-8")
+    PAGE.write_text("\n".join([*lines[:until], WHY, "", *lines_of_reasons(why), ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":
