@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, make_dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
@@ -29,6 +30,10 @@ def _state_of(types: tuple[type[Any], type[Any]]) -> type[Any]:
     return make_dataclass("ScheduledState", parts, frozen=True, namespace={"__module__": __name__})
 
 
+def _the_strategys(attribute: str) -> Any:
+    return property(attrgetter(f"strategy.{attribute}"))
+
+
 @dataclass(frozen=True)
 class Scheduled:
     """`strategy`, whose tasks are dealt by `scheduler`. See the module."""
@@ -36,10 +41,14 @@ class Scheduled:
     strategy: Strategy
     scheduler: Scheduler
 
-    @property
-    def name(self) -> str:
-        """The strategy's."""
-        return self.strategy.name
+    name = _the_strategys("name")
+    synchronous = _the_strategys("synchronous")
+    rolls_back = _the_strategys("rolls_back")  # what a scheduler has learned it learns anew of what counts
+    supports_submodels = _the_strategys("supports_submodels")
+    submodel = _the_strategys("submodel")
+    needs_base = _the_strategys("needs_base")
+    mixes_models = _the_strategys("mixes_models")
+    clip = _the_strategys("clip")
 
     @property
     def state_type(self) -> type[Any]:
@@ -47,44 +56,9 @@ class Scheduled:
         return _state_of((self.scheduler.state_type, self.strategy.state_type))
 
     @property
-    def synchronous(self) -> bool:
-        """As the strategy."""
-        return self.strategy.synchronous
-
-    @property
-    def rolls_back(self) -> bool:
-        """As the strategy: what a scheduler has learned is learned anew of the updates that count."""
-        return self.strategy.rolls_back
-
-    @property
-    def supports_submodels(self) -> bool:
-        """As the strategy."""
-        return self.strategy.supports_submodels
-
-    @property
-    def submodel(self) -> str:
-        """As the strategy."""
-        return self.strategy.submodel
-
-    @property
-    def needs_base(self) -> bool:
-        """As the strategy."""
-        return self.strategy.needs_base
-
-    @property
-    def mixes_models(self) -> bool:
-        """As the strategy."""
-        return self.strategy.mixes_models
-
-    @property
     def keeps_updates(self) -> bool:
         """As the strategy, where that knows of it."""
         return bool(getattr(self.strategy, "keeps_updates", False))
-
-    @property
-    def clip(self) -> float:
-        """As the strategy."""
-        return self.strategy.clip
 
     def downlink(self, version: int) -> str:
         """As the strategy."""
