@@ -23,7 +23,6 @@ from anabranch.cockpit.visitors import Visitors
 from anabranch.core.errors import ConfigError, PortInUse
 from anabranch.identity.addresses import host_and_port, is_loopback
 
-LISTEN = "127.0.0.1:7080"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 GRACE_S = 2
 

@@ -133,11 +133,6 @@ class GridRun:
         """Whether the run has ended and its last version was measured."""
         return bool(self.engine.finished) and self._evaluation.judged == self.engine.version
 
-    @property
-    def live_s(self) -> float:
-        """Seconds from the first event to the newest."""
-        return self._now - (self._now if self._start is None else self._start)
-
     def step(self) -> None:
         """Take what has come, hand out what is wanted."""
         self.meet(self._grid.get_node_ids())

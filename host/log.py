@@ -1,20 +1,17 @@
 """The log of a run, wherever it lies: one way to write it, and one to read it.
 
-Its adapters are the server's stores, the simulated disk, Flower's logbook, the folder of a run, and memory.
+Its adapters are the server's stores, the simulated disk, Flower's logbook, and the folder of a run.
 Events have their places, which count from 1.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 from anabranch.core import events as ev
-from anabranch.core.errors import StoreCorrupt
-from anabranch.core.journal import Record, line
+from anabranch.core.journal import Record
 from anabranch.core.snapshot import Snapshot
 
 Data = bytes | memoryview
@@ -81,27 +78,3 @@ class WholeLog:
         return Recovery(None, 0, self._read(0))
 
     first = load
-
-
-class MemoryLog(WholeLog):
-    """A log that is gone with its process."""
-
-    def __init__(self) -> None:
-        super().__init__(self._after, self._bytes_of)
-        self._lines: list[str] = []
-        self._payloads: dict[str, Data] = {}
-
-    def append(self, record: Record, payload: Data | None = None) -> None:
-        """See `Journal`."""
-        self._lines.append(line(record))
-        if payload is not None:
-            self._payloads[record["payload"]["sha256"]] = bytes(payload)
-
-    def _after(self, place: int) -> Numbered:
-        return islice(enumerate(map(json.loads, self._lines), 1), place, None)
-
-    def _bytes_of(self, reference: ev.Payload) -> Data:
-        try:
-            return self._payloads[reference.sha256]
-        except KeyError:
-            raise StoreCorrupt(f"payload {reference.sha256} is not in the log") from None

@@ -59,15 +59,6 @@ class PaperInterpolation:
         live.add(center.dtype.type(self.weight) * (center - live.flat()))
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """The server's model in the place of the device's own: the negative control of the tests."""
-
-    def apply(self, live: LiveWeights, snapshot: Vector, center: Vector) -> None:  # noqa: ARG002
-        """All that was learned since the snapshot is lost."""
-        live.add(center - live.flat())
-
-
 @dataclass(frozen=True, eq=False)
 class WithBuffers:
     """A rule for weights; buffers, at the places `at`, go the part `pull` of the way to the server's.

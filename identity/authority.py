@@ -72,14 +72,14 @@ class Authority:
         self._key, self._register, self._now = key, register, now
 
     @classmethod
-    def create(cls, folder: Path, name: str = "anabranch", now: Callable[[], float] = time.time) -> Authority:
+    def create(cls, folder: Path, now: Callable[[], float] = time.time) -> Authority:
         """A new authority. Raises `ConfigError` if there is one: its members would be lost."""
         if authority_exists(folder):
             raise ConfigError(f"{folder} has an authority already: name another folder")
         _check_key_lost(folder)
         make_private_folder(folder)
         key = new_key()
-        certificate = make_authority(key, name, now(), AUTHORITY_LIFE_S)
+        certificate = make_authority(key, "anabranch", now(), AUTHORITY_LIFE_S)
         register = Register.create(folder / REGISTER)
         write_private(folder / CERTIFICATE, certificate_pem(certificate))
         write_private(folder / KEY, key_pem(key))  # last: with it the authority is there

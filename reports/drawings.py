@@ -21,15 +21,15 @@ def plain_svg(svg: str) -> str:
     return _STYLE.sub(lambda _: f"<style>{_plain_style()}</style>", svg)
 
 
-def png(svg: str, width: int = PIXELS_WIDE) -> bytes:
-    """The chart as a PNG so many pixels wide, on white. Raises `ConfigError` without resvg."""
+def png(svg: str) -> bytes:
+    """The chart as a PNG, on white. Raises `ConfigError` without resvg."""
     try:
         import resvg_py
     except ModuleNotFoundError as error:
         raise ConfigError(f"a PNG needs resvg: {how_to_install('resvg_py')}; an SVG does not") from error
     return bytes(
         resvg_py.svg_to_bytes(
-            svg_string=plain_svg(svg), width=width, background=PAPER, sans_serif_family="DejaVu Sans"
+            svg_string=plain_svg(svg), width=PIXELS_WIDE, background=PAPER, sans_serif_family="DejaVu Sans"
         )
     )
 

@@ -26,13 +26,13 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in MARKS)
 
 
-def need_free(folder: Path, option: str = "--out (out=)") -> None:
+def need_free(folder: Path) -> None:
     """Raises `ConfigError` where a run lies in the folder already."""
     if holds_run(folder):
         goes_on = ", go on with it by --resume (resume=True)" if (folder / CHECKPOINT).exists() else ""
         raise ConfigError(
             f"{folder} holds a run already, and runs are never overwritten: "
-            f"name another folder with {option}{goes_on}, or move that one away"
+            f"name another folder with --out (out=){goes_on}, or move that one away"
         )
 
 

@@ -171,12 +171,12 @@ class Recorder:
         full = {"full_bytes": full_bytes} if full_bytes not in (0, payload_bytes) else {}
         self._emit(now, "downloaded", {"client": client, "bytes": payload_bytes, **full})
 
-    def compressed(self, now: float, version: int, uplink: str, downlink: str, why: str = "") -> None:
+    def compressed(self, now: float, version: int, uplink: str, downlink: str) -> None:
         """What a task of this version travels by; only a change is kept."""
         last = self._compression[-1] if self._compression else None
         if last is not None and (last.uplink, last.downlink) == (uplink, downlink):
             return
-        why = why or ("start" if last is None else "schedule")
+        why = "start" if last is None else "schedule"
         self._compression.append(CompressionStep(version, now, uplink, downlink, why))
         self._emit(
             now, "compression", {"version": version, "uplink": uplink, "downlink": downlink, "why": why}

@@ -39,10 +39,10 @@ class Happening:
 
 
 class Feed:
-    """The newest `kept` happenings, and those who wait for the next. For the event loop's thread."""
+    """The newest `KEPT` happenings, and those who wait for the next. For the event loop's thread."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._kept: deque[Happening] = deque(maxlen=kept)
+    def __init__(self) -> None:
+        self._kept: deque[Happening] = deque(maxlen=KEPT)
         self._total = 0
         self._news: asyncio.Event | None = None  # of those who wait, if somebody does
         self._closed = False

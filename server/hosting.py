@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.core.clock import Seconds
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.server.app import identity_of, stop_on_signals
@@ -45,7 +44,6 @@ async def serve_jobs(
     told: Told | None = None,
     stop: asyncio.Event | None = None,
     insecure: bool = False,
-    wall: Seconds = time.time,
 ) -> int:
     """Serve the jobs of a folder until SIGTERM, SIGINT or `stop`; returns the exit code, 0.
 
@@ -55,12 +53,12 @@ async def serve_jobs(
     """
     if config.server.standby:
         raise ConfigError("a server of jobs cannot stand by for another: leave server.standby out")
-    identity = identity_of(config, insecure, wall)
+    identity = identity_of(config, insecure, time.time)
     bound_heap()
     use_small_pages()
     stop, metrics = stop or asyncio.Event(), Metrics()
     stop_on_signals(stop)
-    jobs = Jobs(folder, read, identity, told, wall)
+    jobs = Jobs(folder, read, identity, told, time.time)
     ports = JobPorts(jobs, config, config.limits, identity, insecure, metrics)
     async with contextlib.AsyncExitStack() as stack:
         if identity is not None:

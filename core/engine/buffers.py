@@ -41,7 +41,6 @@ from anabranch.core.model.submodels import Coordinates, Submodel
 from anabranch.core.model.updates import Update
 
 AVERAGE, LATEST, LOCAL = "average", "latest", "local"
-POLICIES = (AVERAGE, LATEST, LOCAL)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,6 @@ from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector,
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.plain import LATER_KEY
 
-Json = Any
 NO_WIDTH = "must be above 0 and at most 1, the share of the model's units that the device can train"
 
 

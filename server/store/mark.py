@@ -20,7 +20,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from anabranch.core.clock import Seconds
 from anabranch.core.errors import StoreCorrupt, StoreFull
 from anabranch.identity.files import tighten
 from anabranch.server.store.base import DiskFailed, Mark
@@ -38,8 +37,8 @@ class MarkFile:
     For one thread at a time, the writer's.
     """
 
-    def __init__(self, data_dir: Path, monotonic: Seconds = time.monotonic) -> None:
-        self.path, self._monotonic = data_dir / FILE, monotonic
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir / FILE
         self._flush_at, self._waits = 0.0, False
         self._descriptor: int | None = None
         self._slot = 0
@@ -71,7 +70,7 @@ class MarkFile:
                 assert self._descriptor is not None
                 os.pwrite(self._descriptor, _slot(mark), self._slot * SLOT_BYTES)
                 self._waits = True
-                if flushed or self._monotonic() >= self._flush_at:
+                if flushed or time.monotonic() >= self._flush_at:
                     self._flush()
         except StoreFull as full:
             raise DiskFailed(f"{full}; restart to recover") from full
@@ -86,7 +85,7 @@ class MarkFile:
         assert self._descriptor is not None, "it was written"
         os.fdatasync(self._descriptor)
         self._slot, self._waits = (self._slot + 1) % SLOTS, False
-        self._flush_at = self._monotonic() + FLUSHED_S
+        self._flush_at = time.monotonic() + FLUSHED_S
 
     def remove(self) -> None:
         """Forget how far the log had come: it is the operator's word that it goes on from where it ends."""

@@ -183,12 +183,12 @@ def _read(data: bytes) -> Snapshot:
 
 
 class MemoryStore:
-    """`Store` of base.py. `events_max` makes it full on purpose (0: never)."""
+    """`Store` of base.py. It is full at `events_max` (0: never)."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, events_max: int = 0) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.blobs = MemoryBlobs(limits)
         self.shelf = RowShelf(MemoryRows())
-        self.events_max = events_max
+        self.events_max = 0
         self.books = _Books()
         self._started = False
         self._begin = 0  # the event that the log may begin with

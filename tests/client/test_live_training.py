@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replacing import Replacement
 
 from anabranch.client.live_training import LiveTraining
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import LocalPlan
 from anabranch.host.elastic import ElasticAnswer, TrainingMoment
-from anabranch.host.merging import ElasticDelta, Replacement
+from anabranch.host.merging import ElasticDelta
 from anabranch.host.policies import Continuous, EverySteps, OnAdvice, OnChange
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import batches

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replacing import Replacement
 
 from anabranch.core.config.tables import ClientTable, merge
 from anabranch.core.errors import ConfigError
@@ -15,7 +16,6 @@ from anabranch.host.merging import (
     PAPER_INTERPOLATION,
     ElasticDelta,
     PaperInterpolation,
-    Replacement,
     WithBuffers,
     make_merge,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from drivers import FIRST, SPEC, Simulated
+from memory_log import MemoryLog
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import merge
@@ -17,7 +18,7 @@ from anabranch.core.journal import Record
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
-from anabranch.host.log import Journal, Log, MemoryLog, WholeLog
+from anabranch.host.log import Journal, Log, WholeLog
 from anabranch.reports.journal_files import DigestJournal, JournalReader, JournalWriter
 from anabranch.server.manifest import Manifest
 from anabranch.server.recovery import recover

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from machines import SPEC
 from masked_bench import MaskedBench, logged, masked_config
+from memory_log import MemoryLog
 from stores import INFO, LIMITS, Backend
 
 from anabranch.core import events as ev
@@ -18,7 +19,7 @@ from anabranch.core.journal import payload_of
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import state_digest
 from anabranch.host.journal import Replay
-from anabranch.host.log import Journal, Log, MemoryLog, WholeLog
+from anabranch.host.log import Journal, Log, WholeLog
 from anabranch.reports.journal_files import DigestJournal, JournalReader, JournalWriter
 from anabranch.server.store.archive import ArchivedEvent
 from anabranch.server.store.base import ChainLink, Entry, Projection, Store

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import pytest
 from exchanges import CLIENTS, InParts, Server, World
+from replacing import Replacement
 
 from anabranch.core.model.params import Vector
-from anabranch.host.merging import ElasticDelta, Merge, PaperInterpolation, Replacement
+from anabranch.host.merging import ElasticDelta, Merge, PaperInterpolation
 
 A = 0.5
 MOVES = 5_000

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from federations import result_of
 from live_server import live_server
+from memory_log import MemoryLog
 
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.operator import OperatorClient
@@ -36,7 +37,7 @@ from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Decision, LocalPlan, Task
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import Replay
-from anabranch.host.log import Log, MemoryLog
+from anabranch.host.log import Log
 from anabranch.host.rollback import Refolder
 from anabranch.host.run import Advice
 from anabranch.protos.convert import submodel_to_proto

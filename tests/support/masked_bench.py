@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from machines import SPEC, Bench
+from memory_log import MemoryLog
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
@@ -19,7 +20,6 @@ from anabranch.core.secagg.ring import Numbers
 from anabranch.core.secagg.sums import mask_sum
 from anabranch.core.snapshot import Snapshot
 from anabranch.host.build import Blueprint
-from anabranch.host.log import MemoryLog
 from anabranch.host.secagg import mask_sum_arrived
 
 SECAGG: dict[str, Any] = {"mode": "keeper", "keepers": ["north"], "clip": 2.0, "cohort_min": 2}

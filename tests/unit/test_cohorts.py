@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import SPEC, decision, vector
 from masked_bench import MASKING, MaskedBench, logged, masked_config
+from memory_log import MemoryLog
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
@@ -24,7 +25,6 @@ from anabranch.core.model.updates import Capability, Reason, Verdict, find_flaw
 from anabranch.core.snapshot import state_digest, take_snapshot
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
-from anabranch.host.log import MemoryLog
 from anabranch.host.rollback import Refolder, check_rollback
 from anabranch.host.run import NoLine, Run
 from anabranch.host.secagg import mask_sum_arrived

@@ -23,7 +23,6 @@ RUN_MARKS = (EVENTS_FILE, RESULT_FILE, JOURNAL)
 DATABASE = "anabranch.db"
 Opened = Callable[[str], OperatorClient]  # a connection to an address
 DEPTH_MAX = 4  # of runs below a folder of them
-RUNS_MAX = 2000
 
 
 def runs_in(what: Path, database: str = "", archive: Path | None = None) -> Runs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class LegJob:
     share: float
 
 
-def carry_leg(job: LegJob, tell: Callable[[RunProgress], object] | None = None) -> LegEnd:
+def carry_leg(job: LegJob) -> LegEnd:
     """Carry a run on to its share: what it has done before is not done again. Raises as `simulate`."""
 
     def stop_there(progress: RunProgress) -> None:
@@ -89,8 +89,7 @@ def carry_leg(job: LegJob, tell: Callable[[RunProgress], object] | None = None) 
         if progress.evaluated and far > job.share * BEYOND:  # so whatever lies before it has been measured
             raise StopRun("the share of the budget is used")
 
-    heard = [stop_there] if tell is None else [tell, stop_there]
-    run = run_simulation(job.config, job.folder, job.app, 0, heard, keep_payloads=False, resume=True)
+    run = run_simulation(job.config, job.folder, job.app, 0, [stop_there], keep_payloads=False, resume=True)
     return end_of(run.result, job.budget, job.share)
 
 

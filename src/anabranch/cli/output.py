@@ -102,11 +102,11 @@ class Ticker:
     first one comes at once.
     """
 
-    def __init__(self, output: Output, every_s: float = PLAIN_EVERY_S) -> None:
+    def __init__(self, output: Output) -> None:
         self.output = output
         live = output.console.is_terminal and not output.as_json
         self._live = Live(console=output.console, refresh_per_second=8, transient=True) if live else None
-        self._every_s, self._began_at = every_s, time.monotonic()
+        self._began_at = time.monotonic()
         self._shown: tuple[str, dict[str, Any]] | None = None
         self._before = ""
         self._over = threading.Event()
@@ -122,7 +122,7 @@ class Ticker:
             self._thread.start()
 
     def _go_on(self) -> None:
-        while not self._over.wait(self._every_s):
+        while not self._over.wait(PLAIN_EVERY_S):
             self._print()
 
     def _print(self) -> None:
