@@ -52,6 +52,19 @@ async def abort(context: Context, error: Exception) -> NoReturn:
     await context.abort(grpc.StatusCode[outcome.grpc_status], str(error), tuple(metadata))
 
 
+class _Aborting:
+    """The last line of defence of a call: what is raised inside ends it with its status."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, aio.AbortError):
+            await abort(self._context, error)
+
+
 def answers(
     method: Callable[[Servicer, Request, Caller], Awaitable[Response]],
 ) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
@@ -59,12 +72,8 @@ def answers(
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
-        try:
+        async with _Aborting(context):
             return await method(self, request, await self.gate.caller(context))
-        except aio.AbortError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the last line of defence of a call
-            await abort(context, error)
 
     return handler
 
@@ -82,15 +91,11 @@ def streams(
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
-        try:
+        async with _Aborting(context):
             caller = await self.gate.caller(context)
             async for response in method(self, request, caller):
                 await caller.check_still()
                 yield response
-        except aio.AbortError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the last line of defence of a call
-            await abort(context, error)
 
     return handler
 
@@ -102,11 +107,7 @@ def converses(
 
     @functools.wraps(method)
     async def handler(self: Servicer, requests: object, context: Context) -> None:  # noqa: ARG001
-        try:
+        async with _Aborting(context):
             await method(self, context, await self.gate.caller(context))
-        except aio.AbortError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the last line of defence of a call
-            await abort(context, error)
 
     return handler

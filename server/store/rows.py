@@ -104,7 +104,7 @@ def client_row(record: Record) -> Row:
 
 def update_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
     """A row of `updates`, not yet decided. `place`: where its payload lies, if in a pack."""
-    record, payload = entry.record, entry.record["payload"]
+    record = entry.record
     return {
         "seq": seq,
         "update_id": record["update_id"],
@@ -113,12 +113,8 @@ def update_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
         "base_version": bounded(record["base_version"]),
         "examples": bounded(record["examples"]),
         "received_at": record["now"],
-        "codec": payload["codec"],
-        "sha256": payload["sha256"],
-        "size_bytes": payload["size_bytes"],
-        "payload": None if place else entry.inline,
-        "pack": place.pack if place else None,
-        "pack_offset": place.offset if place else None,
+        "codec": record["payload"]["codec"],
+        **_payload_columns(entry, place),
         "flawed": bool(record["flaw"]),
         "state": "received",
         "reason": "",
@@ -128,11 +124,18 @@ def update_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
 
 def mask_sum_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
     """A row of `mask_sums`. `place`: where its payload lies, if in a pack."""
-    record, payload = entry.record, entry.record["payload"]
+    record = entry.record
     return {
         "seq": seq,
         "number": bounded(record["number"]),
         "keeper": record["keeper"],
+        **_payload_columns(entry, place),
+    }
+
+
+def _payload_columns(entry: Entry, place: PackPlace | None) -> Row:
+    payload = entry.record["payload"]
+    return {
         "sha256": payload["sha256"],
         "size_bytes": payload["size_bytes"],
         "payload": None if place else entry.inline,

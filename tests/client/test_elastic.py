@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agents import Federation, Unplugged
+from agents import SOON, WAIT_S, Gated, InRealTime, Unplugged
 
 from anabranch.client.agent import Agent
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.lease import Cancelled
-from anabranch.client.local import LocalServer, LocalTransport
+from anabranch.client.local import LocalTransport
 from anabranch.client.messages import PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
-from anabranch.client.transport import Transport
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import AppError
@@ -30,22 +29,16 @@ from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.batches import batches
 from anabranch.workloads.synthetic import Synthetic
 
-WAIT_S = 600.0
-SOON = ClientTable(retry_base_s=0.001, retry_cap_s=0.01)
 MIXING = {"name": "fedasync", "alpha": 0.5, "staleness": {"name": "constant"}}
 
 
-class Elastic(Federation):
+class Elastic(InRealTime):
     """A federation whose devices train on, in real time: a push every three steps."""
 
     def __init__(self, folder: Path, **tables: Any) -> None:
         client = {"push": "elastic", "push_when": "interval", "push_steps": 3}
         tables["client"] = client | tables.get("client", {})
         super().__init__(folder, **({"strategy": MIXING} | tables))
-        self.server.clock = Bell().now
-
-    def agent(self, transport: Transport | None = None, app: Any = None, **options: Any) -> Agent:
-        return super().agent(transport, app, **({"bell": Bell(), "settings": SOON} | options))
 
 
 class Counted(Synthetic):
@@ -62,20 +55,6 @@ class Counted(Synthetic):
             self.steps += 1
             model["hidden.bias"] += np.float32(0.01) * len(rows)
         return {}
-
-
-class Gated(LocalTransport):
-    """Its pushes wait until the gate is open."""
-
-    def __init__(self, server: LocalServer) -> None:
-        super().__init__(server, "a")
-        self.gate = threading.Event()
-        self.pushing = threading.Event()
-
-    def push(self, entry: UpdateEntry) -> PushAnswer:
-        self.pushing.set()
-        assert self.gate.wait(WAIT_S)
-        return super().push(entry)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replacing import Replacement
+from merges import Replacement
 
 from anabranch.client.live_training import LiveTraining
 from anabranch.core.model.live import LiveWeights

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replacing import Replacement
+from merges import Live, Replacement, vector
 
 from anabranch.core.config.tables import ClientTable, merge
 from anabranch.core.errors import ConfigError
@@ -20,23 +20,6 @@ from anabranch.host.merging import (
     make_merge,
 )
 from anabranch.host.policies import Continuous, EverySteps, ExchangeState, OnAdvice, OnChange, make_policy
-
-
-class Live:
-    """Weights without a model."""
-
-    def __init__(self, *values: float) -> None:
-        self.vector = np.asarray(values, np.float32)
-
-    def flat(self) -> Any:
-        return self.vector.copy()
-
-    def add(self, change: Any) -> None:
-        self.vector += change
-
-
-def vector(*values: float) -> Any:
-    return np.asarray(values, np.float32)
 
 
 def test_three_exchanges_by_hand() -> None:

@@ -8,55 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agents import Federation, Unplugged
+from agents import WAIT_S, Gated, InRealTime, Unplugged
 
-from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
-from anabranch.client.local import LocalServer, LocalTransport
+from anabranch.client.local import LocalTransport
 from anabranch.client.memory import Memories
 from anabranch.client.messages import PushAnswer
 from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
-from anabranch.client.stopping import Bell
-from anabranch.client.transport import Transport
 from anabranch.compress.feedback import Memory
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AnabranchError, InvalidUpdate, UnknownTask
 from anabranch.core.model.params import SparseVector
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples
 from anabranch.workloads.synthetic import Synthetic
 
-WAIT_S = 600.0
-SOON = ClientTable(retry_base_s=0.001, retry_cap_s=0.01)
 
-
-class Overlapping(Federation):
+class Overlapping(InRealTime):
     """A federation whose devices push in the background, in real time."""
 
     def __init__(self, folder: Path, **tables: Any) -> None:
         tables["client"] = {"push": "overlap", **tables.get("client", {})}
         tables["server"] = {"tasks_per_client": 2, **tables.get("server", {})}
         super().__init__(folder, **tables)
-        self.server.clock = Bell().now
-
-    def agent(self, transport: Transport | None = None, app: Any = None, **options: Any) -> Agent:
-        return super().agent(transport, app, **({"bell": Bell(), "settings": SOON} | options))
-
-
-class Gated(LocalTransport):
-    """Its pushes wait until the gate is open."""
-
-    def __init__(self, server: LocalServer) -> None:
-        super().__init__(server, "a")
-        self.gate = threading.Event()
-        self.pushing = threading.Event()
-
-    def push(self, entry: UpdateEntry) -> PushAnswer:
-        self.pushing.set()
-        assert self.gate.wait(WAIT_S)
-        return super().push(entry)
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ SERVER = {"snapshot_every_versions": 2, "snapshot_every_updates": 0, "snapshot_e
 class Kept:
     """A data folder whose log is short, and its archive."""
 
-    def __init__(self, backend: Backend, folder: Path, archive: Path, keep: str = "versions:4") -> None:
-        self.backend, self.folder, self.archive, self.keep = backend, folder, archive, keep
+    def __init__(self, backend: Backend, folder: Path, archive: Path) -> None:
+        self.backend, self.folder, self.archive = backend, folder, archive
 
     @property
     def database(self) -> str:

@@ -31,8 +31,8 @@ FEW = replace(LIMITS, receipts_max=50)
 ROUNDS, PAIRS = {"name": "fedavg"}, {"name": "fedbuff", "buffer_size": 2}
 
 
-def keeping(what: str, every: int = 2) -> Any:
-    return settings(server={"snapshot_every_versions": every, "keep": what})
+def keeping(what: str) -> Any:
+    return settings(server={"snapshot_every_versions": 2, "keep": what})
 
 
 class Place:

@@ -88,13 +88,13 @@ def served(tmp_path: Path) -> tuple[ServerProcess, ParamSpec]:
     return server, spec
 
 
-def sound(server: ServerProcess, spec: ParamSpec, version: int, data_dir: Path | None = None) -> None:
+def sound(server: ServerProcess, spec: ParamSpec, version: int) -> None:
     """The log comes to the versions on record, and to those of a memory."""
-    report = verify(data_dir or server.data_dir, whole=True)
+    report = verify(server.data_dir, whole=True)
     assert report.problems == ()
     assert report.version == version
-    assert report.model_sha256 == digest(remembered(data_dir or server.data_dir, spec, FIRST))
-    again = verify(data_dir or server.data_dir)
+    assert report.model_sha256 == digest(remembered(server.data_dir, spec, FIRST))
+    again = verify(server.data_dir)
     assert (again.problems, again.proved_from) == ((), 0)  # a server goes on: nothing that it has is a proof
 
 

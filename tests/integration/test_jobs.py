@@ -98,10 +98,10 @@ def over_stream(host: Host, job: str, client_id: str = "device-1") -> Iterator[S
 
 
 @contextmanager
-def idle(host: Host, job: str, client_id: str = "device-1") -> Iterator[Stream]:
+def idle(host: Host, job: str) -> Iterator[Stream]:
     """A stream of a job's device that was answered once."""
     with open_channel(f"{host.info.address}/{job}") as channel, stream(channel) as made:
-        made.say(heartbeat=devices.HeartbeatRequest(client_id=client_id, task_id="t"))
+        made.say(heartbeat=devices.HeartbeatRequest(client_id="device-1", task_id="t"))
         assert made.hear().head.WhichOneof("answer") == "heartbeat"
         yield made
 

@@ -76,10 +76,10 @@ def fetch_part(device: Device, task: devices.Task, **fields: Any) -> tuple[devic
     return device.fetch(version=task.base_version, submodel=task.submodel, codecs=STAGES, **fields)
 
 
-def part_bytes(part: UnitMap, vector: Vector = FIRST) -> bytes:
+def part_bytes(part: UnitMap) -> bytes:
     """The payload of a part: its coordinates and the frozen tensors, nothing else."""
     frozen = b"".join(array.tobytes() for array in FROZEN.values())
-    return bytes(vector[part.indices].tobytes()) + frozen
+    return bytes(FIRST[part.indices].tobytes()) + frozen
 
 
 # --- downloads -----------------------------------------------------------------------------------

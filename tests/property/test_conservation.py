@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pytest
 from exchanges import CLIENTS, InParts, Server, World
-from replacing import Replacement
+from merges import Replacement
 
 from anabranch.core.model.params import Vector
 from anabranch.host.merging import ElasticDelta, Merge, PaperInterpolation

@@ -35,9 +35,9 @@ def masked(secagg: dict[str, Any] | None = None, **tables: Any) -> Config:
     return config("fedbuff", secagg={**SECAGG, **(secagg or {})}, **tables)
 
 
-def of_updates(size: int, settings: Config, secagg: dict[str, Any] | None = None) -> Config:
+def of_updates(size: int, settings: Config) -> Config:
     """The same with sums of so many updates."""
-    more = {"strategy": {"buffer_size": size}, "secagg": secagg or settings.to_json().get("secagg", {})}
+    more = {"strategy": {"buffer_size": size}, "secagg": settings.to_json().get("secagg", {})}
     return merge([("base", settings.to_json()), ("sums", more)])
 
 

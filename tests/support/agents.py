@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from virtual import VirtualTime
 
 from anabranch.client.agent import Agent
 from anabranch.client.local import LocalServer, LocalTransport
+from anabranch.client.messages import PushAnswer
+from anabranch.client.outbox import UpdateEntry
+from anabranch.client.stopping import Bell
 from anabranch.client.transport import Transport
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import Unavailable
 from anabranch.core.model.params import digest
 from anabranch.core.model.units import UnitGroup
@@ -19,6 +24,8 @@ from anabranch.workloads.app import App, Shard
 from anabranch.workloads.synthetic import Synthetic
 
 SHARD = Shard("train", 0, 4)
+WAIT_S = 600.0
+SOON = ClientTable(retry_base_s=0.001, retry_cap_s=0.01)
 
 
 class Federation:
@@ -64,3 +71,30 @@ class Unplugged(LocalTransport):
         if not self.is_plugged_in:
             raise Unavailable("no route to the server")
         super()._check_manifest(sha256)
+
+
+class InRealTime(Federation):
+    """A federation whose devices have threads, and no virtual time."""
+
+    def __init__(self, folder: Path, **tables: Any) -> None:
+        super().__init__(folder, **tables)
+        self.server.clock = Bell().now
+
+    def agent(self, transport: Transport | None = None, app: App | None = None, **options: Any) -> Agent:
+        """As of any, which tries again soon."""
+        return super().agent(transport, app, **({"bell": Bell(), "settings": SOON} | options))
+
+
+class Gated(LocalTransport):
+    """Its pushes wait until the gate is open."""
+
+    def __init__(self, server: LocalServer) -> None:
+        super().__init__(server, "a")
+        self.gate = threading.Event()
+        self.pushing = threading.Event()
+
+    def push(self, entry: UpdateEntry) -> PushAnswer:
+        """Once it is open."""
+        self.pushing.set()
+        assert self.gate.wait(WAIT_S)
+        return super().push(entry)

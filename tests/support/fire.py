@@ -33,6 +33,7 @@ from anabranch.server.verify import verify
 
 SUPPORT = Path(__file__).parent
 MIB = 1024 * 1024
+CONNECTIONS = 8  # of uploads that stall
 # In a server's memory of each update, of the newest 100,000: its receipt, with the indices.
 RECEIPT_BYTES = 900
 # gRPC cancels calls that a busy server has not begun.
@@ -233,8 +234,8 @@ class Healthy:
 class Stalled:
     """Devices with a task each that send a part of an update and then nothing; who is shed tries again."""
 
-    def __init__(self, server: Target, uploads: int, share: float, connections: int = 8) -> None:
-        self._server, self._uploads, self._share, self._connections = server, uploads, share, connections
+    def __init__(self, server: Target, uploads: int, share: float) -> None:
+        self._server, self._uploads, self._share = server, uploads, share
         self._data = bytes(4 * server.spec.size)
         self._sha256 = hashlib.sha256(self._data).digest()
         self.statuses: Counter[str] = Counter()
@@ -255,7 +256,7 @@ class Stalled:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._ready.set()
         options = [*QUICK, ("grpc.http2.bdp_probe", 0)]
-        channels = [aio.insecure_channel(self._server.address, options) for _ in range(self._connections)]
+        channels = [aio.insecure_channel(self._server.address, options) for _ in range(CONNECTIONS)]
         works = [self._one(n, channels[n % len(channels)]) for n in range(self._uploads)]
         await asyncio.gather(*works)
         for channel in channels:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from anabranch.core.config.tables import Config
-from anabranch.core.limits import Limits
 from anabranch.core.model.params import Tensors
 from anabranch.core.model.units import UnitGroup
 from anabranch.server.app import ServerInfo, serve
@@ -23,7 +22,6 @@ def live_server(
     folder: Path,
     tensors: Tensors,
     config: Config,
-    limits: Limits | None = None,
     port: int = 0,
     groups: Iterable[UnitGroup] = (),
     buffers: Iterable[str] = (),
@@ -51,7 +49,7 @@ def live_server(
         stop = asyncio.Event()
         loops.put((asyncio.get_running_loop(), stop))
         settings = replace(config, server=table)
-        await serve(settings, manifest, ready=answers.put, limits=limits, stop=stop)
+        await serve(settings, manifest, ready=answers.put, stop=stop)
 
     def run() -> None:
         try:

@@ -42,7 +42,7 @@ def between(*layers: nn.Module, width: int = 8) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), *layers, nn.Linear(width, 3))
 
 
-def conv(axes: int, *layers: nn.Module, width: int = 8) -> nn.Module:
+def conv(axes: int, *layers: nn.Module) -> nn.Module:
     """A stem, a convolution of 8 channels, and what comes behind it."""
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
     return nn.Sequential(kind(2, 4, 3), kind(4, 8, 1), *layers, nn.Flatten(), nn.LazyLinear(3))

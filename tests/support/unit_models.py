@@ -117,10 +117,10 @@ class Transformer(nn.Module):
 class Attentive(nn.Module):
     """One attention layer with keys and values of other widths, and a residual."""
 
-    def __init__(self, batch_first: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.embed, self.keys, self.values = nn.Embedding(9, 8), nn.Linear(8, 6), nn.Linear(8, 4)
-        self.attend = nn.MultiheadAttention(8, 4, kdim=6, vdim=4, batch_first=batch_first)
+        self.attend = nn.MultiheadAttention(8, 4, kdim=6, vdim=4, batch_first=True)
         self.out = nn.Linear(8, 3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

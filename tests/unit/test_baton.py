@@ -13,8 +13,8 @@ from anabranch.simulation.baton import Baton, ThreadEnded
 WAIT_S = 600.0
 
 
-def baton(work: Callable[[Callable[[], None]], None], silent_s: float = WAIT_S) -> Baton:
-    return Baton(work, lambda: None, silent_s)
+def baton(work: Callable[[Callable[[], None]], None]) -> Baton:
+    return Baton(work, lambda: None, WAIT_S)
 
 
 def counting(name: str, told: list[str]) -> Baton:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from merges import Live, vector
 
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.buffers import AVERAGE, LOCAL, DeviceBuffers
@@ -24,23 +25,6 @@ from anabranch.host.elastic import (
 )
 from anabranch.host.merging import ElasticDelta
 from anabranch.host.policies import EverySteps, ExchangeState
-
-
-class Live:
-    """Weights without a model."""
-
-    def __init__(self, *values: float) -> None:
-        self.vector = np.asarray(values, np.float32)
-
-    def flat(self) -> Any:
-        return self.vector.copy()
-
-    def add(self, change: Any) -> None:
-        self.vector += change
-
-
-def vector(*values: float) -> Any:
-    return np.asarray(values, np.float32)
 
 
 def told(moment: TrainingMoment | None) -> tuple[list[float], int, float] | None:

@@ -144,8 +144,8 @@ def test_no_version_has_more_of_a_client_than_it_may(limits: Any, turns: list[tu
 # --- quarantine ----------------------------------------------------------------------------------
 
 
-def barred(client: str = "a", why: str = "as an example", now: float = 5.0) -> ev.Quarantined:
-    return ev.Quarantined(now, client, why)
+def barred(client: str = "a") -> ev.Quarantined:
+    return ev.Quarantined(5.0, client, "as an example")
 
 
 def test_a_client_in_quarantine_gets_no_task_and_its_tasks_end() -> None:

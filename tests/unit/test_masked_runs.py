@@ -184,9 +184,9 @@ def test_one_clip_holds() -> None:
 @pytest.mark.parametrize("key", ["clip", "buffer_max"])
 def test_no_operator_changes_what_a_sum_is_made_of(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"robust\.{key} cannot be changed in a run with masked sums"):
-        typed(masked_config(), {f"robust.{key}": 0}, "an operator")
+        typed(masked_config(), {f"robust.{key}": 0})
     with pytest.raises(ConfigError, match=r"secagg\.levels cannot be changed in a run: masks are sealed"):
-        typed(masked_config(), {"secagg.levels": 8}, "an operator")
+        typed(masked_config(), {"secagg.levels": 8})
 
 
 def test_a_restart_may_not_say_other_terms() -> None:

@@ -258,9 +258,9 @@ each = pytest.mark.parametrize(
 )
 
 
-def place_bytes(params: dict[str, Any], model_bytes: int = 16) -> int:
+def place_bytes(params: dict[str, Any]) -> int:
     """What a device takes of the server's memory."""
-    return KIB + (model_bytes if params["memory"] == "ram" else 0)
+    return KIB + (16 if params["memory"] == "ram" else 0)
 
 
 @each

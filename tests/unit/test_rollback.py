@@ -70,8 +70,8 @@ def test_the_model_is_that_of_a_run_in_which_the_updates_were_rejected(variant: 
     assert "b" in mine.engine.guard.quarantined
 
 
-def rolled(to_version: int = 2, strategy: Any = VARIANTS[2]) -> World:
-    world = World(*strategy)
+def rolled(to_version: int = 2) -> World:
+    world = World(*VARIANTS[2])
     world.enrol()
     rng = np.random.default_rng(5)
     world.play(
