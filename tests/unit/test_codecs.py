@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-import timeit
-from collections.abc import Callable
-from functools import partial
 
 import codec_golden as golden
 import numpy as np
@@ -352,26 +348,6 @@ def test_gaps() -> None:
         assert loops.read_gaps(loops.write_gaps(given), given.size, 70_001).tolist() == indices
     many = np.flatnonzero(np.random.default_rng(0).random(3 * BLOCK) < 0.7)
     assert np.array_equal(loops.read_gaps(loops.write_gaps(many), many.size, 3 * BLOCK), many)
-
-
-@pytest.mark.prove
-def test_no_kernel_has_become_slow() -> None:
-    """Floors of half of what is measured, as shares of a copy; without vector instructions it is far less."""
-    n = 8_000_000
-    layout, x = Layout.of(ParamSpec.of({"w": np.zeros((8, n // 8), np.float32)})), laplace(n)
-    out = np.empty_like(x)
-
-    def least_s(work: Callable[[], object]) -> float:
-        return min(timeit.repeat(work, number=1, repeat=7, timer=time.thread_time))
-
-    copy = least_s(lambda: np.copyto(out, x))
-    for text, encode, decode in (("int8", 0.09, 0.07), ("topk(0.01)|int8(256)|gaps|zstd", 0.09, 1.0)):
-        codec = make_codec(text)
-        data = codec.encode(x, layout)
-        encoded_s = least_s(partial(codec.encode, x, layout))
-        decoded_s = least_s(partial(accumulate, codec, data, layout, out, 0.5))
-        assert copy / encoded_s > encode, text
-        assert copy / decoded_s > decode, text
 
 
 @pytest.mark.parametrize("text", ["f32", "f32|zstd", "topk(1)|f32|bitmap"])
