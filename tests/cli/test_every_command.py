@@ -300,6 +300,13 @@ def test_every_command_of_operators_takes_the_same_options() -> None:
 
 
 @pytest.mark.parametrize("name", LISTED)
+def test_each_argument_and_option_has_its_help(name: str) -> None:
+    """A release of typer beside a later one of click had none of any argument."""
+    shown = [parameter for parameter in LISTED[name].params if not getattr(parameter, "hidden", False)]
+    assert [p.name for p in shown if p.name != "help" and not getattr(p, "help", None)] == []
+
+
+@pytest.mark.parametrize("name", LISTED)
 def test_its_help_says_all_that_was_written(name: str) -> None:
     """A word in brackets is a style to rich, and is not printed."""
     of_options = (getattr(parameter, "help", None) for parameter in LISTED[name].params)
