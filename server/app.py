@@ -85,7 +85,6 @@ class ServerInfo:
     run_id: str
     version: int
     replayed: int
-    recovery_s: float
     # For Prometheus; empty unless `server.metrics_address` names one.
     metrics_address: str = ""
     # Where devices join, and the SHA-256 (hex) of the authority's certificate; empty without TLS.
@@ -481,7 +480,6 @@ def _info(ports: Ports, recovered: Recovered, run: LiveRun) -> ServerInfo:
         run_id=recovered.info.run_id,
         version=run.writer.glance.version,
         replayed=recovered.replayed,
-        recovery_s=recovered.took_s,
         join_address=ports.join_address,
         ca_sha256="" if identity is None else identity.authority.sha256,
     )

@@ -56,7 +56,6 @@ class Recovered:
     last_now: float
     saved: SavedPoint
     replayed: int
-    took_s: float
     history: History
     # What the files and flags of this start say otherwise than those of the last one, and which do.
     said: Mapping[str, Any]
@@ -116,7 +115,7 @@ def recover(
     said = _said(stored, given, engine, read_at)
     took_s = time.perf_counter() - began
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
-    place = (seq, last_now, saved, replayed, took_s, history)
+    place = (seq, last_now, saved, replayed, history)
     return Recovered(info, engine, *place, said, _sources(given, said), key)
 
 
