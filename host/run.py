@@ -8,7 +8,7 @@ writes the log, and applies them in order; `begin` says what is in a batch. `tak
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -182,13 +182,17 @@ class Run:
     def _enrolled(self, said: ev.Enrolled) -> Settlement:
         """Who says nothing new of itself is known; who says something new without end has to wait.
 
-        Who has no memory for any of the run's tasks hears so now, and not when it asks for one.
+        A device enrols once before it has looked at its data, at every start: no number of examples is none
+        that is new. Who has no memory for any of the run's tasks hears so now, and not when it asks for one.
         """
         if why := too_narrow(self.engine.planner, said.capability.width_max):
             return Settlement(error=ConfigError(why))
         client = self.engine.ledger.clients.get(said.client_id)
         if client is None:
             return Settlement(said)
+        if not said.capability.examples:
+            known = client.capability.examples
+            said = replace(said, capability=replace(said.capability, examples=known))
         if client.capability == said.capability:
             return Settlement()
         wait_s = self._capabilities.take(said.client_id, said.now)

@@ -205,6 +205,18 @@ def test_a_device_that_never_says_the_same_is_told_when_to_come_back() -> None:
         desk.run.take(ev.Enrolled(3601.0, "a", Capability(examples=3)))
 
 
+def test_a_device_that_is_started_again_and_again_says_nothing_new() -> None:
+    """Each start enrols twice: before it has looked at its data, and with what it has found."""
+    desk = Desk()
+    found = Capability(examples=8, memory_bytes=7)
+    desk.run.take(ev.Enrolled(0.0, "a", found))
+    for now in range(1, 100):
+        for said in (Capability(memory_bytes=7), found):
+            assert desk.settled(ev.Enrolled(float(now), "a", said)) == [Settlement()]
+    (upgraded,) = desk.settled(ev.Enrolled(7200.0, "a", Capability(memory_bytes=9)))
+    assert upgraded.event == ev.Enrolled(7200.0, "a", Capability(examples=8, memory_bytes=9))
+
+
 def test_a_receipt_without_its_digest_is_looked_up() -> None:
     """An engine of a snapshot of before such were kept knows less of an update than the store."""
     told = Receipt("u-1", "t-a", 1, Decision(Verdict.PUBLISHED), "a", "11" * 32)
