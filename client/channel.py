@@ -26,6 +26,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.identity.addresses import JOB_KEY, host_and_port, is_loopback, parse_addresses, split_job
 from anabranch.identity.certificates import SERVER_NAME
 from anabranch.identity.wallet import Wallet
+from anabranch.support.proxies import options_to, proxy_to
 from anabranch.support.shown import shown_certificate
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ def open_channel(
         ("grpc.use_local_subchannel_pool", 1),
     ]
     if wallet is None:
-        channel = grpc.insecure_channel(where, options)
+        channel = grpc.insecure_channel(where, [*options, *options_to(host_and_port(where)[0])])
     else:
         channel = secure_channel(where, options, *wallet.credentials())
     return saying(channel, lambda: [(JOB_KEY, job)]) if job else channel
@@ -125,8 +126,9 @@ def secure_channel(
     """A channel over TLS to a server of this authority. All three are PEM."""
     credentials = grpc.ssl_channel_credentials(authority, key, certificate)
     # The authority signs for one server alone, so its name is known, whatever host it runs on.
+    to_host = options_to(host_and_port(address)[0])
     return grpc.secure_channel(
-        address, credentials, [*options, ("grpc.ssl_target_name_override", SERVER_NAME)]
+        address, credentials, [*options, *to_host, ("grpc.ssl_target_name_override", SERVER_NAME)]
     )
 
 
@@ -142,8 +144,11 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     if not name and status == "UNIMPLEMENTED":
         text = f"{address} {OTHER_PORT}"
     elif not name:
-        text = f"{address}: {text}" if text.startswith("nobody answers") else f"{address}: {status}: {text}"
+        said = text if text.startswith("nobody answers") else f"{status}: {text}"
+        text = f"{address}: {said}{_through(address) if status == 'UNAVAILABLE' else ''}"
     found = cls(text)
+    if isinstance(found, Unavailable):
+        found.reached = not text.startswith(f"{address}: nobody answers")
     if (window := _window(metadata.get(RETRY_KEY, ""))) is not None:
         found.retry_after_s = window
     return found
@@ -154,6 +159,12 @@ def _in_short(details: str) -> str:
     if not details.startswith(NO_CONNECTION):
         return details
     return f"nobody answers ({details.rpartition(': ')[2]})"
+
+
+def _through(address: str) -> str:
+    """Where a call went instead, which a variable that was set for something else may decide."""
+    proxy = proxy_to(host_and_port(split_job(address)[0])[0])
+    return "" if proxy is None else f", through {proxy}"
 
 
 @contextmanager

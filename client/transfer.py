@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from typing import Any
 
 from anabranch.client.messages import FetchedModel
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidUpdate, Unavailable
-from anabranch.core.limits import CHUNK_BYTES, KIB, MIB, Limits
+from anabranch.core.limits import CHUNK_BYTES, KIB, MIB, SLOW_CHUNK_BYTES, Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.protos import convert
 from anabranch.protos.frames import Chunk
@@ -20,14 +21,29 @@ from anabranch.protos.v1 import model_pb2 as model
 MEASURED_BYTES = 4 * MIB
 QUICK_BYTES_PER_S = 1 * MIB
 ANSWERED_BYTES_PER_S = 256 * KIB  # of a link of which the next transfer may begin with large chunks
+USUAL_BYTES_PER_S = 32 * KIB  # of a slow link that may have chunks of the usual size again
 
 
-def was_quick(size_bytes: int, took_s: float, before: bool) -> bool:
-    """Whether a link is quick over which so much was sent and answered; a small transfer says nothing of it.
+class Pace(IntEnum):
+    """How large a link's chunks are, by what was seen of it last."""
 
-    The time that the answer took counts as well. At this pace a chunk of 1 MiB takes 4 s: sides wait longer.
+    SLOW = 0  # of one of the usual size nothing came through: it is heard of when it is whole
+    USUAL = 1
+    QUICK = 2
+
+
+def pace_after(size_bytes: int, took_s: float, before: Pace, telling_bytes: int = CHUNK_BYTES) -> Pace:
+    """The pace of a link over which so much was sent and answered; of less than `telling_bytes`: as before.
+
+    The time that the answer took counts as well. At the pace of a quick one a chunk of 1 MiB takes 4 s, at
+    that of a usual one a chunk of 256 KiB takes 8 s: sides wait longer.
     """
-    return before if size_bytes < CHUNK_BYTES else size_bytes >= ANSWERED_BYTES_PER_S * took_s
+    if before is Pace.SLOW:
+        is_usual = size_bytes >= max(SLOW_CHUNK_BYTES, USUAL_BYTES_PER_S * took_s)
+        return Pace.USUAL if is_usual else Pace.SLOW
+    if size_bytes < telling_bytes:
+        return before
+    return Pace.QUICK if size_bytes >= ANSWERED_BYTES_PER_S * took_s else Pace.USUAL
 
 
 class IncomingModel:
@@ -120,17 +136,17 @@ def chunks_of(
     offset: int,
     most: int,
     clock: Callable[[], float] = time.monotonic,
-    quick: bool = False,
+    pace: Pace = Pace.USUAL,
 ) -> Iterator[Chunk]:
     """The bytes from `offset` on, in chunks of up to `most` where the link is seen to take them quickly.
 
     Who reads the chunks asks for the next one when the link has taken the one before. A side that hears
     nothing for long cuts the transfer, and a chunk is heard of when it is whole: so they are small at first,
-    unless the transfer before was `quick`, and wherever the last `MEASURED_BYTES`, more than a system holds
-    back of what was sent, have taken long.
+    unless the link's `pace` is quick, and wherever the last `MEASURED_BYTES`, more than a system holds back
+    of what was sent, have taken long.
     """
-    view, small = memoryview(payload), min(CHUNK_BYTES, most)
-    size, measured_from, began_at = most if quick else small, offset, clock()
+    view, small = memoryview(payload), min(SLOW_CHUNK_BYTES if pace is Pace.SLOW else CHUNK_BYTES, most)
+    size, measured_from, began_at = most if pace is Pace.QUICK else small, offset, clock()
     while offset < len(view):
         yield Chunk(offset, view[offset : offset + size])
         offset += size

@@ -36,10 +36,11 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transfer import (
     MEASURED_BYTES,
     IncomingModel,
+    Pace,
     chunks_of,
+    pace_after,
     signed_record,
     update_header,
-    was_quick,
 )
 from anabranch.compress.registry import stages
 from anabranch.core.config.caps import heard_by_device
@@ -160,8 +161,7 @@ class GrpcTransport:
         self._fresh: deque[str] = deque(maxlen=FRESH_MAX)  # tasks of which nothing has been sent
         # Whether a model may come with a task: not with the first, before which there may be others to fetch.
         self._with_model = False
-        # Whether the last push, and the last fetch, that were large enough to tell so were quick.
-        self._sends_quickly = self._receives_quickly = False
+        self._sends = self._receives = Pace.USUAL
         self._partial: IncomingModel | None = None
         self._partial_for: tuple[Holdings, Submodel | None, int] = (None, None, 0)
 
@@ -273,16 +273,23 @@ class GrpcTransport:
         )
         had, idle_attempts = -1, 0
         while True:
+            before, pace = self._received, self._receives
             try:
                 return self._doors.ask(lambda door: self._receive(door, request, version, newer_than))
             except AnabranchError as error:
                 if not outcome_of(error).retryable:
                     self._partial = None
-                has = self._partial.received if self._partial else -1
+                has = self._received
+                if _was_cut(error, pace) and has <= before:
+                    self._receives = Pace.SLOW
                 idle_attempts = 0 if has > had else idle_attempts + 1
                 had = has
                 if self._partial is None or idle_attempts > 1 or not isinstance(error, Unavailable):
                     raise
+
+    @property
+    def _received(self) -> int:
+        return 0 if self._partial is None else self._partial.received
 
     def _is_of(self, version: int | None, part_id: int) -> bool:
         """Whether what came in part is of this version; what is frozen is of all."""
@@ -303,25 +310,30 @@ class GrpcTransport:
     ) -> devices.PushUpdateResponse:
         has = self._begun(entry)
         while True:
-            quick = self._sends_quickly
+            pace = self._sends
             try:
                 return self._send(entry, has, next_ask)
             except (Unavailable, Overloaded, TooLarge) as error:
-                smaller = not isinstance(error, Unavailable) and self._takes_smaller(entry, quick)
+                smaller = not isinstance(error, Unavailable) and self._takes_smaller(entry, pace)
                 if not (smaller or isinstance(error, Unavailable)):
                     raise
+                usual = self._sends
+                if _was_cut(error, pace):  # as long as nobody says that something came
+                    self._sends = Pace.SLOW
                 now_has = _has(self._state_after_a_break(entry.update_id), entry)
+                if now_has > has:
+                    self._sends = usual
                 if now_has <= has and not smaller:  # smaller ones are tried once, also from the beginning
                     raise
                 has = now_has
 
-    def _takes_smaller(self, entry: UpdateEntry, quick: bool) -> bool:
+    def _takes_smaller(self, entry: UpdateEntry, pace: Pace) -> bool:
         """Whether this may be of a chunk that is too large for this server: from now on they are small.
 
         One of before, or with other caps, may have taken the place of the one that this device enrolled with.
-        `quick`: the chunks were large from the first on.
+        `pace`: of a quick one the chunks were large from the first on.
         """
-        small_bytes = CHUNK_BYTES if quick else MEASURED_BYTES
+        small_bytes = CHUNK_BYTES if pace is Pace.QUICK else MEASURED_BYTES
         if len(entry.payload) <= small_bytes or self._limits.chunk_bytes_max <= CHUNK_BYTES:
             return False
         self._limits = replace(self._limits, chunk_bytes_max=CHUNK_BYTES)
@@ -335,7 +347,9 @@ class GrpcTransport:
         if entry.task_id in self._fresh:
             self._fresh.remove(entry.task_id)
             return 0
-        is_small = len(entry.payload) <= min(CHUNK_BYTES, self._limits.chunk_bytes_max)
+        limits = self._limits
+        chunk_bytes = limits.slow_chunk_bytes if self._sends is Pace.SLOW else limits.sent_chunk_bytes
+        is_small = len(entry.payload) <= chunk_bytes
         return 0 if is_small else _has(self.query_upload(entry.update_id), entry)
 
     def query_upload(self, update_id: str) -> UploadState:
@@ -397,28 +411,32 @@ class GrpcTransport:
         request.MergeFrom(wanted)
         request.chunk_bytes_max = self._wished_chunk_bytes
         timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
-        quick, began_at, came_bytes = self._receives_quickly, time.monotonic(), 0
-        self._receives_quickly = False  # after a failure chunks are small
+        pace, began_at, came_bytes = self._receives, time.monotonic(), 0
+        self._receives = min(pace, Pace.USUAL)  # after a failure chunks are small
         with closing(door.model(request, timeout)) as chunks:
             for header, chunk in chunks:
                 if header is not None:
                     if header.not_modified:
-                        self._receives_quickly = quick
+                        self._receives = pace
                         return not_modified(header)
                     self._begin(header)
                 self._take(chunk)
                 came_bytes += len(chunk.data)
         took_s = time.monotonic() - began_at
         # Of a small model larger chunks save the server nothing, and cost the device.
-        self._receives_quickly = (
-            quick if came_bytes < MEASURED_BYTES else was_quick(came_bytes, took_s, quick)
-        )
+        self._receives = pace_after(came_bytes, took_s, pace, MEASURED_BYTES)
         return self._finished()
 
     @property
     def _wished_chunk_bytes(self) -> int:
-        """Of a model's chunks: 0, what the server sends anyhow, unless the link is quick."""
-        return self._limits.chunk_bytes_max if self._receives_quickly else 0
+        """Of a model's chunks; 0: what the server sends anyhow."""
+        match self._receives:
+            case Pace.QUICK:
+                return self._limits.chunk_bytes_max
+            case Pace.SLOW:
+                return self._limits.slow_chunk_bytes
+            case _:
+                return 0
 
     def _begin(self, header: devices.ModelHeader) -> None:
         sha256 = convert.checked_digest(header.part.sha256, "part.sha256")
@@ -458,14 +476,19 @@ class GrpcTransport:
         timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
         header = update_header(entry, self.client_id, signature, next_ask)
         most = self._limits.chunk_bytes_max
-        quick, began_at = self._sends_quickly, time.monotonic()
-        self._sends_quickly = False  # after a failure they are small
+        pace, began_at = self._sends, time.monotonic()
+        self._sends = min(pace, Pace.USUAL)  # after a failure they are small
         answer = self._doors.ask(
-            lambda door: door.push(header, chunks_of(entry.payload, offset, most, quick=quick), timeout)
+            lambda door: door.push(header, chunks_of(entry.payload, offset, most, pace=pace), timeout)
         )
         sent_bytes = max(0, len(entry.payload) - offset)
-        self._sends_quickly = was_quick(sent_bytes, time.monotonic() - began_at, before=quick)
+        self._sends = pace_after(sent_bytes, time.monotonic() - began_at, pace)
         return answer
+
+
+def _was_cut(error: AnabranchError, pace: Pace) -> bool:
+    """Whether a transfer failed on its way, as on a link that is too slow for chunks of the usual size."""
+    return isinstance(error, Unavailable) and error.reached and pace is not Pace.QUICK
 
 
 def _has(state: UploadState, entry: UpdateEntry) -> int:

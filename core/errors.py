@@ -147,6 +147,8 @@ class Overloaded(AnabranchError):
 class Unavailable(AnabranchError):
     """The peer cannot be reached; the call is safe to repeat."""
 
+    reached = True  # False where not even a connection came about
+
 
 class ClocksDisagree(AnabranchError):
     """A certificate counts by one side's clock and not by the other's: repeat the call until it does."""

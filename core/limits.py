@@ -20,8 +20,10 @@ OUTBOX_BYTES_MAX = 2 * GIB
 COHORT_MIN = 2
 # Of a client at a server: updates on their way, and what has come of those that were cut.
 UPLOAD_BYTES_PER_CLIENT = 2 * GIB
-# A chunk that goes over any link in time, and that every release takes.
+# A chunk that goes over most links in time, and that every release takes.
 CHUNK_BYTES = 256 * KIB
+# Over those where one of that size has not come through: 1 KiB a second will do, as sides wait for 30 s.
+SLOW_CHUNK_BYTES = 16 * KIB
 # Of a bundle of an App: code and small files. More is neither made, served nor opened.
 BUNDLE_BYTES_MAX = 16 * MIB
 BUNDLE_MANIFEST_BYTES_MAX = 1 * MIB
@@ -77,6 +79,11 @@ class Limits:
     def sent_chunk_bytes(self) -> int:
         """Of a chunk that a server sends over a link of which it knows nothing: see `CHUNK_BYTES`."""
         return min(CHUNK_BYTES, self.chunk_bytes_max)
+
+    @property
+    def slow_chunk_bytes(self) -> int:
+        """Of a chunk over a link that is too slow for those: see `SLOW_CHUNK_BYTES`."""
+        return min(SLOW_CHUNK_BYTES, self.chunk_bytes_max)
 
 
 DEFAULT_LIMITS = Limits()

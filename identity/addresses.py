@@ -5,10 +5,10 @@ Where a server serves several runs, `host:port/JOB` is the address of one of the
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 from anabranch.core.errors import ConfigError
+from anabranch.support.proxies import is_this_machine
 
 JOB_KEY = "anabranch-job"  # metadata of a call: the job that it is of
 JOB_HEALTH = "job/"  # before a job's name: the service that the health protocol knows it as
@@ -60,10 +60,4 @@ def parse_addresses(text: str) -> list[str]:
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches `host:port`. Raises `ConfigError` for a malformed one."""
-    host, _ = host_and_port(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_this_machine(host_and_port(address)[0])

@@ -34,6 +34,7 @@ from anabranch.identity.signatures import check_signature
 from anabranch.protos.convert import cohort_to_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
 from anabranch.protos.v1.keepers_pb2_grpc import KeepersStub
+from anabranch.support.proxies import options_to
 from anabranch.support.shown import shown_certificate
 
 CONNECT_S, UNMASK_S = 10.0, 300.0
@@ -71,7 +72,7 @@ class KeeperLink:
         if not any(hmac.compare_digest(self.keeper, keeper) for keeper in keepers):
             raise NotAuthenticated(f"the keeper at {address} is {self.keeper}, not {' or '.join(keepers)}")
         credentials = grpc.ssl_channel_credentials(certificate_pem(self._certificate))
-        self._channel = grpc.secure_channel(address, credentials, OPTIONS)
+        self._channel = grpc.secure_channel(address, credentials, [*OPTIONS, *options_to(host)])
         self._stub = KeepersStub(self._channel)
 
     def __enter__(self) -> KeeperLink:

@@ -427,8 +427,9 @@ class Devices(DevicesServicer):
     def _chunk_bytes(self, request: devices.FetchModelRequest) -> int:
         """Of a chunk of an answer. Each that is on its way is in memory: large ones are for a few."""
         limits = self.run.limits
-        wished = 0 if self._sending > LARGE_CHUNKS_MAX else request.chunk_bytes_max
-        return max(limits.sent_chunk_bytes, min(wished, limits.chunk_bytes_max))
+        wished = request.chunk_bytes_max or limits.sent_chunk_bytes
+        most = limits.sent_chunk_bytes if self._sending > LARGE_CHUNKS_MAX else limits.chunk_bytes_max
+        return min(max(wished, limits.slow_chunk_bytes), most)
 
 
 def _first(first: FirstModel | None) -> devices.FirstModel | None:

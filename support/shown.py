@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
+
+from anabranch.support.proxies import connected
 
 READ_BYTES = 64 * 1024
 
@@ -11,13 +12,14 @@ READ_BYTES = 64 * 1024
 def shown_certificate(host: str, port: int, timeout_s: float) -> str:
     """The server's own certificate, PEM, unchecked. Raises `OSError`, of which TLS errors are a kind.
 
-    As `ssl.get_server_certificate`, which leaves a socket open where the server is killed at that moment.
+    As `ssl.get_server_certificate`, which leaves a socket open where the server is killed at that moment, and
+    passes proxies by.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     session = context.wrap_bio(incoming, outgoing, server_hostname=host)
-    with socket.create_connection((host, port), timeout_s) as connection:
+    with connected(host, port, timeout_s) as connection:
         while not _is_done(session):
             connection.sendall(outgoing.read())
             if data := connection.recv(READ_BYTES):

@@ -40,6 +40,7 @@ def test_nobody_there_is_said_without_the_words_of_grpc() -> None:
     with OperatorClient(address) as operator, pytest.raises(Unavailable) as found:
         operator.status()
     assert str(found.value).startswith(f"{address}: nobody answers (")
+    assert not found.value.reached
     assert "addresses" not in str(found.value)
     assert "ipv4" not in str(found.value)
 

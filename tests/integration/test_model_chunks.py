@@ -16,7 +16,7 @@ from wire import CALL_S, Served, server_config
 from anabranch.client.transfer import IncomingModel
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable
-from anabranch.core.limits import CHUNK_BYTES, MIB
+from anabranch.core.limits import CHUNK_BYTES, MIB, SLOW_CHUNK_BYTES
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -26,6 +26,7 @@ from anabranch.server.manifest import Manifest, write_manifest
 SIZE = 4 * MIB + 5 * 4
 SMALL = [CHUNK_BYTES] * 16 + [20]
 LARGE = [MIB] * 4 + [20]
+LITTLE = [SLOW_CHUNK_BYTES] * 256 + [20]
 PACE = "anabranch.client.transfer.ANSWERED_BYTES_PER_S"
 
 
@@ -72,7 +73,14 @@ def sizes_of(messages: Any) -> list[int]:
 
 @pytest.mark.parametrize(
     ("wished", "sizes"),
-    [(0, SMALL), (1, SMALL), (MIB, LARGE), (4 * MIB, LARGE), (512 * 1024, [512 * 1024] * 8 + [20])],
+    [
+        (0, SMALL),
+        (1, LITTLE),
+        (100_000, [100_000] * 41 + [94_324]),
+        (MIB, LARGE),
+        (4 * MIB, LARGE),
+        (512 * 1024, [512 * 1024] * 8 + [20]),
+    ],
 )
 def test_chunks_are_as_large_as_is_wished_within_bounds(
     wished: int, sizes: list[int], served: Served
