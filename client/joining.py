@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 
 from anabranch.client.channel import CONTROL_S, mapped_errors, secure_channel
+from anabranch.client.clocks import check_valid
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.identity.addresses import host_and_port, parse_addresses, split_job
 from anabranch.identity.certificates import (
@@ -58,7 +59,8 @@ def joined_wallet(
     `addresses` are the servers' for joining, of which the first that answers is taken: one that stands by
     does not. `client_id`: whose token it must be, if that is known.
 
-    Raises `NotAuthenticated`, `ConfigError`, and `Unavailable`, after which it may be repeated.
+    Raises `NotAuthenticated`, `ConfigError`, and `Unavailable` or `ClocksDisagree`, after which it may be
+    repeated.
     """
     known, used = read_wallet(folder), folder / TOKEN_ID
     token_id = token.partition(".")[0]
@@ -124,6 +126,7 @@ def _fetch_authority(address: str) -> bytes:
         shown = shown_certificate(host, port, CONTROL_S)
     except OSError as error:  # TLS errors are among them
         raise Unavailable(f"{address}: nobody answers there as a server to join: {error}") from error
+    check_valid(read_certificate(shown.encode(), address), address, time.time())
     with secure_channel(address, OPTIONS, shown.encode()) as channel, mapped_errors(address):
         answer = JoiningStub(channel).GetAuthority(identity.GetAuthorityRequest(), timeout=CONTROL_S)
     certificate: bytes = answer.certificate

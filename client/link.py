@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import grpc
 
 from anabranch.client.channel import CONTROL_S, RECONNECT_MAX_S, mapped_errors, open_channel
+from anabranch.client.clocks import check_shown
 from anabranch.client.servers import Servers
 from anabranch.client.tracing import traced
 from anabranch.core.errors import AnabranchError, ClocksDisagree, Unavailable
@@ -75,8 +76,10 @@ class Link:
         try:
             with mapped_errors(server.address, plain=first and self.wallet is None):
                 yield
-        except Unavailable:
+        except Unavailable as error:
             self.servers.failed(server)
+            if self.wallet is not None and not error.reached:
+                check_shown(server.address, self.wallet.authority, self._now())
             raise
         except ClocksDisagree as error:
             here = time_text(self._now())

@@ -64,9 +64,17 @@ def device_id(state_dir: Path, given: str = "") -> str:
 
 
 def _kept_id(state_dir: Path) -> str:
+    """Raises `ConfigError` for a file that holds no name."""
     file = state_dir / "client_id"
     with usable(state_dir):
-        return file.read_text(encoding="utf-8").strip() if file.exists() else ""
+        said = file.read_bytes() if file.exists() else b""
+    try:
+        known = said.decode("utf-8").strip()
+        return checked_id(known, "client_id") if known else ""
+    except (UnicodeDecodeError, InvalidUpdate) as error:
+        raise ConfigError(
+            f"{file} is damaged, it holds no name: remove it (papers have the name, else give it by --id)"
+        ) from error
 
 
 def settled_id(state_dir: Path) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from anabranch.core.errors import AnabranchError
 
 log = logging.getLogger(__name__)
 
 FIRST_S, LONGEST_S = 2.0, 60.0
+ANSWERS = ("enrolled", "granted", "fetched", "pushed")  # what a device tells when its server has answered
 
 
 class WaitingNotice:
@@ -23,6 +25,16 @@ class WaitingNotice:
 
     def failed(self, error: AnabranchError) -> None:
         """A call has failed."""
+        self._failed(type(error).__name__, str(error))
+
+    def hear(self, kind: str, **data: Any) -> None:
+        """The same of a device, of which nobody else hears what it does: an `OnEvent`."""
+        if kind == "failed" and data.get("again", True):
+            self._failed(data["error"], data["detail"])
+        elif kind in ANSWERS:
+            self.answered()
+
+    def _failed(self, error: str, text: str) -> None:
         now = self._now()
         if self._since is None:
             self._since = now
@@ -30,8 +42,8 @@ class WaitingNotice:
             return
         seconds = round(now - self._since)
         for_s = f", for {seconds} s so far" if seconds else ""
-        fields = {"address": self._whom, "seconds": seconds, "error": type(error).__name__}
-        why = str(error).removeprefix(f"{self._whom}: ")
+        fields = {"address": self._whom, "seconds": seconds, "error": error}
+        why = text.removeprefix(f"{self._whom}: ")
         log.warning("waiting for %s%s: %s", self._whom, for_s, why, extra={"fields": fields})
         self._due, self._pause_s = now + self._pause_s, min(2.0 * self._pause_s, LONGEST_S)
 

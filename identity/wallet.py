@@ -122,19 +122,28 @@ def read_wallet(folder: Path) -> Wallet | None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     own, _, ca = rest.partition(END_CERTIFICATE)
-    return Wallet(
-        folder,
-        read_key(key + END_KEY, str(path)),
-        read_certificate(own + END_CERTIFICATE, str(path)),
-        read_certificate(ca, str(path)),
-    )
+    try:
+        return Wallet(
+            folder,
+            read_key(key + END_KEY, str(path)),
+            read_certificate(own + END_CERTIFICATE, str(path)),
+            read_certificate(ca, str(path)),
+        )
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; or remove it: a device joins again with a new token, an operator's others are made by "
+            "`anabranch admin operator`"
+        ) from error
 
 
 def joining_key(folder: Path) -> Key:
     """The key to join with: made once, so that a join whose answer was lost can be repeated."""
     path = folder / JOINING
     if path.exists():
-        return read_key(path.read_bytes(), str(path))
+        try:
+            return read_key(path.read_bytes(), str(path))
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or remove it, and join with a new token") from error
     key = new_key()
     make_private_folder(folder)
     write_private(path, key_pem(key))

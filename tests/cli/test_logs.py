@@ -86,6 +86,41 @@ def test_the_level_is_a_choice(model: Path, tmp_path: Path) -> None:
     assert [line for line in lines if "Granted(" in json.loads(line)["text"]]
 
 
+APP = """import numpy as np
+
+
+class App:
+    def model(self):
+        return {"w": np.zeros(3, np.float32)}
+
+    def data(self, shard):
+        return np.zeros((2, 1)), np.zeros(2)
+
+    def train(self, model, examples, plan, seed):
+        model["w"] += GAIN
+"""
+
+
+def test_a_device_tells_its_steps_to_who_logs_that_much(model: Path, tmp_path: Path) -> None:
+    told: dict[str, set[str]] = {}
+    for name, gain in (("good", "1"), ("flawed", "np.nan")):
+        (tmp_path / f"{name}.py").write_text(APP.replace("GAIN", gain))
+    with serving(model, tmp_path / "data") as (address, _):
+        for app, level in (("good", "info"), ("good", "warning"), ("flawed", "warning"), ("flawed", "error")):
+            name = f"{app}-{level}"
+            options = ["--server", address, "--id", name, "--tasks-max", "1", "--log-level", level]
+            done = anabranch(tmp_path, "client", f"{app}.py:App", *options)
+            assert done.returncode == 0, done.stderr
+            told[f"{app} {level}"] = {line.split(" ")[0] for line in done.stdout.splitlines()} - {f"{name}:"}
+            answered = "1 update answered" + (", 1 of them rejected" if app == "flawed" else "")
+            assert answered in done.stdout.splitlines()
+    steps = {"granted", "trained", "pushed"}
+    assert steps < told["good info"]
+    quiet = told["good info"] - steps - {"fetched"}
+    assert told["good warning"] == told["flawed error"] == quiet > {"enrolled", "stopped"}
+    assert told["flawed warning"] == quiet | {"failed"}
+
+
 @pytest.mark.parametrize("command", [["server"], ["client", "synthetic"], ["evaluate", "synthetic"]])
 def test_a_level_that_is_none_is_an_error(command: list[str], tmp_path: Path) -> None:
     done = anabranch(tmp_path, *command, "--log-level", "loud")

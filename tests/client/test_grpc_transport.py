@@ -20,9 +20,11 @@ from anabranch.client.channel import ERROR_KEY, RETRY_KEY, error_of
 from anabranch.client.operator import check_health
 from anabranch.client.stopping import Bell, persist
 from anabranch.client.transport import GrpcTransport
+from anabranch.client.transports import open_transport
 from anabranch.core.errors import (
     OUTCOMES,
     AnabranchError,
+    ConfigError,
     InvalidUpdate,
     NotAuthenticated,
     NotPermitted,
@@ -279,3 +281,9 @@ def test_a_full_store_is_not_an_overload_and_says_when_to_come_too() -> None:
     error = error_of(Failed("RESOURCE_EXHAUSTED", [(ERROR_KEY, "StoreFull"), (RETRY_KEY, "1,2")]), "here:1")
     assert (type(error), error.retry_after_s) == (StoreFull, (1.0, 2.0))
     assert error_of(Failed("UNAVAILABLE"), "here:1").retry_after_s is None
+
+
+@pytest.mark.parametrize("name", ["http", "https", "grpc"])
+def test_a_scheme_before_an_address_is_no_name_of_a_transport(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"write HOST:PORT without {name}://, fed.example:7070"):
+        open_transport(f"{name}://fed.example:7070/", "a", None)

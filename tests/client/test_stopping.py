@@ -186,6 +186,14 @@ def test_a_device_keeps_its_id(tmp_path: Path) -> None:
     assert fresh_id() != fresh_id()
 
 
+@pytest.mark.parametrize("junk", [b"\x99\xff", b"no spaces", b"a" * 200])
+def test_a_file_that_holds_no_name_is_named(junk: bytes, tmp_path: Path) -> None:
+    (tmp_path / "client_id").write_bytes(junk)
+    for given in ("", "kiln-7"):
+        with pytest.raises(ConfigError, match="client_id is damaged, it holds no name: remove it"):
+            device_id(tmp_path, given)
+
+
 def test_a_name_that_was_made_up_for_nothing_gives_way(tmp_path: Path) -> None:
     """As of a first start without a token: what the token brings is the device's name."""
     made_up = device_id(tmp_path)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
 
+import anabranch as ab
 from anabranch.client.channel import error_of
 from anabranch.client.operator import OperatorClient
 from anabranch.client.waiting import WaitingNotice
@@ -33,6 +38,42 @@ def test_it_is_said_at_once_and_after_pauses_that_double(caplog: pytest.LogCaptu
     waiting.answered()
     waiting.failed(Unavailable("gone again"))
     assert caplog.messages == ["host:1 answers", "waiting for host:1: gone again"]
+
+
+def test_a_device_of_which_nobody_hears_says_that_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    waiting = WaitingNotice("host:1")
+    waiting.hear("failed", call="push", error="UnknownTask", detail="gone", again=False)
+    waiting.hear("waiting", seconds=2.0)
+    assert caplog.messages == [], "the next ask is another one"
+    waiting.hear("failed", call="enrol", error="Overloaded", detail="wait")
+    waiting.hear("enrolled", run="a")
+    waiting.hear("failed", call="ask", error="Unavailable", detail="host:1: nobody answers", again=True)
+    waiting.hear("granted", task="a")
+    assert caplog.messages == [
+        "waiting for host:1: wait",
+        "host:1 answers",
+        "waiting for host:1: nobody answers",
+        "host:1 answers",
+    ]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_device_of_a_program_says_that_it_waits(joins: bool, caplog: pytest.LogCaptureFixture) -> None:
+    address, model = f"127.0.0.1:{free_port()}", {"w": np.zeros(3)}
+    said = threading.Event()
+    caplog.handler.addFilter(lambda record: said.set() or True)
+    with ExitStack() as stack, TemporaryDirectory() as folder:
+        if joins:
+            fed = ab.join(address, model, id="script", state_dir=folder)
+            looping = threading.Thread(target=list, args=(fed,))
+            looping.start()
+            stack.callback(looping.join)
+            stack.callback(fed.close)
+        else:
+            stack.enter_context(ab.Client("synthetic", address, id="a-1", state_dir=folder))
+        assert said.wait(600)
+    assert caplog.messages[0].startswith(f"waiting for {address}: nobody answers (")
 
 
 def test_nobody_there_is_said_without_the_words_of_grpc() -> None:

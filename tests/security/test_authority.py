@@ -244,9 +244,11 @@ def test_papers_are_read_as_they_were_written(authority: Authority, tmp_path: Pa
     assert found is not None
     assert found.credentials() == wallet.credentials()
     assert read_wallet(tmp_path / "b") is None
-    (tmp_path / "a" / "identity.pem").write_bytes(b"junk")
-    with pytest.raises(ConfigError, match=r"identity\.pem"):
-        read_wallet(tmp_path / "a")
+    whole = (tmp_path / "a" / "identity.pem").read_bytes()
+    for damaged in (b"", b"junk", whole[: len(whole) // 2], whole[:-200]):
+        (tmp_path / "a" / "identity.pem").write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"identity\.pem.*; or remove it: a device joins again"):
+            read_wallet(tmp_path / "a")
 
 
 def test_papers_take_no_certificate_of_another(authority: Authority, tmp_path: Path) -> None:
@@ -267,6 +269,9 @@ def test_papers_take_no_certificate_of_another(authority: Authority, tmp_path: P
 def test_the_key_to_join_with_is_made_once(tmp_path: Path) -> None:
     first, again = joining_key(tmp_path / "a"), joining_key(tmp_path / "a")
     assert first.private_numbers() == again.private_numbers()
+    (tmp_path / "a" / "joining.pem").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"joining\.pem.*; or remove it, and join with a new token"):
+        joining_key(tmp_path / "a")
 
 
 def test_many_are_invited_at_once_or_none(authority: Authority) -> None:

@@ -143,6 +143,26 @@ def test_who_joins_by_a_token_that_a_wrong_clock_has_ended_is_told_both_clocks(t
         assert guarded.joined("device-1", token).name == "device-1"
 
 
+def test_a_device_that_is_behind_its_server_is_told_so_when_it_joins_and_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    """Its TLS refuses a certificate of its future, and all that gRPC says of it is that nobody answers."""
+    wall = Wall()
+    told = r"of 127\.0\.0\.1:\d+ is valid from .* by this machine's clock it is 20.*: set the clock that"
+    request = devices.EnrolRequest(client_id="device-1", protocol_version=1)
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS, wall) as guarded:
+        wallet = guarded.joined("device-1")
+        wall.ahead_s = 5 * DAY_S  # so that it has made another certificate, of its own time
+        with pytest.raises(ClocksDisagree, match=told):
+            guarded.joined("device-2")
+        link = Link(guarded.address, wallet=wallet)
+        with pytest.raises(ClocksDisagree, match=told), link.calling():
+            link.servers.current.stub.Enrol(request)
+        link.close()
+        wall.ahead_s = 0.0
+        assert guarded.joined("device-2").name == "device-2"
+
+
 def test_a_certificate_that_the_server_signs_by_a_wrong_clock_is_not_put_in_the_place_of_a_good_one(
     tmp_path: Path,
 ) -> None:

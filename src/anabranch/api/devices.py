@@ -21,6 +21,7 @@ from anabranch.client.stopping import Bell
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.trust import trusted
+from anabranch.client.waiting import WaitingNotice
 from anabranch.core.limits import COHORT_MIN
 from anabranch.workloads.app import App, Shard, load_app
 
@@ -35,9 +36,9 @@ class Client(Background):
     by default as for the command, or a temporary folder where the server is in this process. `width_max` is
     the widest part of the model that it can train, a share of the units, 1 for the whole. `token` and
     `ca_sha256` are what it joins a guarded federation with, at `join` (empty: where a server of this process
-    says, else two ports above the server's). `keepers` names those that it
-    masks its updates for, and `cohort_min` the fewest updates in a sum. `on_event` hears what it does. What
-    ends it without hope comes out of `wait`, or of the context's end.
+    says, else two ports above the server's). `keepers` names those that it masks its updates for, and
+    `cohort_min` the fewest updates in a sum. `on_event` hears what it does; without it a warning is logged
+    while its server does not answer. What ends it without hope comes out of `wait`, or of the context's end.
     """
 
     def __init__(
@@ -107,7 +108,8 @@ class Client(Background):
         if isinstance(self._server, Operated):
             join = options.join or self._server.join_address
             options = replace(options, server=self._server.address, join=join)
-        self.summary = run_client(options, self._on_event, self._app, self._bell)
+        on_event = self._on_event or WaitingNotice(options.server).hear
+        self.summary = run_client(options, on_event, self._app, self._bell)
 
     def _agent(self, server: InProcessServer) -> Agent:
         options, name = self._options, device_id(self._options.state_dir, self._options.client_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -27,7 +28,7 @@ from anabranch.cli.jobs import (
     serve_folder,
     serve_server,
 )
-from anabranch.cli.logs import LogLevel, set_up_logging
+from anabranch.cli.logs import DeviceLogLevel, LogLevel, set_up_logging
 from anabranch.cli.next_steps import once_stopped, while_served, with_commands, with_state
 from anabranch.cli.options import (
     AsJson,
@@ -51,7 +52,7 @@ from anabranch.core.limits import COHORT_MIN, MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTR
 from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.text import visible
 from anabranch.reports.metrics import metric_text
-from anabranch.reports.text import count_text
+from anabranch.reports.text import count_text, counted
 from anabranch.server.manifest import read_manifest
 from anabranch.support.heap import uncollected
 
@@ -241,7 +242,7 @@ def client(
     keepers: Keepers = None,
     cohort_min: CohortMin = COHORT_MIN,
     until_eof: UntilEof = False,
-    log_level: LogLevel = "info",
+    log_level: DeviceLogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM.
@@ -438,18 +439,30 @@ def _work(
 
 
 def _say_goodbye(output: Output, done: AgentSummary, state_dir: Path) -> None:
-    told = f"{count_text(done.answered)} updates answered\n{with_state(state_dir, done.run_ended)}"
+    rejected = f", {count_text(done.rejected)} of them rejected" if done.rejected else ""
+    answered = f"{counted(done.answered, 'update')} answered{rejected}"
+    told = f"{answered}\n{with_state(state_dir, done.run_ended)}"
     if not done.client_id:
         told = "it has not joined yet: start it again with its token"
-    output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, told)
+    counts = {"answered": done.answered, "rejected": done.rejected}
+    output.result({"kind": "stopped", "why": done.why, **counts}, told)
 
 
 PLACED = "{client}: shard {index} of {count}, state in {state_dir}"
 UNNUMBERED = "{client}: all of the training data (a name such as device-0 gives a part), state in {state_dir}"
 
 
+# What a device does is told for each task, and so only to those who log that much; but not how it began and ended.
+ONCE = ("placed", "enrolled", "stopped")
+
+
 def _teller(output: Output) -> Callable[..., None]:
+    log = logging.getLogger(__name__)
+
     def tell(kind: str, **data: Any) -> None:
+        level = logging.WARNING if kind == "failed" else logging.INFO
+        if not (output.as_json or kind in ONCE or log.isEnabledFor(level)):
+            return
         text = f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items())
         if kind == "placed":
             text = (UNNUMBERED if data["count"] == 1 else PLACED).format(**data)

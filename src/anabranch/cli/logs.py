@@ -27,6 +27,14 @@ LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Annotated[
     str, typer.Option("--log-level", help="What is logged: debug, info, warning or error.", metavar="LEVEL")
 ]
+DeviceLogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log-level",
+        help="What is logged: debug, info, warning or error. Steps of a device are told from info on.",
+        metavar="LEVEL",
+    ),
+]
 
 
 class _Lines(logging.Formatter):

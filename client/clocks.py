@@ -1,0 +1,34 @@
+"""What a TLS handshake does not say: that a server's certificate does not count by this machine's clock.
+
+A device without a battery begins in 1970. All that gRPC says then is that there was no connection.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from cryptography import x509
+
+from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated
+from anabranch.identity.addresses import host_and_port, split_job
+from anabranch.identity.certificates import SET_CLOCK, is_issued_by, lifetime, read_certificate, times_text
+from anabranch.support.shown import shown_certificate
+
+PROBE_S = 2.0
+
+
+def check_valid(certificate: x509.Certificate, address: str, now: float) -> None:
+    """Raises `ClocksDisagree` where the certificate that a server shows does not count at `now`."""
+    begin, end = lifetime(certificate)
+    if not begin <= now < end:
+        text = times_text(f"the certificate of {address}", (begin, end), "this machine's", now)
+        raise ClocksDisagree(f"{text}: {SET_CLOCK}")
+
+
+def check_shown(address: str, authority: x509.Certificate, now: float) -> None:
+    """`check_valid` of what is shown at `host:port`, if it is of this authority and can be had."""
+    host, port = host_and_port(split_job(address)[0])
+    with suppress(OSError, ConfigError, NotAuthenticated):
+        certificate = read_certificate(shown_certificate(host, port, PROBE_S).encode(), address)
+        if is_issued_by(certificate, authority):
+            check_valid(certificate, address, now)
