@@ -24,7 +24,7 @@ ANSWERED_BYTES_PER_S = 256 * KIB  # of a link of which the next transfer may beg
 USUAL_BYTES_PER_S = 32 * KIB  # of a slow link that may have chunks of the usual size again
 
 
-class Pace(IntEnum):
+class LinkPace(IntEnum):
     """How large a link's chunks are, by what was seen of it last."""
 
     SLOW = 0  # of one of the usual size nothing came through: it is heard of when it is whole
@@ -32,18 +32,20 @@ class Pace(IntEnum):
     QUICK = 2
 
 
-def pace_after(size_bytes: int, took_s: float, before: Pace, telling_bytes: int = CHUNK_BYTES) -> Pace:
+def pace_after(
+    size_bytes: int, took_s: float, before: LinkPace, telling_bytes: int = CHUNK_BYTES
+) -> LinkPace:
     """The pace of a link over which so much was sent and answered; of less than `telling_bytes`: as before.
 
     The time that the answer took counts as well. At the pace of a quick one a chunk of 1 MiB takes 4 s, at
     that of a usual one a chunk of 256 KiB takes 8 s: sides wait longer.
     """
-    if before is Pace.SLOW:
+    if before is LinkPace.SLOW:
         is_usual = size_bytes >= max(SLOW_CHUNK_BYTES, USUAL_BYTES_PER_S * took_s)
-        return Pace.USUAL if is_usual else Pace.SLOW
+        return LinkPace.USUAL if is_usual else LinkPace.SLOW
     if size_bytes < telling_bytes:
         return before
-    return Pace.QUICK if size_bytes >= ANSWERED_BYTES_PER_S * took_s else Pace.USUAL
+    return LinkPace.QUICK if size_bytes >= ANSWERED_BYTES_PER_S * took_s else LinkPace.USUAL
 
 
 class IncomingModel:
@@ -136,7 +138,7 @@ def chunks_of(
     offset: int,
     most: int,
     clock: Callable[[], float] = time.monotonic,
-    pace: Pace = Pace.USUAL,
+    pace: LinkPace = LinkPace.USUAL,
 ) -> Iterator[Chunk]:
     """The bytes from `offset` on, in chunks of up to `most` where the link is seen to take them quickly.
 
@@ -145,8 +147,8 @@ def chunks_of(
     unless the link's `pace` is quick, and wherever the last `MEASURED_BYTES`, more than a system holds back
     of what was sent, have taken long.
     """
-    view, small = memoryview(payload), min(SLOW_CHUNK_BYTES if pace is Pace.SLOW else CHUNK_BYTES, most)
-    size, measured_from, began_at = most if pace is Pace.QUICK else small, offset, clock()
+    view, small = memoryview(payload), min(SLOW_CHUNK_BYTES if pace is LinkPace.SLOW else CHUNK_BYTES, most)
+    size, measured_from, began_at = most if pace is LinkPace.QUICK else small, offset, clock()
     while offset < len(view):
         yield Chunk(offset, view[offset : offset + size])
         offset += size

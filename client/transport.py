@@ -36,7 +36,7 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transfer import (
     MEASURED_BYTES,
     IncomingModel,
-    Pace,
+    LinkPace,
     chunks_of,
     pace_after,
     signed_record,
@@ -161,7 +161,7 @@ class GrpcTransport:
         self._fresh: deque[str] = deque(maxlen=FRESH_MAX)  # tasks of which nothing has been sent
         # Whether a model may come with a task: not with the first, before which there may be others to fetch.
         self._with_model = False
-        self._sends = self._receives = Pace.USUAL
+        self._sends = self._receives = LinkPace.USUAL
         self._partial: IncomingModel | None = None
         self._partial_for: tuple[Holdings, Submodel | None, int] = (None, None, 0)
 
@@ -281,7 +281,7 @@ class GrpcTransport:
                     self._partial = None
                 has = self._received
                 if _was_cut(error, pace) and has <= before:
-                    self._receives = Pace.SLOW
+                    self._receives = LinkPace.SLOW
                 idle_attempts = 0 if has > had else idle_attempts + 1
                 had = has
                 if self._partial is None or idle_attempts > 1 or not isinstance(error, Unavailable):
@@ -319,7 +319,7 @@ class GrpcTransport:
                     raise
                 usual = self._sends
                 if _was_cut(error, pace):  # as long as nobody says that something came
-                    self._sends = Pace.SLOW
+                    self._sends = LinkPace.SLOW
                 now_has = _has(self._state_after_a_break(entry.update_id), entry)
                 if now_has > has:
                     self._sends = usual
@@ -327,13 +327,13 @@ class GrpcTransport:
                     raise
                 has = now_has
 
-    def _takes_smaller(self, entry: UpdateEntry, pace: Pace) -> bool:
+    def _takes_smaller(self, entry: UpdateEntry, pace: LinkPace) -> bool:
         """Whether this may be of a chunk that is too large for this server: from now on they are small.
 
         One of before, or with other caps, may have taken the place of the one that this device enrolled with.
         `pace`: of a quick one the chunks were large from the first on.
         """
-        small_bytes = CHUNK_BYTES if pace is Pace.QUICK else MEASURED_BYTES
+        small_bytes = CHUNK_BYTES if pace is LinkPace.QUICK else MEASURED_BYTES
         if len(entry.payload) <= small_bytes or self._limits.chunk_bytes_max <= CHUNK_BYTES:
             return False
         self._limits = replace(self._limits, chunk_bytes_max=CHUNK_BYTES)
@@ -348,7 +348,7 @@ class GrpcTransport:
             self._fresh.remove(entry.task_id)
             return 0
         limits = self._limits
-        chunk_bytes = limits.slow_chunk_bytes if self._sends is Pace.SLOW else limits.sent_chunk_bytes
+        chunk_bytes = limits.slow_chunk_bytes if self._sends is LinkPace.SLOW else limits.sent_chunk_bytes
         is_small = len(entry.payload) <= chunk_bytes
         return 0 if is_small else _has(self.query_upload(entry.update_id), entry)
 
@@ -412,7 +412,7 @@ class GrpcTransport:
         request.chunk_bytes_max = self._wished_chunk_bytes
         timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
         pace, began_at, came_bytes = self._receives, time.monotonic(), 0
-        self._receives = min(pace, Pace.USUAL)  # after a failure chunks are small
+        self._receives = min(pace, LinkPace.USUAL)  # after a failure chunks are small
         with closing(door.model(request, timeout)) as chunks:
             for header, chunk in chunks:
                 if header is not None:
@@ -431,9 +431,9 @@ class GrpcTransport:
     def _wished_chunk_bytes(self) -> int:
         """Of a model's chunks; 0: what the server sends anyhow."""
         match self._receives:
-            case Pace.QUICK:
+            case LinkPace.QUICK:
                 return self._limits.chunk_bytes_max
-            case Pace.SLOW:
+            case LinkPace.SLOW:
                 return self._limits.slow_chunk_bytes
             case _:
                 return 0
@@ -477,7 +477,7 @@ class GrpcTransport:
         header = update_header(entry, self.client_id, signature, next_ask)
         most = self._limits.chunk_bytes_max
         pace, began_at = self._sends, time.monotonic()
-        self._sends = min(pace, Pace.USUAL)  # after a failure they are small
+        self._sends = min(pace, LinkPace.USUAL)  # after a failure they are small
         answer = self._doors.ask(
             lambda door: door.push(header, chunks_of(entry.payload, offset, most, pace=pace), timeout)
         )
@@ -486,9 +486,9 @@ class GrpcTransport:
         return answer
 
 
-def _was_cut(error: AnabranchError, pace: Pace) -> bool:
+def _was_cut(error: AnabranchError, pace: LinkPace) -> bool:
     """Whether a transfer failed on its way, as on a link that is too slow for chunks of the usual size."""
-    return isinstance(error, Unavailable) and error.reached and pace is not Pace.QUICK
+    return isinstance(error, Unavailable) and error.reached and pace is not LinkPace.QUICK
 
 
 def _has(state: UploadState, entry: UpdateEntry) -> int:

@@ -20,7 +20,7 @@ from wire import CALL_S, CHUNK, Served, server_config
 from anabranch.client.calls import CallDoor, Door
 from anabranch.client.exchange import StreamDoor
 from anabranch.client.stopping import Bell, persist
-from anabranch.client.transfer import Pace, chunks_of, update_header
+from anabranch.client.transfer import LinkPace, chunks_of, update_header
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate, ProtocolError, Unavailable, UnknownTask
@@ -305,7 +305,7 @@ def test_a_whole_update_that_is_too_large_a_chunk_by_now_is_sent_in_smaller_ones
     config = server_config(tmp_path / "data")
     with Served(config, manifest, limits) as served, GrpcTransport(address(served), "a") as transport:
         spec = transport.enrol(Capability()).spec
-        transport._limits, transport._sends = replace(transport._limits, chunk_bytes_max=MIB), Pace.QUICK
+        transport._limits, transport._sends = replace(transport._limits, chunk_bytes_max=MIB), LinkPace.QUICK
         assert transport.push(result_of(granted(transport, spec, "t"), spec, "u", 1.0)).version == 1
     assert transport._limits.chunk_bytes_max == CHUNK_BYTES
 

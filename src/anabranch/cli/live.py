@@ -452,7 +452,7 @@ PLACED = "{client}: shard {index} of {count}, state in {state_dir}"
 UNNUMBERED = "{client}: all of the training data (a name such as device-0 gives a part), state in {state_dir}"
 
 
-# What a device does is told for each task, and so only to those who log that much; but not how it began and ended.
+# All else is told for each task, and so to those alone who log that much.
 ONCE = ("placed", "enrolled", "stopped")
 
 
