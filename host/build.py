@@ -28,6 +28,7 @@ from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.parts import told_name
 from anabranch.core.snapshot import Snapshot, restore
+from anabranch.host.idle import idle
 from anabranch.host.private import private_sums
 from anabranch.host.secagg import check_masking, cohorts_of
 from anabranch.strategies.memory import DISK, RememberingStrategy
@@ -85,7 +86,8 @@ class Blueprint:
         _check_memory(config, spec, strategy)
         _check_scheduler(config, strategy)
         _check_publishing(config, strategy)
-        _warn(doubt(strategy))
+        for text in (doubt(strategy), *idle(config, strategy)):
+            _warn(text)
         settings = EngineSettings.of(config, limits)
         if config.secagg.on:
             check_masking(masks)
