@@ -120,6 +120,10 @@ class PartKind:
         """Whether the code of this place was let in."""
         return place in self._let_in
 
+    def own(self) -> list[Any]:
+        """Those that were let in."""
+        return list({id(part): part for part in self._let_in.values()}.values())
+
     def check(self, part: Any, place: str) -> None:
         """Raises `ConfigError`, which begins with `place`, for what is no part of this kind."""
         if lacking := [name for name in self._needs if not hasattr(part, name)]:

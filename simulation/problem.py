@@ -32,6 +32,7 @@ from anabranch.simulation.parts import PARTS
 from anabranch.strategies.submodels.progressive import grown
 from anabranch.support.code import let_in
 from anabranch.support.own_code import on_device
+from anabranch.support.own_parts import own_parts
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.calls import data_of, join_run
@@ -171,7 +172,8 @@ class Problem:
 
     def do(self, work: Job | Evaluation) -> LocalResult | Mapping[str, float]:
         """Whichever it is."""
-        return self.train(work) if isinstance(work, Job) else self.evaluate(work)
+        with own_parts(PARTS):
+            return self.train(work) if isinstance(work, Job) else self.evaluate(work)
 
     def train(self, job: Job) -> LocalResult:
         """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""

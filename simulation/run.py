@@ -57,6 +57,7 @@ from anabranch.simulation.interruption import Interruptions
 from anabranch.simulation.keepers import Keepers
 from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.newcomers import Newcomers, come_as_rows
+from anabranch.simulation.parts import PARTS as OWN_PARTS
 from anabranch.simulation.problem import Problem, ProblemSource, device_name
 from anabranch.simulation.server import DirectServer, Process
 from anabranch.simulation.server_time import ServerTime, SteppedTime
@@ -67,6 +68,7 @@ from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import World
 from anabranch.support.heap import reused_heap
+from anabranch.support.own_parts import own_parts
 from anabranch.support.shelf import ScratchShelf
 from anabranch.workloads.app import App
 from anabranch.workloads.arrival import Arrivals
@@ -135,20 +137,23 @@ def simulate(
         (out / CHECKPOINT).unlink(missing_ok=True)
         return Result.read(out)
     started = time.perf_counter()
-    with open_simulation(
-        config,
-        out,
-        app,
-        workers,
-        progress,
-        trackers=Trackers.of(config.run.trackers, trackers),
-        keep_payloads=keep_payloads,
-        checkpoint_s=checkpoint_s,
-        resume=resume,
-    ) as simulation:
+    with (
+        own_parts(OWN_PARTS),
+        open_simulation(
+            config,
+            out,
+            app,
+            workers,
+            progress,
+            trackers=Trackers.of(config.run.trackers, trackers),
+            keep_payloads=keep_payloads,
+            checkpoint_s=checkpoint_s,
+            resume=resume,
+        ) as simulation,
+    ):
         started -= simulation.before_s
         try:
-            with Interruptions() as interruptions:
+            with Interruptions() as interruptions, own_parts(OWN_PARTS):
                 simulation.world.whole = interruptions.whole
                 simulation.run()
         except BaseException as error:

@@ -20,6 +20,7 @@ beyond what its parts do is in more fields of a state that inherits theirs.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property
@@ -37,6 +38,7 @@ from anabranch.core.engine.strategy import (
     published,
     rejected,
 )
+from anabranch.core.errors import AppError
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Reason, Update
 from anabranch.strategies.parameters import check_parameters
@@ -88,6 +90,11 @@ class ComposedStrategy(AsyncStrategy, ABC):
         if refusal is not None:
             return Step(state, None, rejected(context.staleness, refusal.reason, refusal.detail))
         weight = self.weight_in(vector, update, context)
+        if not math.isfinite(weight):
+            raise AppError(
+                f"strategy {self.name!r}: an update of staleness {context.staleness} weighs {weight}: it "
+                "has to be a finite number"
+            )
         step = self.fold(state, vector, update, weight, context)
         decision = (held if step.vector is None else published)(context.staleness, weight)
         return replace(step, decision=decision)

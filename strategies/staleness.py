@@ -72,6 +72,9 @@ FUNCTIONS: dict[str, type[Constant] | type[Polynomial] | type[Hinge]] = {
 }
 
 
+LOOKED_AT = 3  # values: one that has a table of them may know no more
+
+
 def _check(found: Any) -> None:
     if not (is_data(found) and "__call__" in vars(found)):
         raise ConfigError("a staleness function is a dataclass of its parameters with __call__(self, tau)")
@@ -90,4 +93,23 @@ def make_staleness(params: Mapping[str, Any]) -> StalenessFunction:
     for key, value in vars(function).items():
         if isinstance(value, int | float) and value < 0:
             raise ConfigError(f"strategy.staleness.{key} must not be negative, not {value!r}")
+    if type(function) not in FUNCTIONS.values():
+        _check_falls(function)
     return function
+
+
+def _check_falls(function: StalenessFunction) -> None:
+    """One of one's own keeps to what strategies count on, as far as a look at its first values tells."""
+    before = 1.0
+    for tau in range(LOOKED_AT):
+        try:
+            weight = function(tau)
+        except Exception:  # noqa: BLE001 - it raises again where it is wanted, and is told with its lines there
+            return
+        if not (weight == 1 if tau == 0 else 0 <= weight <= before):
+            wanted = f"from 0 to {before!r}, as it must not grow" if tau else "1"
+            raise ConfigError(
+                f"strategy.staleness: {type(function).__name__} is {weight!r} at a staleness of {tau}: it "
+                f"has to be {wanted}"
+            )
+        before = weight

@@ -77,8 +77,8 @@ def told(start: str, error: BaseException, what: str = "") -> str:
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of an error that are no library's, the innermost last; of a syntax error the line itself."""
-    found = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
-    if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
+    found = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         line = (error.text or "").strip()
         found.append(traceback.FrameSummary(error.filename, error.lineno, "this file", line=line))
     return found
@@ -113,7 +113,8 @@ def own_name(app: Any) -> str:
     return target.__name__ if isinstance(target, type) else type(target).__name__
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
+    """Whether code of this file is no library's."""
     if file.startswith("<") or any(part in INSTALLED for part in Path(file).parts):
         return False
     return not any(file.startswith(folder) for folder in _libraries())

@@ -22,7 +22,9 @@ from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
 from anabranch.simulation.executors.pool import WorkerState, worker_pool
 from anabranch.simulation.executors.serial import Deferred
+from anabranch.simulation.parts import PARTS
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
+from anabranch.support.own_parts import own_parts
 from anabranch.workloads.batched import BatchedTraining
 from anabranch.workloads.torch_trainer import TorchTrainer
 from anabranch.workloads.trainer import Training, smaller
@@ -222,8 +224,10 @@ def _open(source: ProblemSource) -> None:
 
 
 def _train(jobs: Sequence[Job]) -> list[Outcome | Alone]:
-    return [found() if callable(found) else found for found in _opened.get().train(jobs)]
+    with own_parts(PARTS):
+        return [found() if callable(found) else found for found in _opened.get().train(jobs)]
 
 
 def _evaluate(evaluation: Evaluation) -> Mapping[str, float]:
-    return _opened.get().problem.evaluate(evaluation)
+    with own_parts(PARTS):
+        return _opened.get().problem.evaluate(evaluation)

@@ -1,0 +1,146 @@
+"""What a part of one's own raises in a simulation is one error: which part, which method, its own lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_parts import FOLDER, forgotten
+
+import anabranch as ab
+from anabranch.core.errors import AppError, ConfigError
+from anabranch.support.code import load
+
+# `look_up` breaks, in line 7.
+FILE = f"""import sys
+sys.path.insert(0, {str(FOLDER)!r})
+from dataclasses import dataclass
+from typing import ClassVar
+import attack, planner, rule, scheduler, stage
+from anabranch.strategies.mixing import MixingStrategy
+def look_up(): return {{}}["word"]
+@dataclass(frozen=True)
+class Strategy(MixingStrategy):
+    name: ClassVar[str] = "breaking"
+    def weight(self, update, context): return look_up()
+@dataclass(frozen=True)
+class Weighing(MixingStrategy):
+    name: ClassVar[str] = "weighing"
+    def weight(self, update, context): return float("nan")
+@dataclass(frozen=True)
+class Scheduler(scheduler.Resting):
+    name: ClassVar[str] = "breaking"
+    def plan(self, state, ask, plan, context): return look_up()
+@dataclass(frozen=True)
+class Rule(rule.NormBound):
+    name: ClassVar[str] = "breaking"
+    def combine(self, rows, before): return look_up()
+@dataclass(frozen=True)
+class Stage(stage.Signs):
+    name: ClassVar[str] = "breaking"
+    number: ClassVar[int] = 201
+    def encode(self, value, context): return look_up()
+class Planner(planner.OddEven):
+    name: ClassVar[str] = "breaking"
+    def kept(self, state, vector, applicant): return look_up()
+class Attack(attack.Backwards):
+    name = "breaking"
+    def update(self, deltas, s): return look_up()
+@dataclass(frozen=True)
+class Staleness:
+    name: ClassVar[str] = "breaking"
+    def __call__(self, tau): return look_up()
+@dataclass(frozen=True)
+class Growing:
+    name: ClassVar[str] = "growing"
+    def __call__(self, tau): return 1.0 + tau
+@dataclass(frozen=True)
+class Half:
+    name: ClassVar[str] = "half"
+    def __call__(self, tau): return 0.5
+"""
+BUFFER = {"strategy.buffer_size": 2}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "strategy Strategy.weight": {"strategy": "FILE:Strategy"},
+    "scheduler Scheduler.plan": {"strategy.scheduler": {"name": "FILE:Scheduler"}},
+    "robust rule Rule.combine": {**BUFFER, "robust.rule": "FILE:Rule"},
+    "codec stage Stage.encode": {"uplink.codec": "breaking", "uplink.stages": ["FILE:Stage"]},
+    "planner Planner.kept": {"strategy": "asyncdrop", "submodel.name": "FILE:Planner"},
+    "attack Attack.update": {"fleet.attackers": 0.5, "fleet.attack": "FILE:Attack"},
+    "staleness function Staleness.__call__": {"strategy.staleness": {"name": "FILE:Staleness"}},
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE)
+    with forgotten():
+        yield tmp_path
+
+
+def simulated(settings: dict[str, Any], **more: Any) -> ab.Run:
+    filled = {k: _filled(v) for k, v in settings.items()}
+    more |= {"strategy": filled.pop("strategy")} if "strategy" in filled else {}
+    return ab.simulate(
+        "synthetic", fleet=ab.Fleet(clients=4), until=ab.Until(updates=8), settings=filled, **more
+    )
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("FILE", "mine.py")
+    if isinstance(value, dict):
+        return {k: _filled(v) for k, v in value.items()}
+    return [_filled(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(("start", "settings"), SETTINGS.items(), ids=str)
+def test_an_error_of_a_part_names_its_method_and_shows_its_lines_alone(
+    here: Path, start: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(AppError) as raised:
+        simulated(settings)
+    text = str(raised.value)
+    assert text.startswith(f"{start} (mine.py:7): KeyError: 'word'\n")
+    assert text.count("\n") == 4  # two frames of two lines each
+    assert text.endswith('  mine.py:7 in look_up\n    def look_up(): return {}["word"]')
+
+
+def test_an_error_in_a_worker_process_is_told_alike(here: Path) -> None:
+    with pytest.raises(AppError, match=r"codec stage Stage\.encode \(mine\.py:7\): KeyError"):
+        simulated(SETTINGS["codec stage Stage.encode"], workers=1)
+
+
+def test_a_part_at_hand_is_known_as_well(here: Path) -> None:
+    with pytest.raises(AppError, match=r"strategy Strategy\.weight \(mine\.py:7\)"):
+        simulated({}, strategy=load("mine.py:Strategy")())
+
+
+def test_what_a_callback_raises_stays_what_it_is(here: Path) -> None:
+    """It is no part, though the run has one, and the caller may wait for just that error."""
+
+    def broken(_: Any) -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        simulated({"strategy.staleness": {"name": f"{FOLDER}/staleness.py:HalfLife"}}, callbacks=[broken])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Growing", r"Growing is 2\.0 at a staleness of 1: it has to be from 0 to 1\.0, as it must not grow"),
+        ("Half", r"Half is 0\.5 at a staleness of 0: it has to be 1"),
+    ],
+)
+def test_a_staleness_function_keeps_to_what_strategies_count_on(here: Path, name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        simulated({"strategy.staleness": {"name": f"mine.py:{name}"}})
+
+
+def test_a_weight_that_is_no_number_is_named(here: Path) -> None:
+    with pytest.raises(AppError, match=r"strategy 'weighing': an update of staleness 0 weighs nan"):
+        simulated({"strategy": "FILE:Weighing"})
