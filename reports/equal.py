@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from anabranch.core.errors import DataError
 from anabranch.reports.result import Point, Result
 from anabranch.reports.spreads import RunGroup, Spread, grouped, spread
 from anabranch.reports.text import bytes_text, count_text, duration_text
@@ -39,7 +40,12 @@ class EqualRow:
 
 
 def at_equal(results: Iterable[Result], against: Against = "time", at: float | None = None) -> list[EqualRow]:
-    """A row for each kind of run; without `at` that is the end of the run that came least far."""
+    """A row for each kind of run; without `at` that is the end of the run that came least far.
+
+    Raises `DataError` for another measure than those of `AT`.
+    """
+    if against not in AT:
+        raise DataError(f"runs are equally far by one of {', '.join(AT)}, not {against!r}")
     rows = []
     for (workload, _), groups in grouped(results).items():
         where = _least(groups, against) if at is None else at

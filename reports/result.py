@@ -282,7 +282,9 @@ class Result:
         path = folder / RESULT_FILE
         try:
             data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if folder.is_file():
+                raise DataError(f"{folder} is a file: name the folder of a run") from None
             if not folder.is_dir():
                 raise FolderMissing(f"{folder} is not there: name the folder of a run") from None
             of_server = (folder / "anabranch.db").is_file()

@@ -137,6 +137,20 @@ def test_its_curves_are_a_figure(run: ab.Run, tmp_path: Path) -> None:
     assert figure._repr_html_().startswith("<img")
 
 
+def test_a_folder_of_runs_stands_for_them(run: ab.Run, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    run.save(sweep / "one")
+    (sweep / "compare.html").write_text("")
+    (sweep / "notes").mkdir()
+    assert [r.seed for r in ab.compare(sweep).results] == [run.result.seed]
+    assert ab.compare([sweep]).left_out == ()
+    found = ab.compare(sorted(sweep.iterdir()))
+    assert [r.seed for r in found.results] == [run.result.seed]
+    assert found.left_out[0] == f"{sweep / 'compare.html'} is a file: name the folder of a run"
+    with pytest.raises(DataError, match="is missing: name the folder of a run that has ended"):
+        ab.compare(sweep / "notes")
+
+
 def test_runs_are_compared(run: ab.Run, tmp_path: Path) -> None:
     fleet = ab.Fleet(clients=4, examples_per_client=60, executor="serial")
     until = ab.Until(updates=12)

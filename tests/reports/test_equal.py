@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import anabranch as ab
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.drawings import plain_svg
 from anabranch.reports.equal import AT, at_equal
 from anabranch.reports.latex import comparison_latex, escaped
@@ -56,6 +56,11 @@ def test_where_nothing_was_measured_there_is_nothing(found: ab.Comparison) -> No
     assert found.equal("updates", 0).column("accuracy") == [
         row.value.mean for row in at_equal(found.results, "updates", 0) if row.value
     ]
+
+
+def test_another_measure_is_refused(found: ab.Comparison) -> None:
+    with pytest.raises(DataError, match="by one of time, updates, bytes, not 'seconds'"):
+        found.equal("seconds")  # type: ignore[arg-type]
 
 
 def test_the_page_has_them(found: ab.Comparison, tmp_path: Path) -> None:

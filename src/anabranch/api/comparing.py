@@ -16,7 +16,7 @@ from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.compare import Against, compare_html
 from anabranch.reports.equal import at_equal
 from anabranch.reports.latex import comparison_latex
-from anabranch.reports.result import Result
+from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.spreads import Spread, SpreadRow
 from anabranch.reports.spreads import compare as spreads_of
 from anabranch.strategies.registry import STRATEGIES
@@ -91,12 +91,13 @@ class Comparison:
 def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Path) -> Comparison:
     """Put runs side by side: `Run`s, their folders, or results; or look at one alone.
 
-    What is no run, was interrupted, or is the same run again to the bit, is left out. Raises `DataError`
+    A folder that has folders of runs, such as a sweep's, stands for those. What is no run, was interrupted, or is the same run again to the bit, is left out. Raises `DataError`
     where nothing remains.
     """
     found: dict[tuple[str, str], str] = {}
     results, left_out = [], []
-    given = [runs] if isinstance(runs, Run | Result | str | Path) else list(runs)
+    listed = [runs] if isinstance(runs, Run | Result | str | Path) else runs
+    given = [found for run in listed for found in _each(run)]
     for run in given:
         name = (
             str(getattr(run, "folder", run)) if not isinstance(run, Result) else f"{run.strategy}, {run.seed}"
@@ -119,6 +120,13 @@ def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Pat
     if not results:
         raise DataError("there is no finished run among these folders: name the folders of runs, as runs/*")
     return Comparison(tuple(results), tuple(left_out))
+
+
+def _each(run: Run | Result | str | Path) -> Sequence[Run | Result | str | Path]:
+    """The runs of a folder of runs; all else is one."""
+    if isinstance(run, Run | Result) or (Path(run) / RESULT_FILE).exists():
+        return [run]
+    return sorted(path.parent for path in Path(run).glob(f"*/{RESULT_FILE}")) or [run]
 
 
 def _result_of(run: Run | Result | str | Path) -> Result:

@@ -117,6 +117,11 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {updates}; {stale}",
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
+    if result.updates_applied and not result.versions:
+        lines.append(
+            "  nothing was learned: so few updates fill no buffer of the strategy's, and no round; give the run "
+            "more of them, or the strategy a smaller size"
+        )
     lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
     if (energy := result.energy) is not None:
         each = f"{energy_text(energy.device_median_j)} a device, {energy_text(energy.device_worst_tenth_j)}"
