@@ -65,7 +65,25 @@ def partition(
     parts = split(labels, count, fleet, seed, speed_groups)
     if len(parts) != count:
         raise DataError(f"fleet.split {fleet.split!r} gave {len(parts)} parts for {count} devices: one each")
+    if fleet.split not in BUILT_IN:
+        parts = [_rows_of(rows, len(labels), fleet.split, device) for device, rows in enumerate(parts)]
     return [_capped(rows, fleet.examples_per_client, seed, i) for i, rows in enumerate(parts)]
+
+
+def _rows_of(rows: Any, count: int, split: str, device: int) -> Rows:
+    """What a split of one's own gives a device: row numbers, one at least. Raises `DataError`."""
+    found = np.asarray(rows)
+    said = f"fleet.split {split!r} gave device {device}"
+    if not found.size:
+        raise DataError(f"{said} no rows: each needs one at least")
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        shape = f"shape {found.shape} of {found.dtype}"
+        raise DataError(f"{said} an array of {shape}: give row numbers, whole ones in one dimension")
+    if found.min() < 0 or found.max() >= count:
+        raise DataError(
+            f"{said} rows from {found.min()} to {found.max()}: there are {count}, from 0 to {count - 1}"
+        )
+    return found
 
 
 @lru_cache(maxsize=8)

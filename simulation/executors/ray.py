@@ -211,7 +211,17 @@ def start_ray(ray: Any, table: RayTable) -> None:
     """Use the cluster of a table, or start one here. Raises `ConfigError` where no cluster answers."""
     start = partial(ray.init, log_to_driver=False, logging_level="error")
     if not table.address:
-        start(**on_this_machine())
+        try:
+            start(**on_this_machine())
+        except Exception as error:
+            if (
+                type(error) is not Exception
+            ):  # as Ray raises it where its own processes do not come up in time
+                raise
+            raise ConfigError(
+                f"Ray does not start on this machine: {error} Wait until it is less busy, or take "
+                "'processes' in the place of 'ray'"
+            ) from error
         return
     try:
         _knock(table.address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 from fleets import config
 from local_apps import Brief, Linear
 
+from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
+from anabranch.core.errors import ConfigError
 from anabranch.reports.journal_files import JournalReader
 from anabranch.simulation.executors.choice import chosen, settled
+from anabranch.simulation.executors.ray import start_ray
 from anabranch.simulation.problem import ProblemSource
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import open_simulation, simulate
@@ -93,3 +97,16 @@ def test_a_batched_run_is_the_serial_one_but_for_rounding(uplink: str) -> None:
             assert simulation.engine.counters.applied > 20
             vectors.append(simulation.engine.vector.copy())
     assert np.linalg.norm(vectors[0] - vectors[1]) < 1e-4 * np.linalg.norm(vectors[0])
+
+
+@pytest.mark.parametrize("raised", [Exception, RuntimeError])
+def test_a_ray_that_does_not_come_up_is_told_and_another_error_stays(raised: type[Exception]) -> None:
+    """Ray raises an `Exception` of no further kind where its processes take too long, as on a busy machine."""
+
+    def init(**_: Any) -> None:
+        raise raised("The current node timed out during startup.")
+
+    told = ConfigError if raised is Exception else raised
+    with pytest.raises(told, match="timed out") as found:
+        start_ray(SimpleNamespace(init=init), RayTable())
+    assert ("Ray does not start on this machine" in str(found.value)) == (raised is Exception)

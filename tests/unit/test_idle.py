@@ -11,7 +11,8 @@ from anabranch.core.config.tables import merge
 from anabranch.host.idle import CONDITIONS, idle
 from anabranch.strategies.registry import strategy_of
 
-PAPER = {"name": "teasq", "mode": "paper"}
+TEASQ = {"name": "teasq"}
+PAPER = {**TEASQ, "mode": "paper"}
 # Tables; the keys of them that change nothing.
 IDLE: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
@@ -40,13 +41,13 @@ IDLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"submodel": {"drop": 0.5}, "strategy": {"name": "asyncdrop"}}, []),
     ({"submodel": {"parts": 2}, "strategy": {"name": "asyncdrop"}}, ["submodel.parts"]),
     ({"submodel": {"drop": 0.5, "name": "my.py:Planner"}}, []),
-    ({"strategy": {"name": "teasq", "kept": 0.5}}, []),
-    ({"strategy": {"name": "teasq", "kept": 0.5}, "uplink": {"codec": "int8"}}, ["strategy.kept"]),
-    ({"strategy": {"name": "teasq", "downlink_bits": 4}}, ["strategy.downlink_bits"]),
+    ({"strategy": {**TEASQ, "kept": 0.5}}, []),
+    ({"strategy": {**TEASQ, "kept": 0.5}, "uplink": {"codec": "int8"}}, ["strategy.kept"]),
+    ({"strategy": {**TEASQ, "downlink_bits": 4}}, ["strategy.downlink_bits"]),
     ({"strategy": {**PAPER, "downlink_bits": 4}}, []),
     ({"strategy": {**PAPER, "server_lr": 0.5}}, ["strategy.server_lr"]),
-    ({"strategy": {"name": "teasq", "cap": 3, "concurrency_fraction": 0.5}}, ["strategy.concurrency_fraction"]),
-    ({"strategy": {"name": "teasq", "cache_size": 3, "cache_fraction": 0.5}}, ["strategy.cache_fraction"]),
+    ({"strategy": {**TEASQ, "cap": 3, "concurrency_fraction": 0.5}}, ["strategy.concurrency_fraction"]),
+    ({"strategy": {**TEASQ, "cache_size": 3, "cache_fraction": 0.5}}, ["strategy.cache_fraction"]),
     ({"strategy": {"name": "qafel", "uplink_bits": 8}, "uplink": {"codec": "raw"}}, ["strategy.uplink_bits"]),
 ]
 

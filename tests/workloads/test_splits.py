@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_parts import forgotten
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Examples, Shard
-from anabranch.workloads.splits import EXAMPLES_MIN, partition, take, train_validation
+from anabranch.workloads.splits import EXAMPLES_MIN, SPLITS, partition, take, train_validation
 
 DISJOINT = ["iid", "dirichlet", "shards"]
 
@@ -157,6 +158,27 @@ def test_an_impossible_split_says_why(
 ) -> None:
     with pytest.raises(error, match=text):
         partition(labels_of(10), count, fleet, 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([], r"gave device 1 no rows: each needs one at least"),
+        ([3, 10], r"gave device 1 rows from 3 to 10: there are 10, from 0 to 9"),
+        ([-1], r"gave device 1 rows from -1 to -1: there are 10"),
+        ([0.5], r"gave device 1 an array of shape \(1,\) of float64: give row numbers"),
+        ([[1, 2]], r"gave device 1 an array of shape \(1, 2\) of int64: give row numbers"),
+    ],
+)
+def test_what_a_split_of_ones_own_gives_is_looked_at(rows: list[Any], text: str) -> None:
+    def own(labels: Any, count: int, fleet: FleetTable, seed: int, groups: Any) -> list[Any]:
+        return [[0, 9], rows]
+
+    own.name = "own"  # type: ignore[attr-defined]
+    with forgotten():
+        SPLITS.let_in("mine.py:own", own)
+        with pytest.raises(DataError, match=r"fleet.split 'own' " + text):
+            partition(labels_of(10), 2, FleetTable(split="own"), 0)
 
 
 @given(count=st.integers(1, 1000), seed=st.integers(0, 100))

@@ -91,8 +91,8 @@ class Comparison:
 def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Path) -> Comparison:
     """Put runs side by side: `Run`s, their folders, or results; or look at one alone.
 
-    A folder that has folders of runs, such as a sweep's, stands for those. What is no run, was interrupted, or is the same run again to the bit, is left out. Raises `DataError`
-    where nothing remains.
+    A folder that has folders of runs, such as a sweep's, stands for those. What is no run, was interrupted,
+    or is the same run again to the bit, is left out. Raises `DataError` where nothing remains.
     """
     found: dict[tuple[str, str], str] = {}
     results, left_out = [], []

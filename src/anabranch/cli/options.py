@@ -119,8 +119,8 @@ def summary(result: Result, folder: Path | None) -> str:
     ]
     if result.updates_applied and not result.versions:
         lines.append(
-            "  nothing was learned: so few updates fill no buffer of the strategy's, and no round; give the run "
-            "more of them, or the strategy a smaller size"
+            "  nothing was learned: so few updates fill no buffer of the strategy's, and no round; give the "
+            "run more of them, or the strategy a smaller size"
         )
     lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
     if (energy := result.energy) is not None:
