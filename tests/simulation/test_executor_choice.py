@@ -101,7 +101,7 @@ def test_a_batched_run_is_the_serial_one_but_for_rounding(uplink: str) -> None:
 
 @pytest.mark.parametrize("raised", [Exception, RuntimeError])
 def test_a_ray_that_does_not_come_up_is_told_and_another_error_stays(raised: type[Exception]) -> None:
-    """Ray raises an `Exception` of no further kind where its processes take too long, as on a busy machine."""
+    """Ray raises an `Exception` of no further kind where its processes take too long to come up."""
 
     def init(**_: Any) -> None:
         raise raised("The current node timed out during startup.")
