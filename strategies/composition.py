@@ -92,7 +92,7 @@ class ComposedStrategy(AsyncStrategy, ABC):
         weight = self.weight_in(vector, update, context)
         if not math.isfinite(weight):
             raise AppError(
-                f"strategy {self.name!r}: an update of staleness {context.staleness} weighs {weight}: it "
+                f"strategy {type(self).__name__}: an update of staleness {context.staleness} weighs {weight}: it "
                 "has to be a finite number"
             )
         step = self.fold(state, vector, update, weight, context)

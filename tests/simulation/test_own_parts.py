@@ -142,5 +142,5 @@ def test_a_staleness_function_keeps_to_what_strategies_count_on(here: Path, name
 
 
 def test_a_weight_that_is_no_number_is_named(here: Path) -> None:
-    with pytest.raises(AppError, match=r"strategy 'weighing': an update of staleness 0 weighs nan"):
+    with pytest.raises(AppError, match=r"strategy Weighing: an update of staleness 0 weighs nan"):
         simulated({"strategy": "FILE:Weighing"})
