@@ -92,8 +92,8 @@ class ComposedStrategy(AsyncStrategy, ABC):
         weight = self.weight_in(vector, update, context)
         if not math.isfinite(weight):
             raise AppError(
-                f"strategy {type(self).__name__}: an update of staleness {context.staleness} weighs {weight}, "
-                "not a finite number"
+                f"strategy {type(self).__name__}: an update of staleness {context.staleness} weighs "
+                f"{weight}, not a finite number"
             )
         step = self.fold(state, vector, update, weight, context)
         decision = (held if step.vector is None else published)(context.staleness, weight)
