@@ -104,7 +104,7 @@ def _check_falls(function: StalenessFunction) -> None:
     for tau in range(LOOKED_AT):
         try:
             weight = function(tau)
-        except Exception:  # noqa: BLE001 - it raises again where it is wanted, and is told with its lines there
+        except Exception:  # noqa: BLE001 - it raises again where it is wanted, and is told there
             return
         if not (weight == 1 if tau == 0 else 0 <= weight <= before):
             wanted = f"from 0 to {before!r}, as it must not grow" if tau else "1"
