@@ -182,13 +182,18 @@ SCRIPTS = {
     "simulate": f'ab.simulate("synthetic", workers=2, {FEW})',
     "sweep": f'ab.sweep("synthetic", {{"client.steps": [1, 2]}}, parallel=2, progress=False, {FEW})',
     "tune": f'ab.tune("synthetic", {{"client.steps": [1, 2]}}, parallel=2, defaults=False, seeds=1, {FEW})',
+    "sweep of a file": 'ab.sweep("sweep.toml", progress=False, out="run")',
+    "tuning of a file": f'ab.tune("tune.toml", {{"client.steps": [1, 2]}}, defaults=False, seeds=1, {FEW})',
 }
+SHORT = '[run]\nworkload = "synthetic"\nupdates_max = 4\n[fleet]\nclients = 4\n'
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_whose_own_lines_a_worker_would_carry_out_is_told_to_guard_them(
     name: str, tmp_path: Path
 ) -> None:
+    for file in ("sweep", "tune"):
+        (tmp_path / f"{file}.toml").write_text(f"{SHORT}[{file}]\nparallel = 2\nseeds = 2\n")
     (tmp_path / "bare.py").write_text(f"import anabranch as ab\n{SCRIPTS[name]}\n")
     command = [sys.executable, "bare.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -141,8 +141,6 @@ def sweep(
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
-    if parallel and parallel > 1:
-        check_no_worker_begins()
     source, said = _swept(source)
     if is_study(grid):
         study: Any = grid
@@ -154,6 +152,8 @@ def sweep(
     parallel = (said.parallel or 1) if parallel is None else parallel
     if parallel < 1:
         raise ConfigError(f"sweep(parallel={parallel!r}): give at least 1 process")
+    if parallel > 1:
+        check_no_worker_begins()
     plans = [(choice, seed, _planned(source, choice, seed, objects)) for choice in chosen for seed in numbers]
     place = on or said.on or PROCESSES
     for *_, plan in plans:

@@ -183,12 +183,12 @@ def tune(
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
-    if parallel and parallel > 1:
-        check_no_worker_begins()
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     source, said = tune_source(source)
     table = said.over(of_python(given), read_ranges(of_python(dict(ranges or {}))))
+    if table.parallel > 1:
+        check_no_worker_begins()
     with LiveBar(progress) as bar:
         return carry_tuning(source, table, out, lambda p: bar.show(p.share, p.text), objects)
 
