@@ -38,7 +38,7 @@ from sqlalchemy import create_engine, make_url
 
 from anabranch.client.exchange import METHOD
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.transfer import chunks_of, signed_record, update_header
+from anabranch.client.transfer import LinkPace, chunks_of, signed_record, update_header
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec, stages
 from anabranch.core.content import BLAKE3, SHA256
@@ -187,7 +187,7 @@ class Device:
 
     def _chunks(self) -> Iterator[Chunk]:
         """As of a device whose link was quick with the update before."""
-        return chunks_of(self._payload, 0, DEFAULT_LIMITS.chunk_bytes_max, quick=True)
+        return chunks_of(self._payload, 0, DEFAULT_LIMITS.chunk_bytes_max, pace=LinkPace.QUICK)
 
     def _header(self) -> devices.UpdateHeader:
         task = self._task

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
-from anabranch.client.transfer import chunks_of
+from anabranch.client.transfer import LinkPace, chunks_of
 from anabranch.core.content import SHA256, content_digest
 from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS
 from anabranch.protos.convert import PROTOCOL_VERSION, set_payload_digest
@@ -128,6 +128,7 @@ class _Writer:
             parts=[part],
         )
         yield devices.PushUpdateRequest(header=header)
-        for offset, piece in chunks_of(data, 0, DEFAULT_LIMITS.chunk_bytes_max, quick=i > 0):
+        pace = LinkPace.QUICK if i else LinkPace.USUAL
+        for offset, piece in chunks_of(data, 0, DEFAULT_LIMITS.chunk_bytes_max, pace=pace):
             chunk = devices.UpdateChunk(offset=offset, data=bytes(piece))
             yield devices.PushUpdateRequest(chunk=chunk)

@@ -40,6 +40,38 @@ def test_the_model_has_the_version_and_what_is_pushed_counts() -> None:
     assert [(r["examples"], r["local_steps"], r["metrics"]["norm"]) for r in pushed] == [(7, 3, 2.0)] * 4
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "told"),
+    [
+        ("w", np.zeros(4), r"'w' is \(4,\), and was \(3,\)"),
+        ("w", None, r"'w' is not there, and was \(3,\)"),
+        ("more", np.zeros(2), r"'more' is \(2,\), and was not there"),
+    ],
+)
+def test_a_model_keeps_its_form(name: str, tensor: Any, told: str) -> None:
+    model = ones()
+    with ab.Server.local(ones) as server, ab.join(server, model, id="script") as fed:
+        next(iter(fed))
+        model[name] = tensor
+        if tensor is None:
+            del model[name]
+        with pytest.raises(ConfigError, match=told):
+            fed.push(examples=1)
+
+
+def test_a_list_in_the_place_of_an_array_counts_and_a_metric_that_is_no_number_is_named() -> None:
+    model: dict[str, Any] = ones()
+    with ab.Server.local(ones, strategy=ab.strategies.FedAvg(clients_per_round=1)) as server:
+        fed = ab.join(server, model, id="script", tasks_max=2)
+        for task in fed:
+            assert model["w"].tolist() == [1.0 + task.version] * 3
+            model["w"] = [2.0 + task.version] * 3
+            with pytest.raises(ConfigError, match="'loss' is 'low', and no number"):
+                fed.push(examples=1, metrics={"loss": "low"})
+            fed.push(examples=1)
+    assert server.weights()["w"].tolist() == [3.0] * 3
+
+
 class Net(torch.nn.Module):
     """With a buffer, and a parameter that is shared."""
 

@@ -136,6 +136,7 @@ class JoinedFederation:
 
     def __init__(self, client: Client, script: _Script, model: Any) -> None:
         self._client, self._script, self._model = client, script, model
+        self._form = form_of(model)
         self._task: JoinedTask | None = None
         self._started = False
         self._still = ExitStack()  # of what is kept as it is for the task at hand
@@ -176,15 +177,17 @@ class JoinedFederation:
         `examples`: on how many it was trained, which weighs it. `metrics` are numbers of its training.
         `steps`: local steps, where that is not what the plan says. It returns before the server has it: what
         was pushed is sent as soon as it can be, again and again if need be. Raises `ConfigError` where no
-        task is at hand.
+        task is at hand, or the model has other tensors than when it joined.
         """
         if self._task is None:
             raise ConfigError("push() is once for each task of `for task in fed:`: there is none at hand")
         if examples < 1:
             raise ConfigError(f"push(examples={examples!r}): give at least 1")
-        told = {name: number(value) for name, value in (metrics or {}).items()}
+        told = {name: _metric(name, value) for name, value in (metrics or {}).items()}
         told |= {"examples": float(examples)} | ({"steps": float(steps)} if steps else {})
-        self._script.results.put(_Trained(self._task, taken(self._model), told))
+        weights = taken(self._model)
+        _check_form(weights, self._form)
+        self._script.results.put(_Trained(self._task, weights, told))
         self._still.close()
         self._task = None
 
@@ -271,6 +274,30 @@ def taken(model: Any) -> Tensors:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
+def form_of(model: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the model's tensors; of what is no model there are none."""
+    tensors = model if isinstance(model, dict) else model.state_dict() if hasattr(model, "state_dict") else {}
+    return {name: tuple(np.shape(tensor)) for name, tensor in tensors.items()}
+
+
+def _check_form(weights: Tensors, joined: Mapping[str, tuple[int, ...]]) -> None:
+    found = form_of(weights)
+    for name in dict.fromkeys([*joined, *found]):
+        if found.get(name) != joined.get(name):
+            now, then = (str(form.get(name, "not there")) for form in (found, joined))
+            raise ConfigError(
+                f"push(): the model's tensor {name!r} is {now}, and was {then} when it joined: a model keeps "
+                "its tensors and their shapes"
+            )
+
+
+def _metric(name: str, value: Any) -> float:
+    try:
+        return number(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"push(metrics=...): {name!r} is {value!r}, and no number") from error
+
+
 def trained_names(model: Any) -> frozenset[str]:
     """Of the parameters of a torch module that require a gradient; of anything else none are known."""
     if not hasattr(model, "named_parameters"):
@@ -281,17 +308,20 @@ def trained_names(model: Any) -> frozenset[str]:
 
 def put(weights: Tensors, model: Any) -> None:
     """Write weights into a model. Raises `AppError` for a part of one."""
+    form = form_of(model)
+    if any(form[name] != tuple(tensor.shape) for name, tensor in weights.items()):
+        raise AppError(
+            "the run's tasks are of sub-models, and a loop of one's own trains the whole model: "
+            "set submodel.name = 'none' in the run's settings"
+        )
     if not isinstance(model, dict):
-        own = model.state_dict()
-        if any(own[name].shape != tensor.shape for name, tensor in weights.items()):
-            raise AppError(
-                "the run's tasks are of sub-models, and a loop of one's own trains the whole model: "
-                "set submodel.name = 'none' in the run's settings"
-            )
         model.load_state_dict(weights)
         return
     for name, array in weights.items():
-        model[name][...] = array
+        if isinstance(model[name], np.ndarray):
+            model[name][...] = array
+        else:  # a script has put a list there
+            model[name] = np.array(array)
 
 
 def _left(script: _Script, client: Client) -> None:
