@@ -95,8 +95,9 @@ def measure(devices: int) -> Measured:
 def restart(folder: Path) -> dict[str, Any]:
     """Come back to the run in a folder; how long it took and what it holds."""
     before = _resident_bytes()
-    books, found = _open(folder)
-    known = {"clients": len(books.engine.ledger.clients), "took_s": found.took_s}
+    began = time.perf_counter()
+    books, _ = _open(folder)
+    known = {"clients": len(books.engine.ledger.clients), "took_s": time.perf_counter() - began}
     return {**known, "bytes": _resident_bytes() - before}
 
 

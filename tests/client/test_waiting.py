@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
@@ -62,8 +63,14 @@ def test_a_device_of_which_nobody_hears_says_that_it_waits(caplog: pytest.LogCap
 def test_a_device_of_a_program_says_that_it_waits(joins: bool, caplog: pytest.LogCaptureFixture) -> None:
     address, model = f"127.0.0.1:{free_port()}", {"w": np.zeros(3)}
     said = threading.Event()
-    caplog.handler.addFilter(lambda record: said.set() or True)
+
+    def hear(record: logging.LogRecord) -> bool:
+        said.set()
+        return True
+
     with ExitStack() as stack, TemporaryDirectory() as folder:
+        caplog.handler.addFilter(hear)  # which outlives this test
+        stack.callback(caplog.handler.removeFilter, hear)
         if joins:
             fed = ab.join(address, model, id="script", state_dir=folder)
             looping = threading.Thread(target=list, args=(fed,))
