@@ -39,6 +39,8 @@ SHELF_POINTS = (
     "shelf_flushed",  # the rows of a snapshot are on the disk, the snapshot is not
     "shelf_cleared",  # rows that nothing refers to any more are gone
 )
+# Where it lies in a database.
+SHARED_SHELF_POINTS = ("shelf_put",)  # some rows are there, those of other statements are not
 # And where updates are masked.
 MASKED_POINTS = ("sum_came",)  # a keeper has answered; the log does not have it
 

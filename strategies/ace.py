@@ -28,7 +28,7 @@ Source: Chang et al., "Mitigating participation imbalance bias in asynchronous f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, ClassVar
@@ -90,7 +90,7 @@ class ACE(RememberingStrategy):
         """Whose updates count no more: this device's last one."""
         return [update.client_id] if update.client_id in state.kept else []
 
-    def _counting(self, kept: Mapping[str, Kept]) -> int:
+    def _counting(self, kept: dict[str, Kept]) -> int:
         """|A|."""
         return len(kept)
 
@@ -126,9 +126,9 @@ class ACED(ACE):
             if last.counts and (client == update.client_id or last.base_version < oldest)
         )
 
-    def _counting(self, kept: Mapping[str, Kept]) -> int:
+    def _counting(self, kept: dict[str, Kept]) -> int:
         return sum(last.counts for _, last in self._newest(kept))
 
-    def _newest(self, kept: Mapping[str, Kept]) -> Iterator[tuple[str, Kept]]:
+    def _newest(self, kept: dict[str, Kept]) -> Iterator[tuple[str, Kept]]:
         """All that may count."""
         return islice(reversed(kept.items()), self.staleness_max + 1)

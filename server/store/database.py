@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Delete, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.pool import NullPool, Pool, QueuePool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from anabranch.core.config.secrets import masked
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, StoreUnreachable
@@ -171,14 +171,12 @@ class Database:
             yield connection
 
     @contextmanager
-    def beside(self, together: bool = False) -> Iterator[Connection]:
-        """As `aside`, on a connection that stays open: for what every update asks for. PostgreSQL only.
+    def beside(self) -> Iterator[Connection]:
+        """A connection that stays open, from any thread, fenced by nothing. PostgreSQL only.
 
-        Each statement by itself, which is one message there and back, or all `together` as a transaction.
+        For what every update asks for. Each statement is by itself, which is one message there and back.
         """
-        level = "READ COMMITTED" if together else "AUTOCOMMIT"
-        engine = self._kept().execution_options(isolation_level=level)
-        with self._meant(), engine.begin() as connection:
+        with self._meant(), self._kept().begin() as connection:
             yield connection
 
     def remove(self, change: Delete) -> None:
@@ -194,7 +192,9 @@ class Database:
     def _kept(self) -> Engine:
         with self._making:
             if self._lasting is None:
-                self._lasting = self._postgresql(QueuePool)
+                # One that idles may be cut, which is no loss: what it was used for last has ended.
+                more = {"poolclass": QueuePool, "pool_pre_ping": True, "max_overflow": -1}
+                self._lasting = self._postgresql(**more, isolation_level="AUTOCOMMIT")
             return self._lasting
 
     def close(self) -> None:
@@ -246,9 +246,10 @@ class Database:
                 told = True
         connection.exec_driver_sql(BEGIN_WRITING)  # whatever it says now is said as an error of the database
 
-    def _postgresql(self, pool: type[Pool] = NullPool) -> Engine:
+    def _postgresql(self, **more: Any) -> Engine:
         arguments = {name: value for name, value in POSTGRESQL.items() if name not in self.url.query}
-        engine = create_engine(self.url, poolclass=pool, hide_parameters=True, connect_args=arguments)
+        options = {"poolclass": NullPool, **more}
+        engine = create_engine(self.url, hide_parameters=True, connect_args=arguments, **options)
         event.listen(engine, "connect", lambda raw, _: self._raw.add(raw))
         event.listen(engine, "close", lambda raw, _: self._raw.discard(raw))
         return engine

@@ -5,31 +5,57 @@ A row waits in this server's memory until the snapshot that may name it is writt
 Whatever a takeover finds is what its snapshot names, and the log makes the rest again.
 
 Rows are named by their bytes, so that to write one twice is harmless, and one that no snapshot names is of no
-use to anybody: nothing is fenced but what removes rows. They go with the next snapshot that is written, in
-one statement of the leader's.
+use to anybody: nothing is fenced but what removes rows. They go with the next snapshot that is written.
+
+Everything is a statement by itself: a successor makes the same rows again, and would wait for the transaction
+of a server that was paused within, whose session a takeover does not end.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, any_, delete, inspect, literal, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Text,
+    and_,
+    any_,
+    delete,
+    func,
+    inspect,
+    literal,
+    select,
+    text,
+    true,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.schema import CreateTable
 
 from anabranch.core.errors import StoreCorrupt, StoreFull
 from anabranch.core.limits import MIB
 from anabranch.server.failpoints import reach
 from anabranch.server.store.database import Database
-from anabranch.server.store.projections import upsert
-from anabranch.server.store.rows import Row
 from anabranch.server.store.schema import shelf_rows
 from anabranch.support.shelf import LOST, Pieces
 
 HELD_BYTES_MAX = 64 * MIB
+HELD_TIMES_MAX = 2  # so many times as much may wait while others are being written
 PIECE_BYTES = 1 * MIB
+STATEMENT_BYTES = 4 * MIB  # in one statement, or so much and a row
+REMOVED_MAX = 256  # in one statement
 _c = shelf_rows.c
+# By arrays: whatever their number, one message, and a transaction that ends without another one.
+_PUT = text(
+    "INSERT INTO shelf_rows (sha256, number, data) "
+    "SELECT * FROM unnest(CAST(:names AS text[]), CAST(:numbers AS int[]), CAST(:data AS bytea[])) "
+    "ON CONFLICT (sha256, number) DO UPDATE SET data = excluded.data"
+)
 RESTORE = (
     "Restore a backup of the database: the log does not begin with its first event (server.keep), so that it "
     "cannot be made again. Leave the row where it is: a server goes on with it until that device comes again"
@@ -73,14 +99,14 @@ class TableRows:
             self._held[sha256] = data
             self._held_bytes += len(data)
             self._gone.discard(sha256)
-            oldest = self._oldest() if self._held_bytes > self._held_bytes_max else []
-        if oldest:
-            try:
-                self._write_out(oldest)
-            except StoreFull:
-                with self._lock:
-                    self._let_go(sha256)
-                raise
+            over = self._held_bytes / self._held_bytes_max
+        try:
+            if over > 1:
+                self._write_oldest(wait=over > HELD_TIMES_MAX)
+        except StoreFull:
+            with self._lock:
+                self._let_go(sha256)
+            raise
         reach("shelf_written")
 
     def read(self, sha256: str) -> bytes:
@@ -98,11 +124,15 @@ class TableRows:
 
     def flush(self, names: Collection[str]) -> set[str]:
         """See `RowPlace`. Raises `StoreFull`, and has all of them still. What is gone goes now."""
-        self._write_out(names)
+        waiting = deque(sorted(names))
+        while waiting:  # others may have their turn in between
+            with self._changing:
+                self._write_some(waiting)
         if names:
             reach("shelf_flushed")
         self._clear()
-        return set(names) - self._stored(_c.sha256 == _any_of(names)) if names else set()
+        here = and_(_c.number == 0, _c.sha256 == _any_of(names))  # the last piece of a row that comes there
+        return set(names) - self._stored(here) if names else set()
 
     def remove(self, names: Iterable[str]) -> None:
         """See `RowPlace`: in the database with the next `flush`, as those of a snapshot are many."""
@@ -112,53 +142,64 @@ class TableRows:
                 self._gone.add(name)
 
     def names(self) -> set[str]:
-        """See `RowPlace`."""
-        stored = self._stored(_c.number == 0)
+        """See `RowPlace`. One of which a crash has left some pieces is among them, to be removed."""
+        stored = self._stored(true())
         with self._lock:
             return stored.difference(self._gone).union(self._held)
 
-    def _oldest(self) -> list[str]:
-        """Those that have waited longest, so few that nobody waits long for them. Inside the lock."""
-        names, size = list[str](), 0
-        for name, data in self._held.items():
-            names.append(name)
-            size += len(data)
-            if size >= self._held_bytes_max // 16:
-                break
-        return names
+    def _write_oldest(self, wait: bool) -> None:
+        """Write some of what has waited longest; unless somebody else writes, who lessens it as well."""
+        if self._changing.acquire(blocking=wait):
+            try:
+                with self._lock:
+                    oldest = deque(self._held)
+                self._write_some(oldest)
+            finally:
+                self._changing.release()
 
-    def _write_out(self, names: Iterable[str]) -> None:
-        """Write those of these rows that are held into the database, in one transaction."""
-        with self._changing:
-            with self._lock:
-                batch = {name: self._held[name] for name in sorted(names) if name in self._held}
-            if not batch:
-                return
-            with self._database.beside(together=True) as connection:
-                if not self._has_table(connection):
-                    shelf_rows.create(connection)
-                for name, data in batch.items():
-                    upsert(connection, shelf_rows, _pieces(name, data))
-            self._is_there = True
-            with self._lock:
-                for name, data in batch.items():
-                    if self._held.get(name) is data:
-                        self._let_go(name)
+    def _write_some(self, names: deque[str]) -> None:
+        """Write so many of these rows, if they are held, as go into one statement, and take them from it."""
+        batch, size = dict[str, bytes](), 0
+        with self._lock:
+            while names and size < STATEMENT_BYTES:
+                name = names.popleft()
+                if (data := self._held.get(name)) is not None:
+                    batch[name], size = data, size + len(data)
+        if not batch:
+            return
+        self._make_table()
+        for values in _statements(batch):
+            with self._database.beside() as connection:
+                connection.execute(_PUT, values)
+            reach("shelf_put")
+        with self._lock:
+            for name, data in batch.items():
+                if self._held.get(name) is data:
+                    self._let_go(name)
+
+    def _make_table(self) -> None:
+        with self._database.beside() as connection:
+            if not self._has_table(connection):
+                with suppress(IntegrityError):  # a leader of before makes it in this very moment
+                    connection.execute(CreateTable(shelf_rows, if_not_exists=True))
+                self._is_there = True
 
     def _clear(self) -> None:
         """Remove from the database what is gone."""
-        with self._changing:
-            with self._lock:
-                gone = set(self._gone)
-            if not gone:
-                return
-            with self._database.beside() as connection:
-                has_table = self._has_table(connection)
-            if has_table:
-                self._database.remove(delete(shelf_rows).where(_c.sha256 == _any_of(gone)))
-            with self._lock:
-                self._gone -= gone
-        reach("shelf_cleared")
+        with self._lock:
+            going = sorted(self._gone)
+        for at in range(0, len(going), REMOVED_MAX):
+            with self._changing:
+                with self._lock:
+                    gone = self._gone.intersection(going[at : at + REMOVED_MAX])
+                with self._database.beside() as connection:
+                    has_table = self._has_table(connection)
+                if has_table and gone:
+                    self._database.remove(delete(shelf_rows).where(_c.sha256 == _any_of(gone)))
+                with self._lock:
+                    self._gone -= gone
+        if going:
+            reach("shelf_cleared")
 
     def _stored(self, which: ColumnElement[bool]) -> set[str]:
         with self._database.beside() as connection:
@@ -167,7 +208,10 @@ class TableRows:
             return set(connection.scalars(select(_c.sha256).where(which)))
 
     def _has_table(self, connection: Connection) -> bool:
-        self._is_there = self._is_there or inspect(connection).has_table(shelf_rows.name)
+        """Whether this run has one: in a schema further on another run may."""
+        if not self._is_there:
+            schema = connection.scalar(select(func.current_schema()))
+            self._is_there = inspect(connection).has_table(shelf_rows.name, schema=schema)
         return self._is_there
 
     def _let_go(self, name: str) -> None:
@@ -180,9 +224,27 @@ def _any_of(names: Iterable[str]) -> ColumnElement[Any]:
     return any_(literal(list(names), ARRAY(Text)))
 
 
-def _pieces(name: str, data: bytes) -> list[Row]:
-    places = range(0, len(data), PIECE_BYTES)
-    return [
-        {"sha256": name, "number": number, "data": data[at : at + PIECE_BYTES]}
-        for number, at in enumerate(places)
+def _statements(batch: Mapping[str, bytes]) -> Iterator[dict[str, list[Any]]]:
+    """The values of statements that write these rows: one, but of a row that is too large for it.
+
+    In the order of the names, since who writes the same rows waits for who was first; and a row from its end
+    on, so that one that has its beginning is whole.
+    """
+    pieces = [
+        (name, number, data[number * PIECE_BYTES : (number + 1) * PIECE_BYTES])
+        for name, data in sorted(batch.items())
+        for number in reversed(range(-(-len(data) // PIECE_BYTES)))
     ]
+    size, some = 0, list[tuple[str, int, bytes]]()
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece[2])
+        if size >= STATEMENT_BYTES:
+            yield _columns(some)
+            size, some = 0, []
+    if some:
+        yield _columns(some)
+
+
+def _columns(pieces: Sequence[tuple[str, int, bytes]]) -> dict[str, list[Any]]:
+    return dict(zip(("names", "numbers", "data"), map(list, zip(*pieces, strict=True)), strict=True))

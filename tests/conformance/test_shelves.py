@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import psycopg
 import pytest
+from sqlalchemy import event
 from stores import LIMITS, Backend, enrolled, snapshot
 from wire import server_config
 
@@ -19,6 +20,7 @@ from anabranch.core.snapshot import Snapshot
 from anabranch.server import failpoints
 from anabranch.server.manifest import write_manifest
 from anabranch.server.recovery import recover
+from anabranch.server.store import row_table
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.sql import SqlStore
@@ -157,6 +159,11 @@ def elsewhere(backend: Backend) -> Backend:
     return replace(backend, folder=backend.folder.with_name("elsewhere"))
 
 
+def _make_schema(backend: Backend, name: str) -> None:
+    with psycopg.connect(backend.database, autocommit=True) as admin:
+        admin.execute(f"CREATE SCHEMA {name}".encode())
+
+
 def table(backend: Backend) -> list[str]:
     """The names of the rows that the database has, by its own program."""
     with psycopg.connect(backend.database) as admin:
@@ -223,13 +230,14 @@ def test_what_is_replaced_goes_with_the_next_snapshot(shared: Backend) -> None:
     store.close()
 
 
-def test_of_what_waits_only_so_much_is_in_memory(shared: Backend) -> None:
+def test_of_what_waits_only_so_much_is_in_memory(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     store = shared.start()
     assert isinstance(store, SqlStore)
     rows = TableRows(store._database, held_bytes_max=1_000)
+    monkeypatch.setattr(row_table, "STATEMENT_BYTES", 800)
     shelf = RowShelf(rows)
     held = [shelf.put(np.full(100, number, np.float32)) for number in range(10)]  # 432 bytes each
-    assert table(shared) == sorted(row.sha256 for row in held[:8])  # the oldest
+    assert table(shared) == sorted(row.sha256 for row in held[:8])  # the oldest, two a statement
     for number, row in enumerate(held):
         assert np.array_equal(dense(shelf.take(row)), np.full(100, number, np.float32))
     gone = {row.sha256 for row in held[:9]}
@@ -300,6 +308,108 @@ def test_a_row_that_is_lost_or_damaged_there_is_found(shared: Backend) -> None:
     shelf._unflushed.add(row.sha256)
     with pytest.raises(StoreCorrupt, match="is not there any more"):
         shelf.flush()
+    store.close()
+
+
+def test_no_server_waits_for_one_that_is_paused_while_it_writes_rows(
+    shared: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each statement another server can write the same rows, and remove them."""
+    monkeypatch.setattr(row_table, "STATEMENT_BYTES", 100)
+    store, shelf = opened(shared)
+    rows = shelf.rows
+    assert isinstance(rows, TableRows)
+    held = [put(shelf, number) for number in range(5)]
+    written: list[int] = []
+
+    def beside(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if "shelf_rows" in statement:
+            with psycopg.connect(shared.database, autocommit=True) as other:
+                other.execute(b"SET lock_timeout = '2s'")
+                other.execute(b"CREATE TABLE IF NOT EXISTS shelf_rows (sha256 text)")
+                found = other.execute(b"UPDATE shelf_rows SET data = data")
+                written.append(found.rowcount)
+
+    event.listen(rows._database._kept(), "after_cursor_execute", beside)
+    shelf.flush()
+    assert [n for n in written if n] == [
+        2,
+        4,
+        5,
+        5,
+    ]  # two a statement, then a look
+    assert table(shared) == sorted(row.sha256 for row in held)
+    store.close()
+
+
+def test_a_row_that_came_in_part_is_removed_by_the_next_start(
+    shared: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written from its end, and the server was killed before it came to the beginning."""
+    monkeypatch.setattr(row_table, "PIECE_BYTES", 100)
+    monkeypatch.setattr(row_table, "STATEMENT_BYTES", 100)
+    store, shelf = opened(shared)
+    row = shelf.put(np.arange(200, dtype=np.float32))
+    with psycopg.connect(shared.database, autocommit=True) as admin:
+        admin.execute(b"CREATE TABLE shelf_rows (sha256 text, number int CHECK (number > 3), data bytea)")
+        admin.execute(b"CREATE UNIQUE INDEX at ON shelf_rows (sha256, number)")
+    with pytest.raises(StoreError):
+        shelf.flush()
+    assert table(shared) == [row.sha256]
+    store.close()
+    store, shelf = opened(shared)
+    assert shelf.rows.names() == set()
+    shelf.flush()
+    assert table(shared) == []
+    store.close()
+
+
+def test_rows_of_another_run_in_the_same_database_are_left_alone(shared: Backend) -> None:
+    """That run has a schema of its own, and this one's is found further on."""
+    store, shelf = opened(shared)
+    store.append([enrolled()])
+    row = put(shelf, 1)
+    store.save_snapshot(naming(0, row), 1, 5.0)
+    _make_schema(shared, "own")
+    own = replace(elsewhere(shared), database=f"{shared.database}&options=-csearch_path%3Down%2Cpublic")
+    other, its = opened(own)
+    other.append([enrolled()])
+    other.save_snapshot(snapshot(0), 1, 5.0)
+    assert its.rows.names() == set()
+    its.flush()
+    assert table(shared) == [row.sha256]
+    mine = put(its, 2)
+    its.flush()
+    assert its.rows.names() == {mine.sha256}
+    assert table(shared) == [row.sha256]
+    assert store.problems() == []
+    other.close()
+    store.close()
+
+
+def test_nobody_waits_while_a_snapshot_is_written(shared: Backend) -> None:
+    """Until twice as much waits: then who writes is waited for."""
+    store = shared.start()
+    assert isinstance(store, SqlStore)
+    rows = TableRows(store._database, held_bytes_max=1_000)
+    shelf = RowShelf(rows)
+    with rows._changing:
+        held = [shelf.put(np.full(100, number, np.float32)) for number in range(4)]  # 432 bytes each
+    assert table(shared) == []
+    held.append(shelf.put(np.full(100, 4, np.float32)))
+    assert table(shared) == sorted(row.sha256 for row in held)
+    store.close()
+
+
+def test_a_connection_that_was_cut_while_it_idled_is_made_again(shared: Backend) -> None:
+    store, shelf = opened(shared)
+    row = put(shelf, 1)
+    shelf.flush()
+    shared.behind(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND pid <> pg_backend_pid() AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
+    )
+    assert np.array_equal(dense(shelf.take(row)), np.full(5, 1, np.float32))
     store.close()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 from failover import LOST, NOT_SERVING, Federation, federation, health
 from federations import first_weights
@@ -125,17 +126,26 @@ def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
         assert run.finish() == []
 
 
+def newest_snapshot(url: str) -> int:
+    """The version of the newest one that is named."""
+    with psycopg.connect(url) as admin:
+        ((version,),) = admin.execute(b"SELECT COALESCE(max(version), 0) FROM snapshots").fetchall()
+        return int(version)
+
+
 @pytest.mark.parametrize(
-    "moment", ["shelf_written:40", "shelf_flushed:3", "snapshot_written:3", "shelf_cleared:2"]
+    "moment", ["shelf_written:40", "shelf_put:3", "shelf_flushed:3", "snapshot_written:3", "shelf_cleared:2"]
 )
 def test_a_leader_that_is_paused_while_it_remembers_takes_nothing_from_its_successor(
     moment: str, tmp_path: Path, postgresql_url: str
 ) -> None:
-    """Neither what the successor remembers nor its turn."""
+    """Neither what the successor remembers nor its turn, and it holds up none of its snapshots."""
     with federation(tmp_path, postgresql_url, seed=34, failpoint=f"{moment}:stop", remembering=True) as run:
         leader, began = run.servers[0], time.monotonic()
         run.hand_over(leader, began)
-        run.await_updates(20)
+        before = newest_snapshot(postgresql_url)
+        while newest_snapshot(postgresql_url) == before:
+            run.await_updates(10)
         leader.signal(signal.SIGCONT)
         assert leader.ended(HANGS_S) == LOST
         run.await_updates(20)

@@ -12,7 +12,7 @@ import pytest
 from crash import run
 from server_process import Plan
 
-from anabranch.server.failpoints import MASKED_POINTS, POINTS, SHELF_POINTS
+from anabranch.server.failpoints import MASKED_POINTS, POINTS, SHARED_SHELF_POINTS, SHELF_POINTS
 
 ROOT = Path(__file__).parents[2]
 # Every payload is larger than this, so that it goes through a spool file and a blob.
@@ -62,4 +62,4 @@ def test_a_crash_at_every_failpoint_in_any_order(
 def test_every_failpoint_is_somewhere_in_the_server() -> None:
     sources = (ROOT / "server").rglob("*.py")
     reached = [name for path in sources for name in re.findall(r'reach\("(\w+)"\)', path.read_text())]
-    assert sorted(reached) == sorted((*POINTS, *SHELF_POINTS, *MASKED_POINTS))
+    assert sorted(reached) == sorted((*POINTS, *SHELF_POINTS, *SHARED_SHELF_POINTS, *MASKED_POINTS))

@@ -22,7 +22,7 @@ from wire import QUICK, Device
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.model.params import ParamSpec, digest
 from anabranch.server.backup import back_up, put_back
-from anabranch.server.failpoints import SHELF_POINTS
+from anabranch.server.failpoints import SHARED_SHELF_POINTS, SHELF_POINTS
 from anabranch.server.verify import verify
 
 PLAN = Plan(remembering=True)
@@ -43,7 +43,7 @@ def test_kills_at_random(tmp_path: Path, database: str) -> None:
 
 
 def test_a_kill_at_every_failpoint_of_the_shelf(tmp_path: Path, database: str) -> None:
-    points = (*SHELF_POINTS, *AROUND)
+    points = (*SHELF_POINTS, *(SHARED_SHELF_POINTS if database else ()), *AROUND)
     plan = Plan(seed=32, updates=100_000, failpoints=points, remembering=True, database=database)
     outcome = run(tmp_path, plan)
     assert outcome.problems == []

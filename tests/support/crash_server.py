@@ -96,7 +96,8 @@ class AcknowledgesEarly(SqlStore):
 
 def die_at(name: str, nth: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Kill this process when it reaches a failpoint for the n-th time, or stop it."""
-    assert name in (*failpoints.POINTS, *failpoints.SHELF_POINTS), name
+    of_shelves = (*failpoints.SHELF_POINTS, *failpoints.SHARED_SHELF_POINTS)
+    assert name in (*failpoints.POINTS, *of_shelves), name
     reached = itertools.count(1)
 
     def hook(here: str) -> None:
