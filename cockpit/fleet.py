@@ -16,7 +16,7 @@ ROWS, ROWS_MAX = 50, 1000
 TASKS_MAX = 200
 SORTS = (
     *("client", "state", "updates", "rejected", "staleness", "up", "down", "seen", "behind", "examples"),
-    *("speed", "flaws"),
+    *("speed", "flaws", "width"),
 )
 
 
@@ -38,6 +38,7 @@ def fleet(picture: Picture, asked: Asked, silence_s: float | None) -> dict[str, 
     return {
         "total": len(devices),
         "matching": len(rows),
+        "parts": picture.parts_told,
         "states": dict(zip(STATES, counts, strict=True)),
         "rows": device_rows(picture, shown, states),
     }
@@ -97,6 +98,7 @@ def device_rows(picture: Picture, rows: Array, states: Array) -> list[dict[str, 
         "behind": plain(_figures(picture, rows, states, "behind")),
         "speed_s": plain(_figures(picture, rows, states, "speed")),
         "heard": plain(devices.heard(rows)),
+        "width": plain(devices.columns["width"][rows]) if picture.parts_told else [None] * len(rows),
     }
     found = []
     for at, row in enumerate(rows.tolist()):

@@ -22,7 +22,7 @@ from anabranch.core.effects import (
 )
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.chains import RAW
-from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.submodels import Submodel, share_of
 from anabranch.core.model.updates import Task, Verdict
 
 if TYPE_CHECKING:  # a recorder has files and a clock, and is handed in
@@ -50,7 +50,8 @@ class RunReporter:
         for effect in effects:
             match effect:
                 case Granted(task, again=False):
-                    recorder.granted(now, task.client_id, task.task_id, task.base_version)
+                    share = share_of(task.submodel)
+                    recorder.granted(now, task.client_id, task.task_id, task.base_version, share)
                     self._compressed(now, engine, task)
                 case Decided(client_id, receipt, duplicate=True):
                     recorder.note(now, "resent", client=client_id, update=receipt.update_id)

@@ -158,10 +158,11 @@ class Recorder:
             self._stream.close()
             self._stream = None
 
-    def granted(self, now: float, client: str, task: str, version: int) -> None:
-        """The device got a task on this version."""
+    def granted(self, now: float, client: str, task: str, version: int, share: float | None = None) -> None:
+        """The device got a task on this version, of that share of the model's numbers (None: of all)."""
         self._tally(client)
-        self._emit(now, "granted", {"client": client, "task": task, "version": version})
+        part = {} if share is None else {"share": round(share, 4)}
+        self._emit(now, "granted", {"client": client, "task": task, "version": version, **part})
 
     def downloaded(self, now: float, client: str, payload_bytes: int, full_bytes: int = 0) -> None:
         """The device received so many bytes of a model, which whole and raw has `full_bytes` (0: as many)."""

@@ -22,6 +22,7 @@ from anabranch.core.effects import (
     SettingsSet,
     Unbarred,
 )
+from anabranch.core.model.submodels import share_of
 
 KEPT = 10_000
 
@@ -91,6 +92,7 @@ def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
     match effect:
         case Granted(task=task, again=False):
             data = {"task_id": task.task_id, "expires_at_s": task.expires_at, "uplink": task.uplink}
+            data |= {} if (share := share_of(task.submodel)) is None else {"share": share}
             return Happening(seq, now, "granted", task.client_id, task.base_version, data)
         case Refused(ask=ask, reason=reason, detail=detail):
             return Happening(seq, now, "refused", ask.client_id, 0, {"reason": reason, "detail": detail})

@@ -261,6 +261,11 @@ class TensorSet:
 Submodel = Coordinates | UnitMap | TensorSet
 
 
+def share_of(part: Submodel | None) -> float | None:
+    """Which share of the model's numbers a part has, 0 to 1; None of the whole model and of `Coordinates`."""
+    return part.size / part.spec.size if isinstance(part, UnitMap | TensorSet) else None
+
+
 def is_borne(part: Submodel | None, width_max: float) -> bool:
     """Whether a device can train it whose memory bears that share of the units; None: the whole model."""
     if width_max >= 1:

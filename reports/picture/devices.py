@@ -43,6 +43,7 @@ class DeviceRows:
             speed=np.float32,
             weighed=np.int64,
             heard=np.float64,
+            width=np.float32,
             **dict.fromkeys(SPEED_COLUMNS, np.float32),
         )
 
@@ -57,7 +58,9 @@ class DeviceRows:
             self.names.append(name)
             lot = zlib.crc32(name.encode())
             zeros = (0,) * 7
-            self.columns.add(lot, *zeros, np.nan, NEVER, 0, False, 0, np.nan, 0, 0.0, *(0.0,) * SPEEDS)
+            self.columns.add(
+                lot, *zeros, np.nan, NEVER, 0, False, 0, np.nan, 0, 0.0, np.nan, *(0.0,) * SPEEDS
+            )
         return row
 
     def find(self, name: str) -> int | None:

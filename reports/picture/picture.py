@@ -28,6 +28,7 @@ class Picture:
     """
 
     fetches_told = False  # a live server's log has no downloads
+    parts_told = False  # some task was of a part of the model
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -125,6 +126,8 @@ class Picture:
         cells["open"][row] += 1
         cells["base"][row] = h.version or 0
         cells["away"][row] = False
+        self.parts_told |= "share" in h.data
+        cells["width"][row] = h.data.get("share", 1.0)
         if (until := h.data.get("lease_until_s")) is not None:
             self.devices.lease_until[row] = until
         self.counts["tasks"] += 1

@@ -304,6 +304,31 @@ def test_whom_a_rule_has_heard(tmp_path: Path) -> None:
     assert found["series"]["middle"] == pytest.approx([statistics.median(each) for each in shares])
 
 
+def test_which_share_of_the_model_devices_train(tmp_path: Path) -> None:
+    """The newest task's: half of the hidden units for the slower devices, the whole for the others."""
+    of_parts = ("strategy.name=fedbuff", "submodel.name=heterofl", "submodel.widths=[1.0,0.5]")
+    of_run = ("run.workload=synthetic", "fleet.clients=6", "run.updates_max=60")
+    run = simulated(tmp_path, *of_parts, *of_run)
+    events = list(map(json.loads, (run / "events.jsonl").read_text().splitlines()))
+    newest = {e["client"]: e.get("share", 1.0) for e in of_kind(events, "granted")}
+    half, whole = (20 * hidden + hidden + 10 * hidden + 10 for hidden in (16, 32))
+    with entered(run, cwd=tmp_path) as browser:
+        found = browser.get("/api/runs/run/fleet", sort="width", order="asc")
+        (own,) = (browser.get(f"/api/runs/run/devices/{c}") for c in [found["rows"][0]["client"]])
+    assert found["parts"]
+    assert {row["client"]: row["width"] for row in found["rows"]} == pytest.approx(newest)
+    assert {round(share, 4) for share in newest.values()} == {round(half / whole, 4), 1.0}
+    widths = [row["width"] for row in found["rows"]]
+    assert widths == sorted(widths)
+    assert own["width"] == pytest.approx(half / whole, abs=1e-4)
+
+
+def test_of_whole_models_no_share_is_shown(browser: Browser) -> None:
+    found = browser.get("/api/runs/run/fleet")
+    assert not found["parts"]
+    assert {row["width"] for row in found["rows"]} == {None}
+
+
 def test_what_a_private_run_promises(tmp_path: Path) -> None:
     of_private = ("strategy.name=fedbuff", "strategy.buffer_size=3", "privacy.clip=0.5", "privacy.epsilon=8")
     run = simulated(tmp_path, "run.workload=synthetic", "fleet.clients=6", *of_private, "run.versions_max=2")

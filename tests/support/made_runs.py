@@ -16,22 +16,26 @@ VERSIONS_EACH = 25  # in a large fleet, while each device trains once
 STALE_MAX = 40
 EXAMPLES, MODEL_BYTES = 120, 80_000
 LOST, INVALID = 0.02, 0.01  # shares of the tasks
+PART = 0.2834  # of the model's numbers
 SLOWER_MAX = 8.0  # times as slow as the fastest is the slowest
 
 
-def made_run(folder: Path, devices: int, updates: int, seed: int = 0) -> Result:
-    """Writes `events.jsonl` and `result.json` of a fleet of unequal devices, as a simulation would."""
+def made_run(folder: Path, devices: int, updates: int, seed: int = 0, parts: bool = False) -> Result:
+    """Writes `events.jsonl` and `result.json` of a fleet of unequal devices, as a simulation would.
+
+    `parts`: tasks of the slower ones are of `PART` of the model.
+    """
     draw = random.Random(seed)
     goal = Goal(metric="accuracy", mode="max", target=0.8)
     config = {"run": {"seed": seed, "workload": "made"}, "strategy": {"name": "fedbuff"}}
     with Recorder("fedbuff", "made", seed, goal, config, "simulated", folder / "events.jsonl") as recorder:
-        _drawn(recorder, draw, devices, updates)
+        _drawn(recorder, draw, devices, updates, parts)
         result = recorder.result("0" * 64, "0" * 64, 1.0)
     result.write(folder)
     return result
 
 
-def _drawn(recorder: Recorder, draw: random.Random, devices: int, updates: int) -> None:
+def _drawn(recorder: Recorder, draw: random.Random, devices: int, updates: int, parts: bool) -> None:
     names = [f"device-{i:0{len(str(devices - 1))}d}" for i in range(devices)]
     pace = {name: 4.0 * SLOWER_MAX ** draw.random() for name in names}
     buffer = max(1, devices // VERSIONS_EACH)
@@ -45,7 +49,8 @@ def _drawn(recorder: Recorder, draw: random.Random, devices: int, updates: int) 
         if waiting and (not out or waiting[0][0] <= out[0][0]):
             now, _, name = heapq.heappop(waiting)
             tasks += 1
-            recorder.granted(now, name, f"task-{tasks}", version)
+            is_slow = parts and pace[name] > 4.0 * math.sqrt(SLOWER_MAX)
+            recorder.granted(now, name, f"task-{tasks}", version, PART if is_slow else None)
             recorder.downloaded(now, name, MODEL_BYTES // 4, MODEL_BYTES)
             took = pace[name] * draw.lognormvariate(0.0, 0.25)
             heapq.heappush(out, (now + took, name, f"task-{tasks}", version))

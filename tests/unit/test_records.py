@@ -169,6 +169,9 @@ def test_what_was_trained_is_told_where_devices_train_parts(recorder: Recorder) 
     assert isinstance(granted, Granted)
     part = granted.task.submodel
     assert isinstance(part, UnitMap)
+    (line, *_) = told.tell(0.5, [granted])
+    assert (line["kind"], line["share"]) == ("granted", round(part.size / UNITS.size, 4))
+    assert 0 < line["share"] < 1
     delta = np.ones(part.size, np.float32)
     update = Update("u-1", "t-1", "a", 0, 1, delta, part)
     payload = Payload("00" * 32, 9, values=part.size)

@@ -21,6 +21,7 @@ from anabranch.core.model.submodels import (
     add_to_part,
     gathered,
     scatter,
+    share_of,
     submodel_from_json,
     unit_map,
     unit_map_of_bits,
@@ -53,6 +54,13 @@ def by_hand(kept: UnitMap) -> dict[str, Any]:
         "lstm.bias": a["lstm.bias"][gates],
         "out.bias": a["out.bias"],
     }
+
+
+@given(maps())
+def test_the_share_of_a_part_is_that_of_its_numbers(kept: UnitMap) -> None:
+    numbers = sum(a.size for a in by_hand(kept).values())
+    assert share_of(kept) == pytest.approx(numbers / sum(a.size for a in FLOATS.values()))
+    assert share_of(None) is share_of(Coordinates(np.array([1]))) is None
 
 
 @given(maps())

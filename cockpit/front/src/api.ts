@@ -129,12 +129,14 @@ export interface FleetRow {
   speed_s: number | null;
   flaws: number | null;
   heard: number | null;
+  width: number | null;
   quarantined: string;
 }
 
 export interface Fleet {
   total: number;
   matching: number;
+  parts: boolean;
   states: Record<string, number>;
   rows: FleetRow[];
 }

@@ -16,7 +16,7 @@ from watched import Watched
 
 HERE = Path(__file__).parent
 CHROMIUM = shutil.which("chromium")
-EIGHT, THOUSAND = "eight", "thousand"
+EIGHT, THOUSAND, PARTS = "eight", "thousand", "parts"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,6 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("runs")
     made_run(folder / EIGHT, devices=8, updates=200)
     made_run(folder / THOUSAND, devices=1000, updates=4000)
+    made_run(folder / PARTS, devices=8, updates=200, parts=True)
     return folder
 
 

@@ -113,6 +113,30 @@ def test_no_head_of_the_fleet_is_cut(look: Look, sort: str) -> None:
     assert cut == []
 
 
+def test_widths_are_shown_where_tasks_are_of_parts(look: Look) -> None:
+    """The narrowest first at a second click; where all tasks are of the whole model there is no column."""
+    page = look("run/parts/fleet", width=1180)
+    head = page.get_by_role("columnheader", name="width")
+    head.wait_for()
+    shown = page.locator(".fleet-body [role=row]")
+    assert {row.split()[-2:][0] for row in shown.all_inner_texts()} == {"28", "100"}
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "descending")
+    expect(shown.first).to_contain_text("100 %")
+    head.get_by_role("button").click()
+    expect(shown.first).to_contain_text("28 %")
+    heads = page.get_by_role("columnheader")
+    cut = heads.evaluate_all(
+        "all => all.filter((h) => h.scrollWidth > h.clientWidth).map((h) => h.textContent)"
+    )
+    assert (heads.count(), cut) == (12, [])
+    shown.first.get_by_role("link").click()
+    expect(page.locator(".figures")).to_contain_text("28 %")
+    page = look("run/eight/fleet")
+    page.locator("text=device-7").first.wait_for()
+    expect(page.get_by_role("columnheader", name="width")).to_have_count(0)
+
+
 def test_the_river_stands_as_a_table_too(look: Look) -> None:
     page = look("run/eight/river")
     page.get_by_text("The same as a table").click()

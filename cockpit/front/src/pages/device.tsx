@@ -54,6 +54,7 @@ function Told({ device, run, client }: { device: Device; run: Run; client: strin
         <Figure name="Sent" value={bytesText(device.up)} remark={`${bytesText(device.down)} received`} />
         <Figure name="Examples" value={countText(device.examples)} remark="trained on, all updates" />
         {device.heard !== null && <Figure name="Heard by the rule" value={percentText(device.heard, 0)} remark="of its updates, on average" />}
+        {device.width !== null && <Figure name="Width" value={percentText(device.width, 0)} remark="of the model's numbers, its newest task" />}
         <Figure name="Last seen" value={seen} remark={device.lease_until_s === null ? device.state === "training" ? "trains" : "holds no task" : `its lease lasts until ${secondsText(device.lease_until_s)}`} />
       </Figures>
       <Card title="Its arm of the river" wide>

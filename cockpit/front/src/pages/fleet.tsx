@@ -6,7 +6,7 @@ import type { PageProps } from "../cockpit";
 import type { Run } from "../live";
 import { Empty, Loading, State, Trouble } from "../parts";
 import { link, setQuery } from "../router";
-import { bytesText, countText, numberText, secondsText, shortText } from "../text";
+import { bytesText, countText, numberText, percentText, secondsText, shortText } from "../text";
 
 const CHUNK = 100; // rows asked for at once
 const ROW_PX = 34;
@@ -33,6 +33,11 @@ const COLUMNS: Column[] = [
   { key: "down", title: "down", about: "bytes that it received", cell: (row) => bytesText(row.down), minor: true },
   { key: "seen", title: "last seen", about: "when it called last", cell: seenText, minor: true },
 ];
+
+const WIDTH: Column = { key: "width", title: "width", about: "share of the model's numbers that its newest task is of", cell: (row) => percentText(row.width, 0), minor: true };
+
+/** Those of a run: widths only where some task was of a part of the model. */
+const columnsOf = (fleet: Fleet): Column[] => (fleet.parts ? [...COLUMNS, WIDTH] : COLUMNS);
 
 function seenText(row: FleetRow, run: Run): string {
   if (row.seen_s === null) return "–";
@@ -90,9 +95,9 @@ export function FleetPage({ run, route }: PageProps) {
         <Empty>{fleet.total ? "No device matches. Clear the filter to see all." : "No device has called yet."}</Empty>
       ) : (
         <div class="fleet-scroll" ref={place} onScroll={scrolled} tabIndex={0} role="region" aria-label="Devices; sort by the heads of the columns">
-          <div role="table" class="fleet-table" aria-rowcount={fleet.matching + 1} aria-label="Devices">
-            <Head asked={asked} />
-            <Body first={seen.first} last={Math.min(seen.last, fleet.matching)} matching={fleet.matching} rows={rows} run={run} />
+          <div role="table" class={`fleet-table ${fleet.parts ? "with-widths" : ""}`} aria-rowcount={fleet.matching + 1} aria-label="Devices">
+            <Head asked={asked} columns={columnsOf(fleet)} />
+            <Body columns={columnsOf(fleet)} first={seen.first} last={Math.min(seen.last, fleet.matching)} matching={fleet.matching} rows={rows} run={run} />
           </div>
         </div>
       )}
@@ -107,13 +112,13 @@ interface Query {
   state: string;
 }
 
-function Head({ asked }: { asked: Query }) {
+function Head({ asked, columns }: { asked: Query; columns: Column[] }) {
   const sort = (key: string): void => {
     const down = asked.sort === key && asked.order === "asc";
     setQuery("sort", key);
     setQuery("order", down || (asked.sort !== key && key !== "client" && key !== "state") ? "desc" : "asc");
   };
-  const heads = [{ key: "client", title: "device", about: "by its name" }, { key: "state", title: "state", about: "" }, ...COLUMNS];
+  const heads = [{ key: "client", title: "device", about: "by its name" }, { key: "state", title: "state", about: "" }, ...columns];
   return (
     <div role="rowgroup" class="fleet-head">
       <div role="row" class="fleet-row" aria-rowindex={1}>
@@ -133,7 +138,7 @@ function Head({ asked }: { asked: Query }) {
   );
 }
 
-function Body({ first, last, matching, rows, run }: { first: number; last: number; matching: number; rows: (at: number) => FleetRow | undefined; run: Run }) {
+function Body({ columns, first, last, matching, rows, run }: { columns: Column[]; first: number; last: number; matching: number; rows: (at: number) => FleetRow | undefined; run: Run }) {
   const body = useRef<HTMLDivElement>(null);
   const inner = useRef<HTMLDivElement>(null);
   useEffect(() => {
@@ -155,7 +160,7 @@ function Body({ first, last, matching, rows, run }: { first: number; last: numbe
           const row = rows(first + i);
           return (
             <div role="row" class={`fleet-row ${row?.quarantined ? "bad" : ""}`} key={row?.client ?? `at ${first + i}`} aria-rowindex={first + i + 2}>
-              {row ? <Cells row={row} run={run} /> : <div role="cell" class="soft">…</div>}
+              {row ? <Cells row={row} run={run} columns={columns} /> : <div role="cell" class="soft">…</div>}
             </div>
           );
         })}
@@ -164,7 +169,7 @@ function Body({ first, last, matching, rows, run }: { first: number; last: numbe
   );
 }
 
-const Cells = ({ row, run }: { row: FleetRow; run: Run }) => (
+const Cells = ({ row, run, columns }: { row: FleetRow; run: Run; columns: Column[] }) => (
   <>
     <div role="cell">
       <a href={link("run", run.id, "device", row.client)}>{row.client}</a>
@@ -172,7 +177,7 @@ const Cells = ({ row, run }: { row: FleetRow; run: Run }) => (
     <div role="cell" title={row.quarantined || undefined}>
       <State of={row.quarantined ? "quarantined" : row.state} />
     </div>
-    {COLUMNS.map((column) => (
+    {columns.map((column) => (
       <div role="cell" key={column.key} class={column.minor ? "number minor" : "number"}>
         {column.cell(row, run)}
       </div>

@@ -1,0 +1,31 @@
+"""What a server tells of a task."""
+
+from __future__ import annotations
+
+import asyncio
+
+from anabranch.core.effects import Granted
+from anabranch.core.model.submodels import Submodel, unit_map
+from anabranch.core.model.updates import LocalPlan, Task
+from anabranch.server.feed import Feed
+from anabranch.testing.models import SPEC
+
+
+def told(submodel: Submodel | None) -> dict[str, object]:
+    """Of a task of this part of the model."""
+
+    async def newest(feed: Feed) -> dict[str, object]:
+        async for happening in feed.follow(0):
+            return dict(happening.data)
+        return {}
+
+    feed = Feed()
+    task = Task("t-1", "a", 0, 1.0, 9.0, 8.0, 1, LocalPlan(), submodel=submodel)
+    feed.tell(1, 2.0, [Granted(task)])
+    return asyncio.run(newest(feed))
+
+
+def test_a_task_of_a_part_says_which_share_of_the_model_that_is() -> None:
+    part = unit_map(SPEC, [[0] for _ in SPEC.groups])
+    assert told(part)["share"] == part.size / SPEC.size
+    assert "share" not in told(None)
