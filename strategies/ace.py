@@ -28,9 +28,7 @@ Source: Chang et al., "Mitigating participation imbalance bias in asynchronous f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Annotated, Any, ClassVar
 
 from anabranch.core.engine.strategy import Context, State, Step
@@ -83,16 +81,20 @@ class ACE(RememberingStrategy):
             state.kept[client] = state.kept[client].emptied()
         kept = self.with_newest(state.kept, update, context)
         add_scaled(state.total, 1.0, update.delta)
-        add_scaled(vector, self.server_lr / self._counting(kept), state.total)
+        counting = sum(last.counts for last in kept.values()) if self.staleness_max else len(kept)
+        add_scaled(vector, self.server_lr / counting, state.total)
         return Step(replace(state, kept=kept), vector)
 
     def _leaving(self, state: State, update: Update, context: Context) -> list[str]:
-        """Whose updates count no more: this device's last one."""
-        return [update.client_id] if update.client_id in state.kept else []
-
-    def _counting(self, kept: dict[str, Kept]) -> int:
-        """|A|."""
-        return len(kept)
+        """Whose updates count no more: this device's last one, and what is too old."""
+        if not self.staleness_max:  # they all count: nobody else's is looked at
+            return [update.client_id] if update.client_id in state.kept else []
+        oldest = context.version - self.staleness_max
+        return sorted(  # in an order that is the same after a restart, since sums depend on it
+            client
+            for client, last in state.kept.items()
+            if last.counts and (client == update.client_id or last.base_version < oldest)
+        )
 
     def shifted(self, state: State, versions: int) -> State:
         """Other numbers for the versions that the updates started from."""
@@ -103,32 +105,9 @@ class ACE(RememberingStrategy):
 class ACED(ACE):
     """ACE by the updates that are not too old.
 
-    Symbols and equations: see the module. `state.kept` is in the order in which the updates came. Each of
-    them made a version, none before the one that it started from: so those that count are among the last
-    tau_max + 1, and no others are looked at.
+    Symbols and equations: see the module.
     """
 
     name: ClassVar[str] = "aced"
 
     staleness_max: Annotated[int, AT_LEAST_ONE] = 100
-
-    def with_newest(self, kept: dict[str, Kept], update: Update, context: Context) -> dict[str, Kept]:
-        """The memory with an update in the place of its device's last one, at its end."""
-        kept.pop(update.client_id, None)
-        return super().with_newest(kept, update, context)
-
-    def _leaving(self, state: State, update: Update, context: Context) -> list[str]:
-        """This device's last one, and what is too old."""
-        oldest = context.version - self.staleness_max
-        return sorted(  # in an order that is the same after a restart, since sums depend on it
-            client
-            for client, last in self._newest(state.kept)
-            if last.counts and (client == update.client_id or last.base_version < oldest)
-        )
-
-    def _counting(self, kept: dict[str, Kept]) -> int:
-        return sum(last.counts for _, last in self._newest(kept))
-
-    def _newest(self, kept: dict[str, Kept]) -> Iterator[tuple[str, Kept]]:
-        """All that may count."""
-        return islice(reversed(kept.items()), self.staleness_max + 1)

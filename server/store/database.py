@@ -12,14 +12,14 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Delete, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Delete, Engine, TextClause, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool, QueuePool
 
@@ -174,10 +174,22 @@ class Database:
     def beside(self) -> Iterator[Connection]:
         """A connection that stays open, from any thread, fenced by nothing. PostgreSQL only.
 
-        For what every update asks for. Each statement is by itself, which is one message there and back.
+        For what every update asks for. Each statement is by itself, so no transaction is left open; before it
+        there is a look whether the connection lives.
         """
         with self._meant(), self._kept().begin() as connection:
             yield connection
+
+    def put(self, statement: TextClause, values: Mapping[str, Any]) -> None:
+        """Write rows, from any thread, by a statement that does nothing unless `:epoch` leads.
+
+        Raises `LeadershipLost`. See `remove`.
+        """
+        self.check_writes()
+        assert self._epoch is not None, "who writes leads"
+        with self.beside() as connection:
+            if not connection.execute(statement, {**values, "epoch": self._epoch}).rowcount:
+                leader.check(connection, self._epoch)
 
     def remove(self, change: Delete) -> None:
         """Remove rows, from any thread; none of them if another server leads by now. PostgreSQL only.

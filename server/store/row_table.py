@@ -5,7 +5,7 @@ A row waits in this server's memory until the snapshot that may name it is writt
 Whatever a takeover finds is what its snapshot names, and the log makes the rest again.
 
 Rows are named by their bytes, so that to write one twice is harmless, and one that no snapshot names is of no
-use to anybody: nothing is fenced but what removes rows. They go with the next snapshot that is written.
+use to anybody. They go with the next snapshot that is written. A server that leads no more changes nothing.
 
 Everything is a statement by itself: a successor makes the same rows again, and would wait for the transaction
 of a server that was paused within, whose session a takeover does not end.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import (
@@ -34,7 +33,7 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.schema import CreateTable
 
 from anabranch.core.errors import StoreCorrupt, StoreFull
@@ -54,6 +53,7 @@ _c = shelf_rows.c
 _PUT = text(
     "INSERT INTO shelf_rows (sha256, number, data) "
     "SELECT * FROM unnest(CAST(:names AS text[]), CAST(:numbers AS int[]), CAST(:data AS bytea[])) "
+    "WHERE EXISTS (SELECT epoch FROM leader WHERE epoch = :epoch FOR KEY SHARE) "
     "ON CONFLICT (sha256, number) DO UPDATE SET data = excluded.data"
 )
 RESTORE = (
@@ -85,7 +85,10 @@ class TableRows:
         """See `RowPlace`."""
         if self._begins_late():
             return RESTORE
-        return f"Delete it from the table {shelf_rows.name} and start again: it is made again from the log"
+        return (
+            f"Delete it from the table {shelf_rows.name}, if it is there, and start again: it is made again "
+            "from the log"
+        )
 
     def place(self, sha256: str) -> str:
         """See `RowPlace`."""
@@ -169,8 +172,7 @@ class TableRows:
             return
         self._make_table()
         for values in _statements(batch):
-            with self._database.beside() as connection:
-                connection.execute(_PUT, values)
+            self._database.put(_PUT, values)
             reach("shelf_put")
         with self._lock:
             for name, data in batch.items():
@@ -180,8 +182,11 @@ class TableRows:
     def _make_table(self) -> None:
         with self._database.beside() as connection:
             if not self._has_table(connection):
-                with suppress(IntegrityError):  # a leader of before makes it in this very moment
+                try:
                     connection.execute(CreateTable(shelf_rows, if_not_exists=True))
+                except (IntegrityError, ProgrammingError):  # a leader of before makes it in this very moment
+                    if not self._has_table(connection):
+                        raise
                 self._is_there = True
 
     def _clear(self) -> None:

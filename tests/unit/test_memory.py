@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,44 +215,6 @@ def test_what_is_too_old_for_aced_counts_never_again_and_takes_no_memory() -> No
     bench.work("b", "t4", (4, 4, 4, 4))
     assert bench.engine.vector[0] == 20 + 3
     assert bench.engine.state.total.tolist() == [6.0] * 4
-
-
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=60), st.integers(1, 5), st.data())
-@settings(max_examples=60, deadline=None)
-def test_aced_looks_at_the_newest_alone_and_forgets_nobody(
-    sent: list[tuple[int, int]], bound: int, data: st.DataObject
-) -> None:
-    """Whoever counts is who counts by a look through all devices, also after a restart."""
-    bench = bench_of("aced", {"server_lr": 1.0, "staleness_max": bound})
-    devices = [f"d{n}" for n in range(7)]
-    bench.enrol(*devices)
-    expected: dict[str, tuple[float, int]] = {}
-    tasks: dict[str, tuple[str, int]] = {}
-    total = np.zeros(4)
-    for number, (device, late) in enumerate(sent, start=1):
-        client = devices[device]
-        if client not in tasks:
-            bench.ask(client, f"t{number}")
-            tasks[client] = f"t{number}", bench.engine.version
-        if late and len(tasks) < 6:  # it trains on, and others' come first
-            continue
-        task, base = tasks.pop(client)
-        version, value = bench.engine.version, float(number)
-        bench.push(client, task, (value,) * 4)
-        if version - base <= bound:
-            expected = {c: (v, b) for c, (v, b) in expected.items() if version - b <= bound and c != client}
-            expected[client] = value, base
-            total = total + np.mean([v for v, _ in expected.values()])
-        kept = bench.engine.state.kept
-        assert {c: k.base_version for c, k in kept.items() if k.counts} == {
-            c: b for c, (_, b) in expected.items()
-        }
-        np.testing.assert_allclose(bench.engine.vector, total, rtol=1e-4)
-        if data.draw(st.booleans()):
-            taken = take_snapshot(bench.engine)
-            there = replace(taken, meta=json.loads(json.dumps(taken.meta)))
-            strategy, given = bench.engine.strategy, bench.engine.settings
-            bench.engine = restore(there, SPEC, strategy, given, shelf=bench.engine.shelf)
 
 
 def test_an_update_that_is_too_old_for_aced_is_not_used() -> None:

@@ -110,7 +110,7 @@ def test_a_damaged_row_says_what_to_do(rows: RowPlace) -> None:
     shelf = RowShelf(rows)
     row = shelf.put(vector(1))
     rows.write(row.sha256, [*row_of(vector(1))[:1], b"other bytes!"])
-    remedy = "(Remove that file, if it is there,|Delete it from the table shelf_rows) and start again"
+    remedy = "(Remove that file|Delete it from the table shelf_rows), if it is there, and start again"
     with pytest.raises(StoreCorrupt, match=f"{row.sha256}.*{remedy}"):
         shelf.take(row)
     rows.remove([row.sha256])
