@@ -32,10 +32,16 @@ def own_parts(kinds: Iterable[PartKind]) -> Iterator[None]:
     except AnabranchError:
         raise
     except Exception as error:
-        start = _method(error, kinds)
-        if not start:
+        found = told_part(error, kinds)
+        if found is None:
             raise
-        raise AppError(told(start, error)) from error
+        raise found from error
+
+
+def told_part(error: Exception, kinds: Iterable[PartKind]) -> AppError | None:
+    """What an error is where a part of one's own has raised it; None where none has."""
+    start = _method(error, kinds)
+    return AppError(told(start, error)) if start else None
 
 
 def _method(error: Exception, kinds: Iterable[PartKind]) -> str:

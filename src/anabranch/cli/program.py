@@ -17,7 +17,15 @@ from anabranch.cli.main import INTERRUPTED
 from anabranch.cli.output import json_line
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.secrets import masked_text
-from anabranch.core.errors import NO_SPACE, AnabranchError, ConfigError, StoreError, disk_error, outcome_of
+from anabranch.core.errors import (
+    NO_SPACE,
+    AnabranchError,
+    AppError,
+    ConfigError,
+    StoreError,
+    disk_error,
+    outcome_of,
+)
 from anabranch.core.text import LAYOUT, visible
 from anabranch.support.heap import uncollected
 
@@ -164,9 +172,21 @@ def run() -> int:
         if error.filename is None and error.errno not in NO_SPACE:
             raise
         return _said(disk_error(error.filename or "what was written", error))
+    except Exception as error:
+        if (found := _of_part(error)) is None:
+            raise
+        return _said(found)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
+
+
+def _of_part(error: Exception) -> AppError | None:
+    """What an error is where a part of one's own has raised it, such as a server's strategy."""
+    from anabranch.host.parts import ENGINE_PARTS  # here, as no command waits for them
+    from anabranch.support.own_parts import told_part
+
+    return told_part(error, ENGINE_PARTS)
 
 
 def _said(error: AnabranchError) -> int:
