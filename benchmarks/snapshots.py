@@ -33,7 +33,7 @@ from anabranch.server.app import every_of
 from anabranch.server.books import Books, Call
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import Models
-from anabranch.server.recovery import Recovered, recover
+from anabranch.server.recovery import recover
 from anabranch.server.store.factory import open_store
 
 DEVICES = (10_000, 100_000, 300_000, 1_000_000)
@@ -62,7 +62,7 @@ def measure(devices: int) -> Measured:
     """Enrol, push, and take snapshots, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         before = _resident_bytes()
-        books = _open(Path(folder))[0]
+        books = _open(Path(folder))
         _enrol(books, devices)
         memory = _resident_bytes() - before
         books.save(1e6)
@@ -96,19 +96,19 @@ def restart(folder: Path) -> dict[str, Any]:
     """Come back to the run in a folder; how long it took and what it holds."""
     before = _resident_bytes()
     began = time.perf_counter()
-    books, _ = _open(folder)
+    books = _open(folder)
     known = {"clients": len(books.engine.ledger.clients), "took_s": time.perf_counter() - began}
     return {**known, "bytes": _resident_bytes() - before}
 
 
-def _open(folder: Path) -> tuple[Books, Recovered]:
+def _open(folder: Path) -> Books:
     config: Config = merge([("benchmark", {"strategy": {"name": "fedbuff"}})])
     limits, spec = Limits(free_disk_bytes_min=0), ParamSpec.of(TENSORS)
     store = open_store("", folder, limits)
     found = recover(store, config, Manifest("benchmark", spec, TENSORS), limits)
     models = Models(folder / "models", spec, {})
     place = (found.seq, found.saved, found.history)
-    return Books(found.engine, store, models, every_of(config), *place, limits), found
+    return Books(found.engine, store, models, every_of(config), *place, limits)
 
 
 def _enrol(books: Books, devices: int) -> None:
