@@ -38,13 +38,14 @@ def rows_end(connection: Connection) -> int:
 def check_alone(segments: Segments, marks: MarkFile, database: Path) -> None:
     """Raises `LogLost` where a run's log, or its mark, lies beside SQLite's file that knows of no run.
 
-    What a run's settings were, and when it began, is in the database alone: without it nobody can go on.
+    What a run's settings were, and when it began, the log does not have: `server/rebuild.py`.
     """
     left = segments.folder if segments.state() else marks.path
     if left.exists():
         raise LogLost(
             f"{database} is missing or empty, and {left} is of a run that it does not know; "
-            "nothing was changed. Put back the file that belongs to it, or a backup into a folder of its own "
+            "nothing was changed. Put back the file that belongs to it, make it anew from the log "
+            "(`anabranch admin rebuild`), or put a backup into a folder of its own "
             "(`anabranch admin restore`); name a run in PostgreSQL by server.database, and for another run "
             "another server.data_dir"
         )

@@ -60,6 +60,7 @@ from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.quota import Quota
 from anabranch.server.store.row_table import TableRows
+from anabranch.server.store.run_note import note_run
 from anabranch.server.store.schema import events, mask_sums, runs, snapshots, updates
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.shelf import StoredRows
@@ -178,6 +179,7 @@ class SqlStore:
             if not self._database.is_sqlite:  # only now nobody else writes
                 self._check_whole()
             else:
+                note_run(self._data_dir, stored)
                 self._segments.prepare(stored.run_id, self._newest_number())
                 self._take_up(stored.run_id)
             self._snapshots.prepare()

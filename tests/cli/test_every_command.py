@@ -168,6 +168,7 @@ OTHERS: dict[str, Call] = {
     ],
     "admin backup": lambda p, _: ["backup", "--data-dir", p.folder / "data"],
     "admin restore": lambda p, cwd: [backed_up(p, cwd), "--data-dir", "new", "--folder", p.ca],
+    "admin rebuild": lambda p, cwd: ["--data-dir", without_database(p, cwd)],
     "admin jobs add": lambda p, _: ["wards", p.folder / "run.toml", "--model", p.folder / "model"],
     "admin jobs stop": lambda p, cwd: [with_job(p, cwd), "--folder", "jobs"],
     "admin jobs start": lambda p, cwd: [with_job(p, cwd), "--folder", "jobs"],
@@ -230,6 +231,14 @@ def backed_up(at: Place, cwd: Path) -> Path:
     """A backup of a server's data."""
     answer(anabranch(at.folder, "admin", "backup", cwd / "copy", "--data-dir", "stopped", "--json"))
     return cwd / "copy"
+
+
+def without_database(at: Place, cwd: Path) -> Path:
+    """A server's data that have lost their database."""
+    data = Path(shutil.copytree(at.folder / "stopped", cwd / "data"))
+    for database in data.glob("anabranch.db*"):
+        database.unlink()
+    return data
 
 
 def own_app(cwd: Path) -> str:

@@ -15,7 +15,7 @@ from anabranch.cli.members import ca_app, enrol, invitations, members, operator,
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Overrides
 from anabranch.cli.output import Output
-from anabranch.cli.restoring import attest_restore, backup, restore
+from anabranch.cli.restoring import attest_restore, backup, rebuild, restore
 from anabranch.client.signals import ended_by_interrupt
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.privacy import PrivacyTable
@@ -40,7 +40,7 @@ admin_app = typer.Typer(
 OneClient = Annotated[str, typer.Argument(help="The client's id.", metavar="[CLIENT]")]
 OfTag = Annotated[str, typer.Option("--tag", help="All that have this tag now.", metavar="TAG")]
 
-for command in (enrol, invitations, operator, revoke, members, backup, restore, attest_restore):
+for command in (enrol, invitations, operator, revoke, members, backup, restore, attest_restore, rebuild):
     admin_app.command()(command)
 admin_app.add_typer(ca_app, name="ca")
 admin_app.add_typer(jobs_app, name="jobs")

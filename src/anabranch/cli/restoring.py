@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from anabranch.api.trust import admit_found
 from anabranch.cli.members import FOLDER, Folder
 from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output, Ticker
@@ -128,4 +129,31 @@ def attest_restore(
     Output(as_json).result(
         {"file": str(path), "run_id": made.run_id, "version": made.version, "head": made.head},
         f"{path}: run {made.run_id} goes on from version {made.version}; start the server again",
+    )
+
+
+def rebuild(
+    data_dir: DataDir = DATA_DIR,
+    backup: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="A backup of the run, for what the log does not have any more.", metavar="BACKUP"
+        ),
+    ] = None,
+    load_code: LoadCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a lost or damaged anabranch.db anew, from the log beside it: no acknowledged update is lost.
+
+    It is proved by a replay. Tags and metrics that evaluators reported are not in the log: without a backup,
+    or since it was taken, they are lost.
+    """
+    from anabranch.server.rebuild import rebuild as make_anew
+
+    output = Output(as_json)
+    found = make_anew(data_dir, backup, lambda config: admit_found(config, data_dir, load_code))
+    output.result(
+        {"data_dir": str(data_dir), **asdict(found)},
+        f"{data_dir}: run {found.run_id} is whole, version {found.version}, {found.events} events; "
+        "start its server again",
     )

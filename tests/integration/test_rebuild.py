@@ -1,0 +1,242 @@
+"""`admin rebuild`: a lost database is made anew from the log, where that is proved to be all of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import anabranch
+from wire import Served, server_config
+
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import (
+    AnabranchError,
+    ConfigError,
+    DataError,
+    FolderMissing,
+    LogLost,
+    StoreCorrupt,
+    StoreLocked,
+)
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.model.units import Member, UnitGroup
+from anabranch.server.backup import back_up
+from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.rebuild import LOST, rebuild
+from anabranch.server.store.factory import SQLITE_FILE
+from anabranch.server.store.mark import FILE as MARK
+from anabranch.server.store.run_note import FILE as NOTE
+from anabranch.server.store.run_note import noted_run
+from anabranch.server.verify import verify
+
+UPDATES, LIVES = 7, 6
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    """Of a model with units: its layout names them, in an order that counts."""
+    groups = (UnitGroup("units", 30, (Member("w", 0),)),)
+    return write_manifest(tmp_path / "model", "test", {"w": np.zeros((30, 10), np.float32)}, groups)
+
+
+def lived(
+    data: Path, manifest: Manifest, updates: int = UPDATES, inline: int = 1 << 20, **server: object
+) -> Config:
+    """A server's data after some updates, as a kill may leave them but for the lock."""
+    config = server_config(data, server={"snapshot_every_versions": 2, **server})
+    with Served(config, manifest, replace(DEFAULT_LIMITS, inline_bytes_max=inline)) as served:
+        device = served.device()
+        for value in range(updates):
+            device.work(float(value + 1))
+        served.close()
+    return config
+
+
+def lost(data: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        (data / f"{SQLITE_FILE}{end}").unlink(missing_ok=True)
+
+
+def files(data: Path) -> dict[str, bytes]:
+    """All that lies there: to see that nothing was changed."""
+    return {
+        str(path.relative_to(data)): path.read_bytes()
+        for path in sorted(data.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+@pytest.mark.parametrize("inline", [1 << 20, 100], ids=["log", "blobs"])
+def test_a_run_is_whole_by_its_log_alone(tmp_path: Path, manifest: Manifest, inline: int) -> None:
+    data = tmp_path / "data"
+    config = lived(data, manifest, inline=inline)
+    before = verify(data, whole=True)
+    lost(data)
+    made = rebuild(data)
+    assert (made.problems, made.version, made.updates) == ((), UPDATES, UPDATES)
+    after = verify(data, whole=True)
+    assert (after.problems, after.state_sha256) == ((), before.state_sha256)
+    assert (after.run_id, after.events) == (before.run_id, before.events)
+    with Served(config, manifest) as served:
+        assert served.info is not None
+        assert (served.info.run_id, served.info.version) == (before.run_id, UPDATES)
+        assert served.device().work().version == UPDATES + 1
+
+
+def test_what_cannot_be_read_is_set_aside(tmp_path: Path, manifest: Manifest) -> None:
+    data = tmp_path / "data"
+    lived(data, manifest)
+    lost(data)
+    (data / SQLITE_FILE).write_bytes(b"no database" * 400)
+    (data / f"{SQLITE_FILE}.tmp").write_bytes(b"of a rebuild that was killed")
+    assert rebuild(data).version == UPDATES
+    assert (data / f"{SQLITE_FILE}{LOST}").read_bytes() == b"no database" * 400
+    assert not (data / f"{SQLITE_FILE}.tmp").exists()
+
+
+def test_a_backup_stands_in_for_what_the_log_has_dropped(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `server.keep` the log lacks its first events; what came since the backup is not lost."""
+    monkeypatch.setattr("anabranch.server.store.segments.TRIMMED_BYTES", 1)
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    for _ in range(LIVES):  # each ends with a snapshot
+        lived(data, manifest, updates=4, keep="versions:2")
+    back_up(data, copy)
+    lived(data, manifest, updates=3, keep="versions:2")
+    before = verify(data)
+    lost(data)
+    as_left = files(data)
+    with pytest.raises(LogLost, match=r"first event.*--from"):
+        rebuild(data)
+    assert files(data) == as_left
+    made = rebuild(data, copy)
+    assert (made.version, made.state_sha256, made.events) == (
+        4 * LIVES + 3,
+        before.state_sha256,
+        before.events,
+    )
+    assert verify(data).problems == ()
+
+
+def test_payloads_that_are_dropped_are_missed(tmp_path: Path, manifest: Manifest) -> None:
+    """The log has all its events still, and the files of large payloads are gone."""
+    data = tmp_path / "data"
+    lived(data, manifest, inline=100)
+    next(path for path in (data / "blobs").rglob("*") if path.is_file()).unlink()
+    lost(data)
+    before = files(data)
+    with pytest.raises(StoreCorrupt, match="--from"):
+        rebuild(data)
+    assert files(data).items() >= {(n, d) for n, d in before.items() if not n.startswith("snapshots")}
+
+
+def test_a_backup_stands_in_for_the_note_of_older_releases(tmp_path: Path, manifest: Manifest) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    lived(data, manifest)
+    back_up(data, copy)
+    lived(data, manifest, updates=2)
+    lost(data)
+    (data / NOTE).unlink()
+    with pytest.raises(DataError, match=r"run\.json is missing.*--from"):
+        rebuild(data)
+    assert rebuild(data, copy).version == UPDATES + 2
+    assert noted_run(data) is not None, "a start writes it"
+
+
+def _other_settings(data: Path) -> None:
+    note = json.loads((data / NOTE).read_text(encoding="utf-8"))
+    note["created_at"] += 1.0
+    (data / NOTE).write_text(json.dumps(note), encoding="utf-8")
+
+
+def _damaged(data: Path) -> None:
+    (data / NOTE).write_text('{"run_id": ', encoding="utf-8")
+
+
+def _other_run(data: Path) -> None:
+    note = json.loads((data / NOTE).read_text(encoding="utf-8"))
+    (data / NOTE).write_text(json.dumps({**note, "run_id": "another"}), encoding="utf-8")
+
+
+def _shorter(data: Path) -> None:
+    *_, newest = sorted((data / "log").glob("*.log"))
+    with newest.open("r+b") as file:
+        file.truncate(newest.stat().st_size - 50)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        (_other_settings, LogLost, "not what was acknowledged"),
+        (_damaged, DataError, r"run\.json is damaged"),
+        (_other_run, DataError, "another.*run"),
+        (_shorter, LogLost, "acknowledged up to event"),
+        (lambda data: (data / MARK).unlink(), LogLost, "acknowledged is missing.*restore a backup"),
+        (lambda data: shutil.rmtree(data / "log"), DataError, "no log of a run"),
+    ],
+    ids=["other settings", "damaged note", "other run", "shorter log", "no mark", "no log"],
+)
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_what_is_not_proved_does_not_count(
+    tmp_path: Path,
+    manifest: Manifest,
+    how: str,
+    spoil: Callable[[Path], object],
+    error: type[AnabranchError],
+    said: str,
+) -> None:
+    data = tmp_path / "data"
+    lived(data, manifest)
+    lost(data)
+    if how == "damaged":
+        (data / SQLITE_FILE).write_bytes(b"no database" * 400)
+    spoil(data)
+    before = files(data)
+    with pytest.raises(error, match=said):
+        rebuild(data)
+    after = files(data)
+    # A start writes no event; what it may have looked at of the log is as it was.
+    assert {name: after.get(name) for name in before if name != NOTE} == {
+        name: data for name, data in before.items() if name != NOTE
+    }
+    assert ((data / SQLITE_FILE).exists(), (data / f"{SQLITE_FILE}{LOST}").exists()) == (
+        how == "damaged",
+        False,
+    )
+
+
+def test_where_nothing_is_made(tmp_path: Path, manifest: Manifest) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    lived(data, manifest)
+    with pytest.raises(ConfigError, match=r"tells of its run.*mv "):
+        rebuild(data)
+    with pytest.raises(FolderMissing):
+        rebuild(tmp_path / "nowhere")
+    lived(other, manifest, updates=1)
+    back_up(other, tmp_path / "copy")
+    lost(data)
+    with pytest.raises(ConfigError, match=r"is of run .* and .* of run"):
+        rebuild(data, tmp_path / "copy")
+    config = server_config(tmp_path / "alive")
+    with Served(config, manifest) as served:
+        served.device().work()
+        with pytest.raises(StoreLocked):
+            rebuild(tmp_path / "alive")
+    assert verify(tmp_path / "alive").problems == ()
+
+
+def test_the_error_names_the_command_and_the_command_does_it(tmp_path: Path, manifest: Manifest) -> None:
+    data = tmp_path / "data"
+    config = lived(data, manifest)
+    lost(data)
+    with pytest.raises(LogLost, match="admin rebuild"), Served(config, manifest):
+        pass
+    done = anabranch(tmp_path, "admin", "rebuild", "--data-dir", "data", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["version"] == UPDATES
