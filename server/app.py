@@ -463,9 +463,10 @@ async def first(*events: asyncio.Event) -> None:
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set it, where this is the main thread."""
+    """Have SIGTERM, SIGINT and a closed terminal set it, where this is the main thread."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    for number in (signal.SIGTERM, signal.SIGINT, *(() if under_nohup else (signal.SIGHUP,))):
         try:
             loop.add_signal_handler(number, stop.set)
         except (RuntimeError, ValueError, NotImplementedError):

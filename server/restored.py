@@ -27,7 +27,6 @@ from anabranch.server.store.files import FolderLock
 from anabranch.server.verify import stored_run
 
 FILE = "restored.json"
-AGAIN = "run `anabranch admin attest-restore` again"
 
 
 @dataclass(frozen=True)
@@ -93,23 +92,24 @@ def read_restored(
     data_dir: Path, store: Store, info: RunInfo, authority: Authority | None
 ) -> Restored | None:
     """What `attest` wrote, None where nothing was. Raises `ConfigError` unless it is of this history."""
-    path = data_dir / FILE
+    path, folder = data_dir / FILE, "" if authority is None else f" --folder {authority.folder}"
+    again = f"run `anabranch admin attest-restore --data-dir {data_dir}{folder or ' --insecure'}` again"
     try:
         found = Restored(**json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({error}): {AGAIN}") from error
+        raise ConfigError(f"{path} is damaged ({error}): {again}") from error
     if found.run_id != info.run_id:
         raise ConfigError(f"{path} is of another run: remove it")
     if found.version and head_at(store, found.version) != found.head:
-        raise ConfigError(f"{path} is of a history that was lost since: {AGAIN}")
+        raise ConfigError(f"{path} is of a history that was lost since: {again}")
     if authority is not None:
         try:
             key = public_key_of(authority.certificate)
             check_signature(key, bytes.fromhex(found.signature), found.message)
         except (InvalidSignature, ValueError) as error:
-            raise ConfigError(f"{path} is not signed by {authority.folder}: {AGAIN}") from error
+            raise ConfigError(f"{path} is not signed by {authority.folder}: {again}") from error
     return found
 
 

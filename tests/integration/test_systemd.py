@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ from commands import anabranch, answer
 from nursery import COMMAND, PIPE, Process
 
 from anabranch.core.errors import OUTCOMES
+from anabranch.server.app import stop_on_signals
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
 INSTALLED = "/opt/anabranch/bin/anabranch"
@@ -88,7 +90,10 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield end
 
 
-def test_a_server_tells_its_manager_how_it_is(tmp_path: Path, manager: socket.socket) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_server_tells_its_manager_how_it_is(
+    tmp_path: Path, manager: socket.socket, end: signal.Signals
+) -> None:
     (tmp_path / "run.toml").write_text('[run]\nname = "told"\nworkload = "synthetic"\n')
     answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
     env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000", "PATH": "/usr/bin:/bin"}
@@ -99,9 +104,24 @@ def test_a_server_tells_its_manager_how_it_is(tmp_path: Path, manager: socket.so
         (ready,) = (text for text in said if text.startswith("READY=1"))
         assert ready.startswith("READY=1\nSTATUS=serving told on 127.0.0.1:")
         assert [text for text in said if text != ready] == ["WATCHDOG=1"] * 4
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(end)
         while (text := manager.recv(4096).decode()) == "WATCHDOG=1":
             pass
         assert text == "STOPPING=1"
         process.communicate(timeout=PATIENCE_S)
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_server_under_nohup_outlives_its_terminal() -> None:
+    async def handlers() -> tuple[bool, bool]:
+        stop_on_signals(asyncio.Event())
+        return (
+            signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
+            signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        )
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert asyncio.run(handlers()) == (True, False)
+    finally:
+        signal.signal(signal.SIGHUP, before)

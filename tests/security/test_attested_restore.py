@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -142,7 +143,8 @@ def test_a_server_does_not_start_on_what_the_authority_did_not_sign(
         attest(guarded.data_dir, "", guarded.authority)
         path = guarded.data_dir / FILE
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-        with pytest.raises(ConfigError, match="attest-restore"), started_again(guarded):
+        mend = f"attest-restore --data-dir {guarded.data_dir} --folder {guarded.authority.folder}"
+        with pytest.raises(ConfigError, match=re.escape(mend)), started_again(guarded):
             pass
 
 
@@ -310,6 +312,9 @@ def test_devices_go_on_by_themselves_after_a_restore(guarded: bool, tmp_path: Pa
         shutil.rmtree(tmp_path / "data")
         shutil.copytree(tmp_path / "backup", tmp_path / "data")
         unsigned = [] if guarded else ["--insecure"]
+        if not guarded:
+            refused = anabranch(tmp_path, "admin", "attest-restore", "--data-dir", "data")
+            assert (refused.returncode, "--insecure" in refused.stderr) == (2, True), "none is to be made now"
         attest_it = ("admin", "attest-restore", "--data-dir", "data", *unsigned, "--json")
         assert answer(anabranch(tmp_path, *attest_it))["version"] == 3
         with serving(tmp_path, *start) as served:

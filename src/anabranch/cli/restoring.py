@@ -20,6 +20,7 @@ from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.parts import LoadCode, admit_data
 from anabranch.core.config.tables import ServerTable
+from anabranch.core.errors import ConfigError
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import time_text
 from anabranch.reports.text import bytes_text
@@ -89,7 +90,7 @@ def restore(
     if not unproved:
         admit_data(source, "", load_code)
     with ExitStack() as stack:
-        authority = None if insecure else stack.enter_context(Authority.open(folder))
+        authority = None if insecure else stack.enter_context(_authority(folder))
         ticker = stack.enter_context(Ticker(output))
         _, word = put_back(source, data_dir, authority, not unproved, shown_by(ticker))
     output.result(
@@ -97,6 +98,16 @@ def restore(
         f"{data_dir}: run {found.run_id} as of {time_text(found.taken_at)}, version {found.version}; "
         "start its server again, with the same settings and this --data-dir",
     )
+
+
+def _authority(folder: Path) -> Authority:
+    """Whose word it is. Raises `ConfigError`: to make another one would mend nothing."""
+    if not folder.exists():
+        raise ConfigError(
+            f"{folder} is not there: name the folder of the federation's authority by --folder, or say "
+            "--insecure where it has none, and nothing is to be signed"
+        )
+    return Authority.open(folder)
 
 
 def shown_by(ticker: Ticker) -> Callable[[str, int, int], None]:
@@ -123,7 +134,7 @@ def attest_restore(
     from anabranch.server.restored import FILE, attest
 
     with ExitStack() as stack:
-        authority = None if insecure else stack.enter_context(Authority.open(folder))
+        authority = None if insecure else stack.enter_context(_authority(folder))
         made = attest(data_dir, database, authority)
     path = data_dir / FILE
     Output(as_json).result(
