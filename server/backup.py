@@ -52,6 +52,7 @@ from anabranch.server.store.ending import check_alone
 from anabranch.server.store.factory import SQLITE_FILE, open_store
 from anabranch.server.store.files import (
     LOCK,
+    REBUILDING,
     FolderLock,
     free_bytes,
     make_folder,
@@ -73,7 +74,7 @@ RESTORING = "restoring"  # in a data directory: a backup that is being put back
 PARTIAL = ".partial"  # after the name of a backup that is not finished
 NAMED = ("blobs", "log", "packs", "shelf", "snapshots")  # only what the database and the end of the log need
 SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, FILE, *NAMED}
-SPARED |= {"spool", "models", NOISE_KEY}
+SPARED |= {"spool", "models", NOISE_KEY, REBUILDING}
 PAGES = 1024  # of the database, between two signs of progress
 ROUNDS_MAX = 10  # so often files may be gone before they were copied
 

@@ -4,16 +4,19 @@ All of its rows are a fold of the log, but for the run's own, which `run.json` h
 tags and evaluators' metrics, which are lost. A backup of the run stands in for what the log does not have
 (any more): its database is taken as it is, and the log brings what came after it.
 
-What is made counts only where it is proved to be the run that was acknowledged, by the mark and a replay;
-else it goes again, and all is as it was.
+It is made in a folder of its own, `rebuilding`, of links to the files of the log. There it is held to the
+mark, which it may not begin behind, and replayed. Only then does anything of it come to the data: the mark,
+the log and whatever else lies there are not touched, so that nothing is worse after a try that fails or is
+killed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +30,6 @@ from anabranch.core.errors import (
     LogLost,
     StoreCorrupt,
     StoreError,
-    StoreLocked,
     on_disk,
 )
 from anabranch.server.backup import NAMED, check_restored, read_backup
@@ -37,18 +39,20 @@ from anabranch.server.store import revision, rows
 from anabranch.server.store.base import Mark, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import SQLITE_FILE, open_store
-from anabranch.server.store.files import FolderLock, make_folder, sync_file, sync_folder
+from anabranch.server.store.files import LOCK, REBUILDING, FolderLock, make_folder, sync_file, sync_folder
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.run_note import FILE as NOTE
 from anabranch.server.store.run_note import noted_run
 from anabranch.server.store.schema import runs
+from anabranch.server.store.segments import FOLDER as LOG
 from anabranch.server.store.segments import Segments
 from anabranch.server.verify import VerifyReport, verify
 
 LOST = ".lost"  # after the name of a database that could not be read
-STAGED = f"{SQLITE_FILE}.tmp"
-_ENDS = ("", "-wal", "-shm")
+# Of a data directory: what is of no use to a rebuild. The proofs of before name what was in the database.
+_SPARED = {LOCK, REBUILDING, "spool", "models", "proved"}
+_ENDS = ("-wal", "-shm", "")  # the file itself goes last: what belongs to it may lie beside no other
 
 Admit = Callable[[Config], None]
 
@@ -57,63 +61,34 @@ def rebuild(data_dir: Path, backup: Path | None = None, admit: Admit | None = No
     """Make the database of a server's data anew, from the log and, if given, from a backup of the run.
 
     One that cannot be read is set aside. `admit`: hears of the run's settings before code that they name is
-    run. Raises `ConfigError` where there is a database that can be read, or a backup is of another run;
-    `DataError` and `LogLost` where the log alone does not tell the run; `StoreCorrupt` where what was made is
-    not sound; `StoreLocked` where a server is at work.
+    run. Raises `ConfigError` where there is a database that can be read, or a backup is of another run or
+    history; `DataError` and `LogLost` where the log alone does not tell the run; `StoreCorrupt` where what
+    was made is not sound; `StoreLocked` where a server is at work. Then the data are as they were.
     """
     if not data_dir.is_dir():
         raise FolderMissing(f"{data_dir} is not there: name the data_dir of a server")
     check_restored(data_dir)
-    with on_disk(data_dir), _locked(data_dir):
-        _check_lost(data_dir)
-        staged, aside = data_dir / STAGED, (data_dir / SQLITE_FILE).exists()
-        _remove(staged)
+    staged = data_dir / REBUILDING
+    with on_disk(data_dir):
+        lock = FolderLock(data_dir)
         try:
-            _stage(data_dir, staged, backup)
-            sync_file(staged)
-            _move(data_dir / SQLITE_FILE, data_dir / f"{SQLITE_FILE}{LOST}")
-            staged.rename(data_dir / SQLITE_FILE)
-            sync_folder(data_dir)
+            shutil.rmtree(staged, ignore_errors=True)  # of one that was killed
+            _check_lost(data_dir)
+            _link(data_dir, staged)
+            _begin(staged, _mark(data_dir), backup)
+            found = _proved(staged, admit, backup)
+            _take_up(staged, data_dir)
         finally:
-            _remove(staged)
-    try:
-        return _proved(data_dir, admit)
-    except StoreLocked:  # a server was quicker, and looks at the same
-        raise
-    except BaseException as error:
-        with suppress(StoreLocked), _locked(data_dir):
-            _remove(data_dir / SQLITE_FILE)
-            if aside:
-                _move(data_dir / f"{SQLITE_FILE}{LOST}", data_dir / SQLITE_FILE)
-        if backup is None and isinstance(error, StoreCorrupt):
-            raise StoreCorrupt(
-                f"{error}; with a backup of the run (--from) less of the log is needed"
-            ) from error
-        raise
-
-
-@contextmanager
-def _locked(data_dir: Path) -> Iterator[None]:
-    lock = FolderLock(data_dir)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _stage(data_dir: Path, staged: Path, backup: Path | None) -> None:
-    if not Segments(data_dir).state():
-        raise DataError(f"{data_dir} has no log of a run: name the data_dir of a server on SQLite")
-    mark = _mark(data_dir)
-    if backup is None:
-        _from_note(data_dir, mark, staged)
-    else:
-        _from_backup(data_dir, mark, staged, backup)
+            shutil.rmtree(staged, ignore_errors=True)
+            lock.release()
+    return found
 
 
 def _check_lost(data_dir: Path) -> None:
     """Raises `ConfigError` where there is a database that tells of a run."""
     path = data_dir / SQLITE_FILE
+    if not Segments(data_dir).state():
+        raise DataError(f"{data_dir} has no log of a run: name the data_dir of a server on SQLite")
     if not path.exists():
         return
     try:
@@ -123,7 +98,7 @@ def _check_lost(data_dir: Path) -> None:
         return
     raise ConfigError(
         f"{path} tells of its run, and nothing is made anew. If it is damaged (`anabranch verify`), move it "
-        f"away: mv {path} {path}{LOST}"
+        f"away: mv {path} {path}{LOST}; and back, should this fail"
     )
 
 
@@ -137,21 +112,56 @@ def _mark(data_dir: Path) -> Mark:
     return mark
 
 
-def _from_note(data_dir: Path, mark: Mark, staged: Path) -> None:
-    """A database with nothing but the run: the log has its first event, and all that follows."""
-    if (info := noted_run(data_dir)) is None:
-        raise DataError(
-            f"{data_dir / NOTE} is missing, as older releases wrote none: name a backup of the run by --from"
-        )
-    _check_run(info, mark, data_dir / NOTE)
+# --- in a folder of its own --------------------------------------------------------------------------------
+
+
+def _link(data_dir: Path, staged: Path) -> None:
+    """What lies there but for the database, without its bytes a second time where that can be had."""
+    make_folder(staged)
+    for source in sorted(data_dir.iterdir()):
+        if source.name.startswith(SQLITE_FILE) or source.name in _SPARED or source.is_symlink():
+            continue
+        if source.is_dir():
+            shutil.copytree(source, staged / source.name, copy_function=_linked)
+        else:  # the mark is written in place
+            shutil.copy2(source, staged / source.name)
+
+
+def _linked(source: str, target: str) -> None:
     try:
-        Segments(data_dir).needed(info.run_id, 0)
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
+def _begin(staged: Path, mark: Mark, backup: Path | None) -> None:
+    """The database that the log is replayed into."""
+    if backup is None:
+        _from_note(staged, mark)
+    else:
+        _from_backup(staged, mark, backup)
+
+
+def _from_note(staged: Path, mark: Mark) -> None:
+    """One with nothing but the run: the log has its first event, and all that follows."""
+    if (info := noted_run(staged)) is None:
+        raise DataError(
+            f"{NOTE} is missing, as older releases wrote none: name a backup of the run by --from"
+        )
+    if info.run_id != mark.run_id:
+        raise DataError(f"{NOTE} is of run {info.run_id}, and the log beside it of run {mark.run_id}")
+    try:
+        Segments(staged).needed(info.run_id, 0)
     except LogLost as lost:
         raise LogLost(
-            f"{data_dir / 'log'} does not begin with the run's first event (server.keep, or a file is gone): "
+            "the log does not begin with the run's first event (server.keep, or a file of it is gone): "
             "name a backup of the run by --from"
         ) from lost
-    database = Database(URL.create("sqlite", database=str(staged)))
+    _make_database(staged / SQLITE_FILE, info)
+
+
+def _make_database(path: Path, info: RunInfo) -> None:
+    database = Database(URL.create("sqlite", database=str(path)))
     try:
         database.open(writes=True)
         with database.writing() as connection:
@@ -161,63 +171,72 @@ def _from_note(data_dir: Path, mark: Mark, staged: Path) -> None:
         database.close()
 
 
-def _from_backup(data_dir: Path, mark: Mark, staged: Path, backup: Path) -> None:
-    """The database of a backup, with the files that it names and that have gone since."""
+def _from_backup(staged: Path, mark: Mark, backup: Path) -> None:
+    """The database of a backup, with the files that it names and that have gone since.
+
+    It may not go beyond the mark: then nothing that is replayed would come to it, and be held to it.
+    """
     record = read_backup(backup)
     if record.run_id != mark.run_id:
-        raise ConfigError(f"{backup} is of run {record.run_id}, and {data_dir} of run {mark.run_id}")
-    Segments(data_dir).needed(record.run_id, record.events)  # it goes on from there, or an error says so
+        raise ConfigError(f"{backup} is of run {record.run_id}, and these data of run {mark.run_id}")
+    if record.events > mark.seq:
+        raise ConfigError(
+            f"{backup} has {record.events} events, and these data were acknowledged up to event {mark.seq}: "
+            "it is not a backup of them, but of what came later, or of another course of the run; put it "
+            "back by itself (`anabranch admin restore`)"
+        )
+    Segments(staged).needed(record.run_id, record.events)  # it goes on from there, or an error says so
     for folder in NAMED:
         for source in sorted((backup / folder).rglob("*")):
-            target = data_dir / source.relative_to(backup)
+            target = staged / source.relative_to(backup)
             if source.is_file() and not target.exists():
                 make_folder(target.parent)
-                _copied(source, target)
-    _copied(backup / SQLITE_FILE, staged)
+                shutil.copyfile(source, target)
+    shutil.copyfile(backup / SQLITE_FILE, staged / SQLITE_FILE)
 
 
-def _check_run(info: RunInfo, mark: Mark, path: Path) -> None:
-    if info.run_id != mark.run_id:
-        raise DataError(f"{path} is of run {info.run_id}, and the log beside it of run {mark.run_id}")
-
-
-def _copied(source: Path, target: Path) -> None:
-    """A copy of a file for its owner alone, whole or not there by its name, and durable."""
-    unfinished = target.with_name(f"{target.name}.tmp")
-    unfinished.unlink(missing_ok=True)
-    unfinished.touch(mode=0o600)
-    shutil.copyfile(source, unfinished)
-    sync_file(unfinished)
-    unfinished.rename(target)
-    sync_folder(target.parent)
-
-
-def _move(database: Path, target: Path) -> None:
-    for end in _ENDS:
-        path = database.with_name(database.name + end)
-        if path.exists():
-            os.replace(path, target.with_name(target.name + end))
-
-
-def _remove(database: Path) -> None:
-    for end in _ENDS:
-        database.with_name(database.name + end).unlink(missing_ok=True)
-
-
-def _proved(data_dir: Path, admit: Admit | None) -> VerifyReport:
+def _proved(staged: Path, admit: Admit | None, backup: Path | None) -> VerifyReport:
     """Write all rows, as a start does, and look at everything. Raises `StoreCorrupt`, `LogLost`."""
-    with closing(open_store("", data_dir)) as store:
-        if (info := store.info()) is None:
-            raise StoreError(f"{data_dir / SQLITE_FILE} was not made")
-        config = Config.from_json(info.config)
-        if admit is not None:
-            admit(config)
-        here = replace(config, server=replace(config.server, data_dir=str(data_dir)))
-        recover(store, here, read_manifest(kept_manifest(data_dir)), here.limits)
-    found = verify(data_dir)
+    advice = "" if backup is not None else "; a backup of the run by --from may stand in for what is missing"
+    try:
+        with closing(open_store("", staged)) as store:
+            if (info := store.info()) is None:
+                raise StoreError(f"{staged / SQLITE_FILE} was not made")
+            config = Config.from_json(info.config)
+            if admit is not None:
+                admit(config)
+            here = replace(config, server=replace(config.server, data_dir=str(staged)))
+            recover(store, here, read_manifest(kept_manifest(staged)), here.limits)
+        found = verify(staged, whole=True)
+    except StoreCorrupt as error:
+        raise StoreCorrupt(f"{error}{advice}; nothing was changed") from error
     if found.problems:
         listed = "\n".join(f"- {problem}" for problem in found.problems[:20])
         raise StoreCorrupt(
-            f"{data_dir}: what the log gives is not sound, {len(found.problems)} problems:\n{listed}"
+            f"what the log gives is not sound, {len(found.problems)} problems{advice}; nothing was changed:\n"
+            f"{listed}"
         )
     return found
+
+
+# --- and back ----------------------------------------------------------------------------------------------
+
+
+def _take_up(staged: Path, data_dir: Path) -> None:
+    """What is proved comes to the data: first files that lack there, which count for nothing without it."""
+    with closing(sqlite3.connect(staged / SQLITE_FILE, isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode=DELETE")  # one file
+    sync_file(staged / SQLITE_FILE)
+    for folder in (LOG, *(name for name in NAMED if name != LOG)):
+        for source in sorted((staged / folder).rglob("*")):
+            target = data_dir / source.relative_to(staged)
+            if source.is_file() and not target.exists():
+                make_folder(target.parent)
+                sync_file(source)
+                source.rename(target)
+                sync_folder(target.parent)
+    for end in _ENDS:
+        if (path := data_dir / f"{SQLITE_FILE}{end}").exists():
+            path.replace(data_dir / f"{SQLITE_FILE}{LOST}{end}")
+    (staged / SQLITE_FILE).rename(data_dir / SQLITE_FILE)
+    sync_folder(data_dir)

@@ -25,10 +25,11 @@ from anabranch.core.errors import (
 )
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.units import Member, UnitGroup
-from anabranch.server.backup import back_up
+from anabranch.server.backup import back_up, put_back
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.rebuild import LOST, rebuild
 from anabranch.server.store.factory import SQLITE_FILE
+from anabranch.server.store.files import REBUILDING
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.run_note import FILE as NOTE
 from anabranch.server.store.run_note import noted_run
@@ -93,10 +94,11 @@ def test_what_cannot_be_read_is_set_aside(tmp_path: Path, manifest: Manifest) ->
     lived(data, manifest)
     lost(data)
     (data / SQLITE_FILE).write_bytes(b"no database" * 400)
-    (data / f"{SQLITE_FILE}.tmp").write_bytes(b"of a rebuild that was killed")
+    (data / REBUILDING / "log").mkdir(parents=True)
+    (data / REBUILDING / "log" / "000001.log").write_bytes(b"of a rebuild that was killed")
     assert rebuild(data).version == UPDATES
     assert (data / f"{SQLITE_FILE}{LOST}").read_bytes() == b"no database" * 400
-    assert not (data / f"{SQLITE_FILE}.tmp").exists()
+    assert not (data / REBUILDING).exists()
 
 
 def test_a_backup_stands_in_for_what_the_log_has_dropped(
@@ -133,7 +135,7 @@ def test_payloads_that_are_dropped_are_missed(tmp_path: Path, manifest: Manifest
     before = files(data)
     with pytest.raises(StoreCorrupt, match="--from"):
         rebuild(data)
-    assert files(data).items() >= {(n, d) for n, d in before.items() if not n.startswith("snapshots")}
+    assert files(data) == before
 
 
 def test_a_backup_stands_in_for_the_note_of_older_releases(tmp_path: Path, manifest: Manifest) -> None:
@@ -146,6 +148,7 @@ def test_a_backup_stands_in_for_the_note_of_older_releases(tmp_path: Path, manif
     with pytest.raises(DataError, match=r"run\.json is missing.*--from"):
         rebuild(data)
     assert rebuild(data, copy).version == UPDATES + 2
+    lived(data, manifest, updates=1)
     assert noted_run(data) is not None, "a start writes it"
 
 
@@ -200,15 +203,53 @@ def test_what_is_not_proved_does_not_count(
     before = files(data)
     with pytest.raises(error, match=said):
         rebuild(data)
-    after = files(data)
-    # A start writes no event; what it may have looked at of the log is as it was.
-    assert {name: after.get(name) for name in before if name != NOTE} == {
-        name: data for name, data in before.items() if name != NOTE
-    }
-    assert ((data / SQLITE_FILE).exists(), (data / f"{SQLITE_FILE}{LOST}").exists()) == (
-        how == "damaged",
-        False,
-    )
+    assert files(data) == before
+
+
+@pytest.mark.parametrize("inline", [1 << 20, 100], ids=["log", "blobs"])
+@pytest.mark.parametrize(("since", "error"), [(1, ConfigError), (9, LogLost)], ids=["longer", "shorter"])
+def test_a_backup_of_another_course_of_the_run(
+    tmp_path: Path, manifest: Manifest, inline: int, since: int, error: type[AnabranchError]
+) -> None:
+    """A run that was put back has the same name and other events: what was acknowledged of it is not lost.
+
+    The backup is of what the run had come to before, and goes further than these data, or less far.
+    """
+    first, data = tmp_path / "first", tmp_path / "data"
+    lived(first, manifest, inline=inline)
+    back_up(first, tmp_path / "early")
+    lived(first, manifest, updates=4, inline=inline)
+    back_up(first, tmp_path / "late")
+    put_back(tmp_path / "early", data, None)
+    lived(data, manifest, updates=since, inline=inline)
+    state = verify(data, whole=True).state_sha256
+    lost(data)
+    before = files(data)
+    with pytest.raises(error):
+        rebuild(data, tmp_path / "late")
+    assert files(data) == before
+    assert rebuild(data, tmp_path / "early").state_sha256 == state
+
+
+def test_a_backup_does_not_mend_what_it_lacks_as_well(tmp_path: Path, manifest: Manifest) -> None:
+    """The server itself would go on from a snapshot: so that is not to be taken from it."""
+    data = tmp_path / "data"
+    config = lived(data, manifest, inline=100)
+    back_up(data, tmp_path / "copy")
+    lived(data, manifest, updates=2, inline=100)
+    for blobs in (data / "blobs", tmp_path / "copy" / "blobs"):
+        min(path for path in blobs.rglob("*") if path.is_file()).unlink(missing_ok=True)
+    kept = data / f"{SQLITE_FILE}{LOST}"
+    (data / SQLITE_FILE).rename(kept)
+    lost(data)
+    before = files(data)
+    with pytest.raises(StoreCorrupt, match="nothing was changed"):
+        rebuild(data, tmp_path / "copy")
+    assert files(data) == before
+    kept.rename(data / SQLITE_FILE)
+    with Served(config, manifest) as served:
+        assert served.info is not None
+        assert served.info.version == UPDATES + 2
 
 
 def test_where_nothing_is_made(tmp_path: Path, manifest: Manifest) -> None:
