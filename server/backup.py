@@ -392,6 +392,8 @@ class _Copying:
         for path in sorted(source.iterdir()):
             if (source == self._source and path.name in SPARED) or path.suffix == ".tmp" or path.is_symlink():
                 continue
+            if path.name.startswith(f"{SQLITE_FILE}."):  # what a rebuild has set aside
+                continue
             if authority_exists(path):  # an image has it beside the data: it is not to lie about in copies
                 continue
             if path.is_dir():

@@ -16,9 +16,10 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from sqlalchemy import URL, insert
 
@@ -28,10 +29,14 @@ from anabranch.core.errors import (
     DataError,
     FolderMissing,
     LogLost,
+    ManifestMismatch,
     StoreCorrupt,
     StoreError,
     on_disk,
 )
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.model.params import digest
+from anabranch.core.snapshot import VECTOR
 from anabranch.server.backup import NAMED, check_restored, read_backup
 from anabranch.server.manifest import kept_manifest, read_manifest
 from anabranch.server.recovery import recover
@@ -47,6 +52,7 @@ from anabranch.server.store.run_note import noted_run
 from anabranch.server.store.schema import runs
 from anabranch.server.store.segments import FOLDER as LOG
 from anabranch.server.store.segments import Segments
+from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.verify import VerifyReport, verify
 
 LOST = ".lost"  # after the name of a database that could not be read
@@ -88,13 +94,17 @@ def _check_lost(data_dir: Path) -> None:
     """Raises `ConfigError` where there is a database that tells of a run."""
     path = data_dir / SQLITE_FILE
     if not Segments(data_dir).state():
-        raise DataError(f"{data_dir} has no log of a run: name the data_dir of a server on SQLite")
+        raise DataError(
+            f"{data_dir} has no log of a run: name the data_dir of a server on SQLite; of a run in "
+            "PostgreSQL the database itself is put back (pg_restore)"
+        )
     if not path.exists():
         return
     try:
-        with closing(open_store("", data_dir)) as store:
-            store.info()
-    except (LogLost, StoreCorrupt):
+        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as database:
+            if not database.execute("SELECT run_id FROM runs").fetchall():
+                return
+    except sqlite3.Error:
         return
     raise ConfigError(
         f"{path} tells of its run, and nothing is made anew. If it is damaged (`anabranch verify`), move it "
@@ -185,7 +195,13 @@ def _from_backup(staged: Path, mark: Mark, backup: Path) -> None:
             "it is not a backup of them, but of what came later, or of another course of the run; put it "
             "back by itself (`anabranch admin restore`)"
         )
-    Segments(staged).needed(record.run_id, record.events)  # it goes on from there, or an error says so
+    try:
+        Segments(staged).needed(record.run_id, record.events)
+    except LogLost as lost:
+        raise LogLost(
+            f"{backup} ends with event {record.events}, and the log does not go on from there (server.keep "
+            "has dropped it, or a file is gone): name a later one, or put it back (`anabranch admin restore`)"
+        ) from lost
     for folder in NAMED:
         for source in sorted((backup / folder).rglob("*")):
             target = staged / source.relative_to(backup)
@@ -206,8 +222,12 @@ def _proved(staged: Path, admit: Admit | None, backup: Path | None) -> VerifyRep
             if admit is not None:
                 admit(config)
             here = replace(config, server=replace(config.server, data_dir=str(staged)))
+            known = _seen(staged)
             recover(store, here, read_manifest(kept_manifest(staged)), here.limits)
+        _put_on_record(staged, known)
         found = verify(staged, whole=True)
+    except ManifestMismatch as error:
+        raise DataError(f"manifest/ is not of the run in {NOTE}: put both back from a backup") from error
     except StoreCorrupt as error:
         raise StoreCorrupt(f"{error}{advice}; nothing was changed") from error
     if found.problems:
@@ -217,6 +237,23 @@ def _proved(staged: Path, admit: Admit | None, backup: Path | None) -> VerifyRep
             f"{listed}"
         )
     return found
+
+
+def _seen(staged: Path) -> dict[int, str]:
+    """What was published, as far as snapshots still show it: the digests of their models, by version."""
+    files, found = SnapshotFiles(staged, DEFAULT_LIMITS), {}
+    for sha256 in files.others(set()):
+        with suppress(StoreCorrupt):
+            snapshot = files.read(sha256)
+            found[int(snapshot.meta["version"])] = digest(snapshot.arrays[VECTOR])
+    return found
+
+
+def _put_on_record(staged: Path, known: dict[int, str]) -> None:
+    """What was published is on record before `verify` looks: the replay's own word would prove nothing."""
+    with closing(sqlite3.connect(staged / SQLITE_FILE)) as database, database:
+        for version, sha256 in known.items():
+            database.execute("UPDATE model_versions SET sha256 = ? WHERE version = ?", (sha256, version))
 
 
 # --- and back ----------------------------------------------------------------------------------------------
@@ -235,8 +272,18 @@ def _take_up(staged: Path, data_dir: Path) -> None:
                 sync_file(source)
                 source.rename(target)
                 sync_folder(target.parent)
+    lost = _free_name(data_dir)
     for end in _ENDS:
         if (path := data_dir / f"{SQLITE_FILE}{end}").exists():
-            path.replace(data_dir / f"{SQLITE_FILE}{LOST}{end}")
+            path.rename(data_dir / f"{lost}{end}")
     (staged / SQLITE_FILE).rename(data_dir / SQLITE_FILE)
     sync_folder(data_dir)
+
+
+def _free_name(data_dir: Path) -> str:
+    """Of what is set aside: nothing that was set aside before is written over."""
+    name, number = f"{SQLITE_FILE}{LOST}", 1
+    while any((data_dir / f"{name}{end}").exists() for end in _ENDS):
+        number += 1
+        name = f"{SQLITE_FILE}{LOST}-{number}"
+    return name

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +35,8 @@ from anabranch.server.store.factory import SQLITE_FILE
 from anabranch.server.store.files import REBUILDING
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.run_note import FILE as NOTE
-from anabranch.server.store.run_note import noted_run
+from anabranch.server.store.run_note import note_run, noted_run
+from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.verify import verify
 
 UPDATES, LIVES = 7, 6
@@ -101,6 +105,53 @@ def test_what_cannot_be_read_is_set_aside(tmp_path: Path, manifest: Manifest) ->
     assert not (data / REBUILDING).exists()
 
 
+def test_nothing_that_was_set_aside_is_written_over(tmp_path: Path, manifest: Manifest) -> None:
+    """Nor does what belonged to a lost file lie beside the new one: SQLite would play it into that."""
+    data = tmp_path / "data"
+    lived(data, manifest)
+    for name in (f"{SQLITE_FILE}{LOST}", f"{SQLITE_FILE}{LOST}-2"):
+        lost(data)
+        (data / SQLITE_FILE).write_bytes(name.encode() * 99)
+        (data / f"{SQLITE_FILE}-wal").write_bytes(b"wal of " + name.encode())
+        rebuild(data)
+        assert (data / name).read_bytes() == name.encode() * 99
+        assert (data / f"{name}-wal").read_bytes() == b"wal of " + name.encode()
+    back_up(data, tmp_path / "copy")
+    assert not list((tmp_path / "copy").glob(f"*{LOST}*"))
+
+
+def test_a_replay_to_another_model_is_none(tmp_path: Path, manifest: Manifest) -> None:
+    """By another program, say: a snapshot shows what was published. Its log is sound in itself."""
+    data, other = tmp_path / "data", tmp_path / "other"
+    lived(data, manifest)
+    lived(other, manifest, updates=UPDATES + 2)
+    with closing(sqlite3.connect(other / SQLITE_FILE)) as rows:
+        (newest,) = rows.execute("SELECT sha256 FROM snapshots ORDER BY version DESC").fetchone()
+    taken = SnapshotFiles(other, DEFAULT_LIMITS).read(newest)
+    shown = replace(taken, meta={**taken.meta, "version": UPDATES - 1})
+    lost(data)
+    SnapshotFiles(data, DEFAULT_LIMITS).write(shown)
+    before = files(data)
+    with pytest.raises(StoreCorrupt, match=f"version {UPDATES - 1} has the digest"):
+        rebuild(data)
+    assert files(data) == before
+
+
+def test_code_that_a_run_names_wants_a_word(tmp_path: Path, manifest: Manifest) -> None:
+    data = tmp_path / "data"
+    lived(data, manifest)
+    lost(data)
+    before, heard = files(data), []
+
+    def refuse(config: Config) -> None:
+        heard.append(config.run.name)
+        raise ConfigError("not this code")
+
+    with pytest.raises(ConfigError, match="not this code"):
+        rebuild(data, admit=refuse)
+    assert (heard, files(data)) == (["run"], before)
+
+
 def test_a_backup_stands_in_for_what_the_log_has_dropped(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +160,8 @@ def test_a_backup_stands_in_for_what_the_log_has_dropped(
     data, copy = tmp_path / "data", tmp_path / "copy"
     for _ in range(LIVES):  # each ends with a snapshot
         lived(data, manifest, updates=4, keep="versions:2")
+        if not (tmp_path / "early").exists():
+            back_up(data, tmp_path / "early")
     back_up(data, copy)
     lived(data, manifest, updates=3, keep="versions:2")
     before = verify(data)
@@ -116,6 +169,8 @@ def test_a_backup_stands_in_for_what_the_log_has_dropped(
     as_left = files(data)
     with pytest.raises(LogLost, match=r"first event.*--from"):
         rebuild(data)
+    with pytest.raises(LogLost, match="does not go on from there"):
+        rebuild(data, tmp_path / "early")
     assert files(data) == as_left
     made = rebuild(data, copy)
     assert (made.version, made.state_sha256, made.events) == (
@@ -152,19 +207,20 @@ def test_a_backup_stands_in_for_the_note_of_older_releases(tmp_path: Path, manif
     assert noted_run(data) is not None, "a start writes it"
 
 
-def _other_settings(data: Path) -> None:
-    note = json.loads((data / NOTE).read_text(encoding="utf-8"))
-    note["created_at"] += 1.0
-    (data / NOTE).write_text(json.dumps(note), encoding="utf-8")
+def _renoted(**changed: Any) -> Callable[[Path], object]:
+    """A note that is whole, of another run than the log's."""
+
+    def spoil(data: Path) -> None:
+        info = noted_run(data)
+        assert info is not None
+        note_run(data, replace(info, **changed))
+
+    return spoil
 
 
 def _damaged(data: Path) -> None:
-    (data / NOTE).write_text('{"run_id": ', encoding="utf-8")
-
-
-def _other_run(data: Path) -> None:
-    note = json.loads((data / NOTE).read_text(encoding="utf-8"))
-    (data / NOTE).write_text(json.dumps({**note, "run_id": "another"}), encoding="utf-8")
+    text = (data / NOTE).read_text(encoding="utf-8")
+    (data / NOTE).write_text(text.replace('"name": "', '"name": "x'), encoding="utf-8")
 
 
 def _shorter(data: Path) -> None:
@@ -176,14 +232,25 @@ def _shorter(data: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
-        (_other_settings, LogLost, "not what was acknowledged"),
+        (_renoted(created_at=1.0), LogLost, "not what was acknowledged"),
+        (_renoted(run_id="another"), DataError, "another.*run"),
+        (_renoted(initial_sha256="00" * 32), DataError, "manifest/ is not of the run"),
         (_damaged, DataError, r"run\.json is damaged"),
-        (_other_run, DataError, "another.*run"),
+        (lambda data: (data / NOTE).write_text("{"), DataError, r"run\.json is damaged"),
         (_shorter, LogLost, "acknowledged up to event"),
         (lambda data: (data / MARK).unlink(), LogLost, "acknowledged is missing.*restore a backup"),
         (lambda data: shutil.rmtree(data / "log"), DataError, "no log of a run"),
     ],
-    ids=["other settings", "damaged note", "other run", "shorter log", "no mark", "no log"],
+    ids=[
+        "other settings",
+        "other run",
+        "other model",
+        "damaged note",
+        "half a note",
+        "shorter log",
+        "no mark",
+        "no log",
+    ],
 )
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 def test_what_is_not_proved_does_not_count(
