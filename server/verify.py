@@ -78,8 +78,8 @@ def verify(
     """Check a server's data, from where it was proved last to the last event, and note how far it is proved.
 
     `whole`: from the first event that is kept; with an `archive` from the first of all. With `ca_sha256`
-    every update must be signed by a device of that authority. The noise key of a private run is in
-    `key_folder`, or else with the data. Raises `DataError` where there are no data,
+    every update must be signed by a device of that authority, or of those with a comma between. The noise key
+    of a private run is in `key_folder`, or else with the data. Raises `DataError` where there are no data,
     `StoreCorrupt` where their beginning is lost.
     """
     store = open_data(database, data_dir, archive)

@@ -12,11 +12,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from commands import anabranch
 from guarded import Federation, SigningDevice, issued, record_of
 from hypothesis import given
 from hypothesis import strategies as st
 from wire import chunks, requests
 
+from anabranch.cli.runs import LISTED
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidSignature
 from anabranch.core.model.updates import Ask, Capability, Task, Verdict
@@ -54,6 +56,25 @@ def test_a_signed_update_is_taken_and_kept_with_its_signature(guarded: Federatio
     other = verify(guarded.data_dir, ca_sha256="ab" * 32)
     assert [p for p in other.problems if "not signed by the authority" in p] == list(other.problems)
     assert len(other.problems) == 2
+    both = f"{'ab' * 32},{guarded.authority.sha256}"
+    assert verify(guarded.data_dir, ca_sha256=both).problems == (), "one after the other"
+
+
+def test_a_long_list_of_problems_is_cut(guarded: Federation) -> None:
+    """A change of authority, forgotten in the question, makes one of every update."""
+    device = member(guarded)
+    for _ in range(LISTED + 3):
+        device.work()
+    guarded.served.close()
+    done = anabranch(guarded.data_dir, "verify", ".", "--ca-sha256", "ab" * 32, "--ca-sha256", "cd" * 32)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines)) == (31, LISTED + 2), done.stderr
+    assert lines[0].endswith(f"{LISTED + 3} problems:")
+    assert lines[-1] == "- and 3 others (--json has all)"
+    good = anabranch(
+        guarded.data_dir, "verify", ".", "--ca-sha256", "ab" * 32, "--ca-sha256", guarded.authority.sha256
+    )
+    assert good.returncode == 0, good.stderr
 
 
 def test_the_transport_signs(guarded: Federation) -> None:

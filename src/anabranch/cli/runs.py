@@ -32,6 +32,7 @@ from anabranch.reports.text import NOTHING, bytes_text, duration_text
 from anabranch.reports.trackers import tell_of
 
 METRICS_MAX = 4  # the page has them all
+LISTED = 20  # problems of a server's data; a long log may have as many as updates
 
 
 def compare(
@@ -146,8 +147,13 @@ def verify(
     data_dir: Annotated[Path, typer.Argument(help="A server's data directory.", metavar="DATA_DIR")],
     database: Annotated[str, typer.Option(help="The database URL, where it is not SQLite.")] = "",
     ca_sha256: Annotated[
-        str, typer.Option(help="Every update must be signed by a device of this authority.", metavar="HEX")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Every update must be signed by a device of this authority; may be repeated, where a run "
+            "has had one after the other.",
+            metavar="HEX",
+        ),
+    ] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="From the first event, whatever was proved before.")
     ] = False,
@@ -162,13 +168,14 @@ def verify(
     from anabranch.server.verify import verify as verify_data
 
     admit_data(data_dir, database, load_code)
-    found = verify_data(data_dir, database, ca_sha256, whole, archive)
+    found = verify_data(data_dir, database, ",".join(sorted(ca_sha256 or ())), whole, archive)
     output = Output(as_json)
     output.result(asdict(found))
     if found.problems:
-        raise StoreCorrupt(
-            f"{data_dir}: {len(found.problems)} problems:\n" + "\n".join(f"- {p}" for p in found.problems)
-        )
+        more = len(found.problems) - LISTED
+        listed = [f"- {problem}" for problem in found.problems[:LISTED]]
+        listed += [f"- and {more} others (--json has all)"] if more > 0 else []
+        raise StoreCorrupt(f"{data_dir}: {len(found.problems)} problems:\n" + "\n".join(listed))
     since = (
         f" from event {found.proved_from + 1} on, {_before(found.proved_at)}," if found.proved_from else ""
     )
