@@ -37,14 +37,16 @@ from anabranch.core.errors import (
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import digest
 from anabranch.core.snapshot import VECTOR
+from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.server.backup import NAMED, check_restored, read_backup
 from anabranch.server.manifest import kept_manifest, read_manifest
+from anabranch.server.proofs import AUTHORITIES
 from anabranch.server.recovery import recover
 from anabranch.server.store import revision, rows
 from anabranch.server.store.base import Mark, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import SQLITE_FILE, open_store
-from anabranch.server.store.files import LOCK, REBUILDING, FolderLock, make_folder, sync_file, sync_folder
+from anabranch.server.store.files import REBUILDING, FolderLock, make_folder, sync_file, sync_folder
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.run_note import FILE as NOTE
@@ -56,9 +58,13 @@ from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.verify import VerifyReport, verify
 
 LOST = ".lost"  # after the name of a database that could not be read
-# Of a data directory: what is of no use to a rebuild. The proofs of before name what was in the database.
-_SPARED = {LOCK, REBUILDING, "spool", "models", "proved"}
-_ENDS = ("-wal", "-shm", "")  # the file itself goes last: what belongs to it may lie beside no other
+_NEEDED = {*NAMED, MARK, NOTE, "manifest", NOISE_KEY, AUTHORITIES}
+_ENDS = (
+    "-wal",
+    "-shm",
+    "-journal",
+    "",
+)  # the file itself goes last: what belongs to it may lie beside no other
 
 Admit = Callable[[Config], None]
 
@@ -126,10 +132,10 @@ def _mark(data_dir: Path) -> Mark:
 
 
 def _link(data_dir: Path, staged: Path) -> None:
-    """What lies there but for the database, without its bytes a second time where that can be had."""
+    """What a replay and a proof need, without its bytes a second time where that can be had."""
     make_folder(staged)
     for source in sorted(data_dir.iterdir()):
-        if source.name.startswith(SQLITE_FILE) or source.name in _SPARED or source.is_symlink():
+        if source.name not in _NEEDED or source.is_symlink():
             continue
         if source.is_dir():
             shutil.copytree(source, staged / source.name, copy_function=_linked)
@@ -213,7 +219,11 @@ def _from_backup(staged: Path, mark: Mark, backup: Path) -> None:
 
 def _proved(staged: Path, admit: Admit | None, backup: Path | None) -> VerifyReport:
     """Write all rows, as a start does, and look at everything. Raises `StoreCorrupt`, `LogLost`."""
-    advice = "" if backup is not None else "; a backup of the run by --from may stand in for what is missing"
+    advice = (
+        "; a backup of the run by --from may stand in for what is missing"
+        if backup is None
+        else "; what is damaged here and whole in the backup is taken from there, once it is moved away"
+    )
     try:
         with closing(open_store("", staged)) as store:
             if (info := store.info()) is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -44,6 +45,7 @@ from anabranch.server.store.ending import (
 )
 from anabranch.server.store.files import (
     MISPLACED,
+    REBUILDING,
     FolderLock,
     check_space,
     disk_errors,
@@ -161,6 +163,7 @@ class SqlStore:
         with disk_errors("making the data directory", (*MISPLACED, errno.ENOENT)):
             make_folder(self._data_dir)
         self._lock = FolderLock(self._data_dir)
+        shutil.rmtree(self._data_dir / REBUILDING, ignore_errors=True)  # of one that was killed
         try:
             self._blobs.prepare()
             if gone := self._blobs.make_room():

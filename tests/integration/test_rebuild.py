@@ -105,6 +105,14 @@ def test_what_cannot_be_read_is_set_aside(tmp_path: Path, manifest: Manifest) ->
     assert not (data / REBUILDING).exists()
 
 
+def test_a_start_clears_away_a_rebuild_that_was_killed(tmp_path: Path, manifest: Manifest) -> None:
+    data = tmp_path / "data"
+    lived(data, manifest)
+    (data / REBUILDING / "log").mkdir(parents=True)
+    lived(data, manifest, updates=1)
+    assert not (data / REBUILDING).exists()
+
+
 def test_nothing_that_was_set_aside_is_written_over(tmp_path: Path, manifest: Manifest) -> None:
     """Nor does what belonged to a lost file lie beside the new one: SQLite would play it into that."""
     data = tmp_path / "data"
@@ -112,10 +120,12 @@ def test_nothing_that_was_set_aside_is_written_over(tmp_path: Path, manifest: Ma
     for name in (f"{SQLITE_FILE}{LOST}", f"{SQLITE_FILE}{LOST}-2"):
         lost(data)
         (data / SQLITE_FILE).write_bytes(name.encode() * 99)
-        (data / f"{SQLITE_FILE}-wal").write_bytes(b"wal of " + name.encode())
+        for end in ("-wal", "-journal"):
+            (data / f"{SQLITE_FILE}{end}").write_bytes(f"{end} of {name}".encode())
         rebuild(data)
+        assert not (data / f"{SQLITE_FILE}-journal").exists()
         assert (data / name).read_bytes() == name.encode() * 99
-        assert (data / f"{name}-wal").read_bytes() == b"wal of " + name.encode()
+        assert (data / f"{name}-wal").read_bytes() == f"-wal of {name}".encode()
     back_up(data, tmp_path / "copy")
     assert not list((tmp_path / "copy").glob(f"*{LOST}*"))
 
