@@ -209,6 +209,18 @@ TUNED += [
     )
 ]
 TUNED.append(Row("annealed, schedule-free, 20 to 80 at a time", RAW, NUMBERED, {"name": "annealed"} | FREE))
+# With tuned steps, and less momentum than rounds bear: by a look at tuning seeds.
+MILDER: dict[str, Any] = {"outer": {"name": "nesterov", "lr": 0.7, "momentum": 0.8}}
+STEPPED = Grid((Axis("client.learning_rate", (0.2, 0.4)), replace(STEPS, values=(1, 2)), NUMBERS))
+TUNED.append(
+    Row(
+        "fedbuff, Nesterov 0.8, 20 to 80 at a time, steps tuned, half as long",
+        RAW,
+        STEPPED,
+        {"name": "fedbuff", "buffer_size": 20} | MILDER,
+        HALF,
+    )
+)
 LONG = 3.0  # times as long: what a strategy comes to that is given the time
 ROWS = [
     *TUNED,
