@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import DataError
-from anabranch.identity.files import write_private
+from anabranch.identity.files import tighten, write_private
 from anabranch.server.store.base import RunInfo
 from anabranch.server.store.rows import info_of, run_row
 
@@ -28,7 +28,9 @@ def note_run(data_dir: Path, info: RunInfo) -> None:
         known = path.read_bytes() == text
     except OSError:
         known = False
-    if not known:
+    if known:
+        tighten(path)
+    else:
         write_private(path, text)
 
 

@@ -313,7 +313,8 @@ def test_devices_go_on_by_themselves_after_a_restore(guarded: bool, tmp_path: Pa
         shutil.copytree(tmp_path / "backup", tmp_path / "data")
         unsigned = [] if guarded else ["--insecure"]
         if not guarded:
-            refused = anabranch(tmp_path, "admin", "attest-restore", "--data-dir", "data")
+            nobodys = ("--data-dir", "data", "--folder", "nowhere")
+            refused = anabranch(tmp_path, "admin", "attest-restore", *nobodys)
             assert (refused.returncode, "--insecure" in refused.stderr) == (2, True), "none is to be made now"
         attest_it = ("admin", "attest-restore", "--data-dir", "data", *unsigned, "--json")
         assert answer(anabranch(tmp_path, *attest_it))["version"] == 3

@@ -212,6 +212,7 @@ def _born(asked: int, tell: int, *streams: int) -> list[str]:
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under nohup would hand on its own
     found: list[str] = words
     return found
 

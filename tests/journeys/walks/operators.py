@@ -134,6 +134,11 @@ WRONG = Walk(
         also_starts(SERVER, name="again", until="serving"),
         also("anabranch admin status", says="version 4"),
         End("again", by=SIGINT, says="drained"),
+        also("rm anabranch-data/anabranch.db"),
+        types("anabranch admin rebuild", says="is whole, version 4"),
+        also_starts(SERVER, name="anew", until="serving"),
+        also("anabranch admin status", says="version 4"),
+        End("anew", by=SIGINT, says="drained"),
     ),
 )
 
