@@ -112,7 +112,7 @@ class Books:
         self.saving = Saving(engine, store, every, saved, keep)
         self._forgets = not keep.is_all
         # A server before this one may have been killed while it dropped.
-        self._trims, self._trims_at = self._forgets, 0.0
+        self._trims, self._trims_at, self._trims_failed = self._forgets, 0.0, 0
         self.long_parts = LongParts(engine)
         # Of the newest batch: who has an answer, in the order of the log, and who waits.
         self.answered: list[Call] = []
@@ -252,9 +252,11 @@ class Books:
         if not self._trims or time.monotonic() < self._trims_at:
             return
         try:
-            self._trims = self.store.trim(TRIMMED_AT_ONCE) > 0
+            self._trims, self._trims_failed = self.store.trim(TRIMMED_AT_ONCE) > 0, 0
         except (StoreFull, StoreCorrupt) as error:  # no room to make room, or no archive of what is damaged
-            log.warning("nothing was dropped of the log: %s", error)
+            self._trims_failed += 1
+            if self._trims_failed.bit_count() == 1:  # said after pauses that double
+                log.warning("nothing was dropped of the log: %s", error)
             self._trims_at = time.monotonic() + TRIMMED_AGAIN_S
 
     def _append(self, entries: list[Entry]) -> list[int | None]:

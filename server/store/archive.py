@@ -97,7 +97,7 @@ class Archive:
             temporary.rename(self.folder / f"{events[0].seq:012d}-{events[-1].seq:012d}.zip")
             sync_folder(self.folder)
         except OSError as error:
-            raise StoreFull(f"server.archive: {error}: the log is kept meanwhile") from error
+            raise StoreFull(f"server.archive {self.folder}: {error}: the log is kept meanwhile") from error
 
     def _set_aside(self, first: int) -> None:
         """What is there from this event on is of a crash, or of a log that was taken back to a backup."""

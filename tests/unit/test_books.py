@@ -155,6 +155,23 @@ def test_the_log_is_dropped_piece_by_piece_and_a_full_disk_is_given_time(
     desk.drop()
 
 
+def test_what_cannot_be_dropped_is_said_ever_more_seldom(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full archive may stay so for a night, and is looked at every ten seconds."""
+    desk = desk_of(store, tmp_path, keep="versions:1")
+    store.fails["trim"] = StoreFull("no room")
+    said = []
+    for number in range(1, 18):
+        desk.books._trims, desk.books._trims_at = True, 0.0
+        desk.enrol(f"a{number}")
+        if "nothing was dropped" in caplog.text:
+            said.append(number)
+        caplog.clear()
+    assert said == [1, 2, 4, 8, 16]
+    desk.drop()
+
+
 def test_a_log_that_is_kept_whole_is_not_dropped(store: Store, tmp_path: Path) -> None:
     desk = desk_of(store, tmp_path)
     desk.enrol("a")
