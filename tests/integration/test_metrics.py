@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from streams import StreamDevice
-from wire import Served, server_config
+from wire import CALL_S, Served, server_config
 
 from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError, PortInUse
@@ -137,11 +138,14 @@ def test_requests_over_a_stream_count_as_the_calls_that_they_stand_for(
         with pytest.raises(grpc.RpcError):
             device.send(devices.Task(task_id="t-0"), bytes(32))  # this ends the stream
         device.close()
-        found = samples(scraped(served))
+        ended, until = "anabranch_calls_total{code=NOT_FOUND,method=Exchange}", time.monotonic() + CALL_S
+        # The device hears of the end before the server has counted it.
+        while ended not in (found := samples(scraped(served))) and time.monotonic() < until:
+            pass
     assert found["anabranch_calls_total{code=OK,method=AskTask}"] == 1
     assert found["anabranch_calls_total{code=OK,method=PushUpdate}"] == 1
     assert found["anabranch_calls_total{code=NOT_FOUND,method=PushUpdate}"] == 1
-    assert found["anabranch_calls_total{code=NOT_FOUND,method=Exchange}"] == 1
+    assert found[ended] == 1
 
 
 def test_who_trains_is_counted_through_restarts(tmp_path: Path, manifest: Manifest) -> None:
