@@ -81,12 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.sections if name not in SECTIONS]:
         parser.error(f"no section {unknown[0]!r}: there are {', '.join(SECTIONS)}")
-    for name in [] if given.page else given.sections or SECTIONS:
-        text = measured(name)
-        (FIGURES / f"{name}.md").write_text(text, encoding="utf-8")
-        PAGE.write_text(page(), encoding="utf-8")  # an interrupted run keeps what it has measured
-        print(text)
-    PAGE.write_text(page(), encoding="utf-8")
+    try:
+        for name in [] if given.page else given.sections or SECTIONS:
+            text = measured(name)
+            (FIGURES / f"{name}.md").write_text(text, encoding="utf-8")
+            print(text)
+    finally:  # an interrupted run keeps what it has measured
+        PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -59,12 +59,7 @@ from anabranch.server.verify import VerifyReport, verify
 
 LOST = ".lost"  # after the name of a database that could not be read
 _NEEDED = {*NAMED, MARK, NOTE, "manifest", NOISE_KEY, AUTHORITIES}
-_ENDS = (
-    "-wal",
-    "-shm",
-    "-journal",
-    "",
-)  # the file itself goes last: what belongs to it may lie beside no other
+_ENDS = ("-wal", "-shm", "-journal", "")  # the file goes last: what belongs to it may lie beside no other
 
 Admit = Callable[[Config], None]
 
@@ -150,6 +145,16 @@ def _linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+def _lacking(there: Path, here: Path) -> Iterator[tuple[Path, Path]]:
+    """Files that one folder has and another lacks, each with its place there: of the log first."""
+    for folder in (LOG, *(name for name in NAMED if name != LOG)):
+        for source in sorted((there / folder).rglob("*")):
+            target = here / source.relative_to(there)
+            if source.is_file() and not target.exists():
+                make_folder(target.parent)
+                yield source, target
+
+
 def _begin(staged: Path, mark: Mark, backup: Path | None) -> None:
     """The database that the log is replayed into."""
     if backup is None:
@@ -208,12 +213,8 @@ def _from_backup(staged: Path, mark: Mark, backup: Path) -> None:
             f"{backup} ends with event {record.events}, and the log does not go on from there (server.keep "
             "has dropped it, or a file is gone): name a later one, or put it back (`anabranch admin restore`)"
         ) from lost
-    for folder in NAMED:
-        for source in sorted((backup / folder).rglob("*")):
-            target = staged / source.relative_to(backup)
-            if source.is_file() and not target.exists():
-                make_folder(target.parent)
-                shutil.copyfile(source, target)
+    for source, target in _lacking(backup, staged):
+        shutil.copyfile(source, target)
     shutil.copyfile(backup / SQLITE_FILE, staged / SQLITE_FILE)
 
 
@@ -241,7 +242,7 @@ def _proved(staged: Path, admit: Admit | None, backup: Path | None) -> VerifyRep
     except StoreCorrupt as error:
         raise StoreCorrupt(f"{error}{advice}; nothing was changed") from error
     if found.problems:
-        listed = "\n".join(f"- {problem}" for problem in found.problems[:20])
+        listed = "\n".join(found.listed)
         raise StoreCorrupt(
             f"what the log gives is not sound, {len(found.problems)} problems{advice}; nothing was changed:\n"
             f"{listed}"
@@ -274,14 +275,10 @@ def _take_up(staged: Path, data_dir: Path) -> None:
     with closing(sqlite3.connect(staged / SQLITE_FILE, isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode=DELETE")  # one file
     sync_file(staged / SQLITE_FILE)
-    for folder in (LOG, *(name for name in NAMED if name != LOG)):
-        for source in sorted((staged / folder).rglob("*")):
-            target = data_dir / source.relative_to(staged)
-            if source.is_file() and not target.exists():
-                make_folder(target.parent)
-                sync_file(source)
-                source.rename(target)
-                sync_folder(target.parent)
+    for source, target in _lacking(staged, data_dir):
+        sync_file(source)
+        source.rename(target)
+        sync_folder(target.parent)
     lost = _free_name(data_dir)
     for end in _ENDS:
         if (path := data_dir / f"{SQLITE_FILE}{end}").exists():

@@ -26,6 +26,8 @@ from anabranch.server.store.factory import open_data
 from anabranch.server.store.sql import SqlStore
 from anabranch.support.shelf import ScratchShelf
 
+LISTED = 20  # problems in a message
+
 
 @dataclass(frozen=True)
 class VerifyReport:
@@ -46,6 +48,11 @@ class VerifyReport:
     signed: int = 0
     proved_from: int = 0
     proved_at: float = 0.0
+
+    @property
+    def listed(self) -> list[str]:
+        """The first `LISTED` problems, a line each: a long log may have as many as updates."""
+        return [f"- {problem}" for problem in self.problems[:LISTED]]
 
 
 def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:

@@ -47,6 +47,20 @@ def put(shelf: RowShelf, number: float) -> Shelved:
     return shelf.put(np.full(5, number, np.float32))
 
 
+def saved_in_turn(store: Kept, shelf: RowShelf, count: int, *between: float) -> list[str]:
+    """The names of rows of which each is in one snapshot alone; `between`: what is put after each."""
+    store.append([enrolled(), *(enrolled(f"c{n}") for n in range(count - 1))])
+    names = []
+    for number in range(count):
+        row = put(shelf, number)
+        names.append(row.sha256)
+        store.save_snapshot(naming(number, row), number + 1, 5.0 + number)
+        del row
+        for other in between:
+            put(shelf, other)
+    return names
+
+
 def lose(shelf: RowShelf, row: Shelved) -> None:
     shelf.rows.remove([row.sha256])
     shelf.rows.flush([])
@@ -72,14 +86,7 @@ def test_what_a_snapshot_names_is_there_after_a_restart(backend: Backend) -> Non
 def test_an_older_snapshot_finds_its_rows(backend: Backend) -> None:
     """Three are kept: the first one's row goes with it, when the fourth is named."""
     store, shelf = opened(backend)
-    store.append([enrolled(), *(enrolled(f"c{n}") for n in range(4))])
-    names = []
-    for number in range(5):
-        row = put(shelf, number)
-        names.append(row.sha256)
-        store.save_snapshot(naming(number, row), number + 1, 5.0 + number)
-        del row
-        put(shelf, 100)  # what has gone is seen to with the next call
+    names = saved_in_turn(store, shelf, 5, 100)  # what has gone is seen to with the next call
     assert [name in shelf.rows.names() for name in names] == [False, False, True, True, True]
     assert store.problems() == []
     backend.damage("snapshot")
@@ -218,13 +225,7 @@ def test_a_row_that_is_replaced_before_a_snapshot_is_never_written(shared: Backe
 
 def test_what_is_replaced_goes_with_the_next_snapshot(shared: Backend) -> None:
     store, shelf = opened(shared)
-    store.append([enrolled(), *(enrolled(f"c{n}") for n in range(5))])
-    names = []
-    for number in range(6):
-        row = put(shelf, number)
-        names.append(row.sha256)
-        store.save_snapshot(naming(number, row), number + 1, 5.0 + number)
-        del row
+    names = saved_in_turn(store, shelf, 6)
     assert shelf.rows.names() == set(names[3:])
     assert table(shared) == sorted(names[2:])  # that of the third went when the sixth was named
     store.close()

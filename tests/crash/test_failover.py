@@ -20,7 +20,7 @@ from federations import first_weights
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
 from postgres_gate import PostgresGate
-from server_process import SERVING
+from server_process import SERVING, ServerProcess
 from wire import Served, server_config
 
 from anabranch.client.run import ClientOptions, run_client
@@ -40,13 +40,26 @@ def kill(run: Federation) -> None:
     run.restart(leader)
 
 
+def wake(leader: ServerProcess) -> None:
+    """SIGCONT: it finds that it leads no more."""
+    leader.signal(signal.SIGCONT)
+    assert leader.ended(HANGS_S) == LOST
+
+
+def outlive(run: Federation, leader: ServerProcess) -> None:
+    """A leader that was paused goes on and ends; its successor takes updates, and all is sound in the end."""
+    wake(leader)
+    run.await_updates(20)
+    run.restart(leader)
+    assert run.finish() == []
+
+
 def pause(run: Federation) -> None:
     """SIGSTOP for longer than the lease, then SIGCONT: the old leader finds that it leads no more."""
     leader, began = run.leader(), time.monotonic()
     leader.signal(signal.SIGSTOP)
     run.hand_over(leader, began)
-    leader.signal(signal.SIGCONT)
-    assert leader.ended(HANGS_S) == LOST
+    wake(leader)
     assert "leads this run now" in leader.log_tail()
     run.restart(leader)
 
@@ -119,11 +132,7 @@ def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
         leader, began = run.servers[0], time.monotonic()
         run.hand_over(leader, began)
         run.await_updates(20)
-        leader.signal(signal.SIGCONT)
-        assert leader.ended(HANGS_S) == LOST
-        run.await_updates(20)
-        run.restart(leader)
-        assert run.finish() == []
+        outlive(run, leader)
 
 
 def newest_snapshot(url: str) -> int:
@@ -154,11 +163,7 @@ def test_a_leader_that_is_paused_while_it_remembers_takes_nothing_from_its_succe
         before = newest_snapshot(postgresql_url)
         while newest_snapshot(postgresql_url) == before:
             run.await_updates(10)
-        leader.signal(signal.SIGCONT)
-        assert leader.ended(HANGS_S) == LOST
-        run.await_updates(20)
-        run.restart(leader)
-        assert run.finish() == []
+        outlive(run, leader)
 
 
 @pytest.mark.parametrize("database", ["", "memory"])

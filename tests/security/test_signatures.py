@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import chunks, requests
 
-from anabranch.cli.runs import LISTED
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidSignature
 from anabranch.core.model.updates import Ask, Capability, Task, Verdict
@@ -26,7 +25,7 @@ from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import Kind, certificate_der, new_key
 from anabranch.identity.signatures import check_signature, make_proof, proof_problem, update_message
 from anabranch.server.export import export_run
-from anabranch.server.verify import verify
+from anabranch.server.verify import LISTED, verify
 
 PAYLOAD = np.ones(8, np.float32).tobytes()
 

@@ -24,16 +24,11 @@ from anabranch.support.tracing import begin_tracing, trace_id
 
 LEVELS = ("debug", "info", "warning", "error")
 
-LogLevel = Annotated[
-    str, typer.Option("--log-level", help="What is logged: debug, info, warning or error.", metavar="LEVEL")
-]
+_LOGGED = "What is logged: debug, info, warning or error."
+LogLevel = Annotated[str, typer.Option("--log-level", help=_LOGGED, metavar="LEVEL")]
 DeviceLogLevel = Annotated[
     str,
-    typer.Option(
-        "--log-level",
-        help="What is logged: debug, info, warning or error. Steps of a device are told from info on.",
-        metavar="LEVEL",
-    ),
+    typer.Option("--log-level", help=f"{_LOGGED} Steps of a device are told from info on.", metavar="LEVEL"),
 ]
 
 

@@ -32,7 +32,6 @@ from anabranch.reports.text import NOTHING, bytes_text, duration_text
 from anabranch.reports.trackers import tell_of
 
 METRICS_MAX = 4  # the page has them all
-LISTED = 20  # problems of a server's data; a long log may have as many as updates
 
 
 def compare(
@@ -172,8 +171,8 @@ def verify(
     output = Output(as_json)
     output.result(asdict(found))
     if found.problems:
-        more = len(found.problems) - LISTED
-        listed = [f"- {problem}" for problem in found.problems[:LISTED]]
+        listed = found.listed
+        more = len(found.problems) - len(listed)
         listed += [f"- and {more} others (--json has all)"] if more > 0 else []
         raise StoreCorrupt(f"{data_dir}: {len(found.problems)} problems:\n" + "\n".join(listed))
     since = (
