@@ -288,6 +288,8 @@ class Writer:
             return self._books.commit(calls, wait)
         except CancelledError as error:  # asyncio would take it for the end of the writer's own task, unheard
             raise RuntimeError("what a commit needed was cancelled") from error
+        except StopIteration as error:  # no future carries it: whoever waits would wait for ever
+            raise RuntimeError("a commit ended in a StopIteration") from error
 
     def _hear_of_room(self, answered: Sequence[Call]) -> None:
         """Of updates their intake does: what is large of them is not in the event."""

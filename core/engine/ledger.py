@@ -18,6 +18,7 @@ from anabranch.core.model.updates import Capability, Receipt, Task, TaskState, U
 
 EWMA_WEIGHT = 0.3  # of the newest time
 TRAIN_S = "train_s"  # the metric in which a device says how many seconds it trained
+STEP_S_MIN, STEP_S_MAX = 1e-12, 1e12  # of a step, in seconds: by what is beyond nothing can be divided
 CAPABILITIES_KEPT = (
     4096  # of devices that say the same of themselves it is kept once, as long as they are few
 )
@@ -310,10 +311,11 @@ def _ewma(mean: float | None, newest: float | None) -> float | None:
 def _step_s(update: Update, took_s: float) -> float | None:
     """Seconds of one of the update's steps.
 
-    A device says how long it trained (`TRAIN_S`); without that the whole task's time stands in for it.
+    A device says how long it trained (`TRAIN_S`); without that the whole task's time stands in for it. None
+    where that is no time of a step: a device may say any number.
     """
-    train_s = update.metrics.get(TRAIN_S, took_s)
-    return None if update.local_steps < 1 or not train_s > 0 else train_s / update.local_steps
+    step_s = update.metrics.get(TRAIN_S, took_s) / max(update.local_steps, 1)
+    return step_s if update.local_steps and STEP_S_MIN <= step_s <= STEP_S_MAX else None
 
 
 def _share(update: Update) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -93,7 +93,7 @@ def test_quantiles_of_counts() -> None:
 class Fleet:
     """Devices that train widths of a model of 16 units, each after the other, and how wide each task was."""
 
-    def __init__(self, devices: str, step_s: StepS, widths: tuple[float, ...] = (1.0, 0.75, 0.5)) -> None:
+    def __init__(self, devices: Sequence[str], step_s: StepS, widths: tuple[float, ...] = (1.0, 0.75, 0.5)) -> None:
         table = SubmodelTable(widths=list(widths), coverage_versions=0)
         strategy = make_strategy("fedasync", {})
         parts = SPEC, strategy, EngineSettings(lease_s=1e9)
@@ -128,6 +128,19 @@ class Fleet:
         for _ in range(count):
             self.turn()
         return self.shares
+
+
+@pytest.mark.parametrize("lie", [1.7e308, 1e300, 1e13, 1e-13, 5e-324, 0.0, -1.0, -1.7e308], ids=str)
+def test_a_device_that_says_no_time_of_a_step_harms_nobody(lie: float) -> None:
+    """Nothing is divided by what it says, and no width is sought by it: it is as if it had said nothing."""
+
+    def step_s(device: str, number: int, share: float) -> float:
+        return lie if device == "liar" else 0.1
+
+    fleet = Fleet(["liar", "a", "b"], step_s)
+    assert set(chain(*fleet.turns(12).values())) == {1.0}
+    assert fleet.engine.ledger.clients["liar"].step_s is None
+    assert fleet.engine.ledger.clients["a"].step_s == 0.1
 
 
 def uneven(fixed: float, speeds: dict[str, float]) -> StepS:

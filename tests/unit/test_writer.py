@@ -72,8 +72,12 @@ def enrolled(number: int) -> ev.Enrolled:
 
 @pytest.mark.parametrize(
     ("error", "why"),
-    [(StoreError("the disk is gone"), "the disk is gone"), (CancelledError(), "was cancelled")],
-    ids=["store", "cancelled"],
+    [
+        (StoreError("the disk is gone"), "the disk is gone"),
+        (CancelledError(), "was cancelled"),
+        (StopIteration(), "StopIteration"),
+    ],
+    ids=["store", "cancelled", "stop"],
 )
 def test_all_that_waits_for_a_writer_that_fails_is_told_so(
     tmp_path: Path, error: Exception, why: str
