@@ -202,7 +202,7 @@ class Cockpit:
     def _ordered(self, request: Request, body: bytes) -> tuple[int, dict[str, str]]:
         try:
             said = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigError("an order is JSON: {order, arguments}, then {confirm}") from None
         if not isinstance(said, dict) or ("confirm" in said) == ("order" in said):
             raise ConfigError("an order is {order, arguments}, and then {confirm}")

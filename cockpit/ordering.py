@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 CONFIRM_S = 60.0
 WAITING_MAX = 256
 CHARS_MAX = 200
+WHOLE_MAX = 2**53  # of a number of JSON
 
 Doing = Callable[[Orders], str]
 
@@ -95,8 +96,8 @@ class Arguments:
     def whole(self, name: str) -> int:
         """A whole number, from 0."""
         found = self._given.pop(name, None)
-        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-            raise ConfigError(f"arguments.{name}: write a whole number, 0 or more")
+        if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= WHOLE_MAX:
+            raise ConfigError(f"arguments.{name}: write a whole number, from 0 to {WHOLE_MAX}")
         return found
 
     def truth(self, name: str) -> bool:

@@ -71,9 +71,10 @@ class Operators(OperatorsServicer):
     ) -> operators.ListVersionsResponse:
         """Published versions in order."""
         limit = min(request.limit or VERSIONS_MAX, VERSIONS_MAX)
+        after = min(request.after, self.run.writer.glance.version)  # it may be any number
 
         def rows(store: Store) -> list[VersionRow]:
-            return store.versions(request.after, limit)
+            return store.versions(after, limit)
 
         found = await self.run.writer.look_store(rows)
         held = await self.run.writer.look(lambda engine: {engine.version, *self.run.models.exact()})

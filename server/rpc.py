@@ -282,7 +282,8 @@ class Devices(DevicesServicer):
         """Links of the chain of versions, in order."""
         self.calls.take("GetLinks", "", caller)
         after = request.after_version
-        limit = min(max(0, request.to_version - after), LINKS_MAX)
+        last = min(request.to_version, self.run.writer.glance.version)  # it may be any number
+        limit = min(max(0, last - after), LINKS_MAX)
         links = await self.run.writer.look_store(lambda store: store.links(after, limit)) if limit else []
         return devices.GetLinksResponse(links=bytes.fromhex("".join(links)))
 

@@ -16,7 +16,7 @@ def read_settings(values_json: str, config: Config) -> dict[str, Any]:
     """The values that somebody wants, of a run that has `config`. Raises `ConfigError`."""
     try:
         values = json.loads(values_json)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict) or not values:
         raise ConfigError("values_json must be a JSON object of table.key and value, with one at least")

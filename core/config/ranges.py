@@ -114,6 +114,8 @@ FRACTIONS = (
     "client.merge_weight",
 )
 SIGNED = ("run.target",)  # what alone may be negative
+IN_A_TASK = ("client.epochs", "client.steps", "client.batch_size")  # they travel as 32 bits
+COUNT_MAX = 2**32 - 1
 BELOW_ONE = {
     "submodel.drop": "nothing would be left of a unit group",
     "fleet.dropout": "no update would ever come",
@@ -138,6 +140,9 @@ def check_ranges(tables: Tables) -> None:
     for path in FRACTIONS:
         if not 0 <= _at(tables, path) <= 1:
             raise ConfigError(f"{path} must be from 0 to 1, not {_at(tables, path)!r}")
+    for path in IN_A_TASK:
+        if _at(tables, path) > COUNT_MAX:
+            raise ConfigError(f"{path} must be at most {COUNT_MAX}, not {_at(tables, path)!r}")
     _check_no_negatives(tables)
     Goal.of(tables["run"])
     check_limits(tables["limits"])

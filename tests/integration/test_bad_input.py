@@ -301,6 +301,20 @@ def test_a_bad_call(name: str, served: Served) -> None:
     assert device.work().decision.verdict == "published"
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**64 - 1])
+def test_of_versions_that_no_database_can_count_there_are_none(number: int, served: Served) -> None:
+    """They are nobody's fault but the caller's: not a store's that would be damaged."""
+    device = served.device()
+    device.work()
+    for after, to in ((number, number), (number, 2**64 - 1), (1, number)):
+        request = devices.GetLinksRequest(after_version=after, to_version=to)
+        assert device.stub.GetLinks(request, timeout=CALL_S).links == b""
+    whole = devices.GetLinksRequest(after_version=0, to_version=number)
+    assert len(device.stub.GetLinks(whole, timeout=CALL_S).links) == 32
+    listed = operators.ListVersionsRequest(after=number)
+    assert not served.operator().ListVersions(listed, timeout=CALL_S).versions
+
+
 def test_of_the_stages_that_a_device_names_those_that_exist_are_kept(
     tmp_path: Path, manifest: Manifest
 ) -> None:

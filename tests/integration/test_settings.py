@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from wire import Served, server_config
+from wire import CALL_S, Served, server_config
 
 from anabranch.api.live_result import report_of_data
 from anabranch.client.operator import OperatorClient, RunStatus
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.reports.html import report_html
 from anabranch.reports.result import Result
 from anabranch.server.manifest import Manifest, write_manifest
@@ -160,6 +162,13 @@ def test_an_operator_is_told_why_a_setting_may_not_change(tmp_path: Path, manife
             client.set_settings({"server.lease_min_s": 30, "server.lease_max_s": 20})
         with pytest.raises(ConfigError, match="a JSON object"):
             client.set_settings({})
+        with pytest.raises(ConfigError, match="client.epochs must be at most 4294967295"):
+            client.set_settings({"client.epochs": 2**64})
+        for text in ("[" * 100_000, '{"client.epochs": %s}' % ("9" * 5000)):
+            deep = operators.SetSettingsRequest(values_json=text)
+            with pytest.raises(grpc.RpcError, match="a JSON object") as refused:
+                served.operator().SetSettings(deep, timeout=CALL_S)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert client.status().settings_changed == ()
 
 

@@ -202,6 +202,16 @@ def test_no_file_but_its_own_is_handed_out(browser: Browser, path: str) -> None:
     assert b"root:" not in answer.body
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[1]", b"[" * 60_000, b"\xff", b'{"order": %s}' % (b"9" * 5000)],
+    ids=lambda b: b[:9].decode("latin1"),
+)
+def test_what_is_no_order_is_its_senders_fault(browser: Browser, body: bytes) -> None:
+    answer = browser.post("/api/runs/one/orders", body)
+    assert (answer.status, "an order is" in answer.json()["error"]) == (400, True)
+
+
 def test_an_order_is_of_a_bounded_size(browser: Browser) -> None:
     path = "/api/runs/one/orders"
     assert browser.post(path, b" " * 70_000).status == 413

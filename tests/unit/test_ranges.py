@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.config.ranges import BELOW_ONE, CHOICES, FRACTIONS, POSITIVE
+from anabranch.core.config.ranges import BELOW_ONE, CHOICES, FRACTIONS, IN_A_TASK, POSITIVE
 from anabranch.core.config.tables import TABLES, Config, merge
 from anabranch.core.errors import ConfigError
+from anabranch.protos.v1 import model_pb2 as model
 
 LEAST = 2.0**-20
 # What some values need beside them.
@@ -56,6 +57,14 @@ def kind(path: str) -> Any:
 def test_what_must_be_greater_than_0(path: str) -> None:
     refused(path, kind(path)(0), "must be greater than 0, not 0")
     with_value(path, 1 if kind(path) is int else LEAST)
+
+
+@pytest.mark.parametrize("path", IN_A_TASK)
+def test_what_travels_with_a_task_has_32_bits(path: str) -> None:
+    refused(path, 2**32, "must be at most 4294967295, not 4294967296")
+    name = path.partition(".")[2]
+    most = with_value(path, 2**32 - 1)
+    assert getattr(model.LocalPlan(**{name: getattr(most.client, name)}), name) == 2**32 - 1
 
 
 @pytest.mark.parametrize("path", FRACTIONS)

@@ -93,7 +93,9 @@ def test_quantiles_of_counts() -> None:
 class Fleet:
     """Devices that train widths of a model of 16 units, each after the other, and how wide each task was."""
 
-    def __init__(self, devices: Sequence[str], step_s: StepS, widths: tuple[float, ...] = (1.0, 0.75, 0.5)) -> None:
+    def __init__(
+        self, devices: Sequence[str], step_s: StepS, widths: tuple[float, ...] = (1.0, 0.75, 0.5)
+    ) -> None:
         table = SubmodelTable(widths=list(widths), coverage_versions=0)
         strategy = make_strategy("fedasync", {})
         parts = SPEC, strategy, EngineSettings(lease_s=1e9)
