@@ -273,7 +273,7 @@ class Agent(DeviceShell):
             self.summary.failures += 1
         kind = type(error).__name__
         self._tell("failed", call=call.value, error=kind, detail=str(error), again=again)
-        if call is DeviceCall.ASK and isinstance(error, ManifestMismatch):
+        if call in (DeviceCall.ASK, DeviceCall.FETCH) and isinstance(error, ManifestMismatch):
             self._enrolled()  # another run may be served there now: raises if its model is another, too
             again = True
         elif call is DeviceCall.ASK and not again:

@@ -22,7 +22,7 @@ from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.compress.downloads import SNAPSHOT, SUM
 from anabranch.compress.model import full_bytes
-from anabranch.core.errors import AnabranchError, InvalidUpdate, TooLarge, UnknownVersion
+from anabranch.core.errors import AnabranchError, InvalidUpdate, ManifestMismatch, TooLarge, UnknownVersion
 from anabranch.core.model.growing import needed_for
 from anabranch.core.model.holdings import HeldPart, Holdings, has
 from anabranch.core.model.params import ParamSpec
@@ -139,7 +139,8 @@ class HeldModels:
         """What a task starts from. Raises the errors of `Transport.fetch`, `InvalidUpdate` and `TooLarge`.
 
         A number alone is no name: where the run was restored from a backup, what is held may be a lost
-        version of the same number, and is fetched anew. `UnknownVersion` where what comes is not the task's.
+        version of the same number, and is fetched anew. `UnknownVersion` where what comes is not the task's,
+        `ManifestMismatch` where it is another run's.
         """
         self._have_frozen()
         head = task.base_head if isinstance(task, GrantedTask) else ""
@@ -196,6 +197,9 @@ class HeldModels:
         fetched = self._transport.fetch(layout_hash, version, holds=self.holds, submodel=submodel)
         size = len(fetched.data)
         self._summary.downlink_bytes += size
+        if fetched.run_id not in ("", self._run_id):
+            # One that knows this device from before gives it tasks, and what it signs would be of the other.
+            raise ManifestMismatch(f"run {fetched.run_id} is served by now, and no longer {self._run_id}")
         try:
             model = self._local.decode(fetched, held, submodel, self._held.parts)
         except (InvalidUpdate, TooLarge) as error:

@@ -47,7 +47,8 @@ class FetchedModel:
     `modified` is False when there is none above the one asked about: `data` is empty then. `final`:
     the run has ended, and `version` is its last. `from_version`: the payload leads from that one.
     `vector_sha256` (hex) is the digest of the decoded vector, empty where the payload's own says as much.
-    `part_only`: it is a model of the wanted sub-model's shapes. `head`: see `BaseModel`.
+    `part_only`: it is a model of the wanted sub-model's shapes. `head`: see `BaseModel`. `run_id`: empty over
+    an open port.
     """
 
     version: int
@@ -60,6 +61,7 @@ class FetchedModel:
     vector_sha256: str = ""
     part_only: bool = False
     head: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class IncomingModel:
             vector_sha256=head.vector_sha256.hex(),
             part_only=head.part_only,
             head=head.head.hex(),
+            run_id=head.run_id,
         )
 
 

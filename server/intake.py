@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from anabranch.core import events as ev
 from anabranch.core.content import SHA256
 from anabranch.core.effects import Effect
-from anabranch.core.errors import IdTaken, InvalidUpdate, NotAuthenticated, StoreFull, Unavailable
+from anabranch.core.errors import (
+    IdTaken,
+    InvalidSignature,
+    InvalidUpdate,
+    NotAuthenticated,
+    StoreFull,
+    Unavailable,
+)
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.params import ParamSpec, lasting_delta
@@ -283,7 +290,12 @@ class Intake:
             return None
         seals = header.submission.seals
         record = to_record(ev.UpdateArrived(0.0, header.update, header.payload, seals=seals))
-        check_signature(caller.peer.key, signature, update_message(self.run_id, record))
+        try:
+            check_signature(caller.peer.key, signature, update_message(self.run_id, record))
+        except InvalidSignature as error:
+            raise InvalidSignature(
+                f"{error}: it was changed, or signed for another run than {self.run_id}"
+            ) from None
         return make_proof(caller.peer.certificate, signature, caller.members.authority.now())
 
     async def _known(self, header: Header) -> PushVerdict | None:
