@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from anabranch.client.channel import (
     says_serving,
     stream_deadline_s,
 )
+from anabranch.client.clocks import check_shown
 from anabranch.client.listed import ListedJob, read_jobs
 from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -252,13 +253,14 @@ class ServerMetrics:
 class OperatorClient:
     """The operators' service at `address`. Raises errors of the tree; `Unavailable` if nobody is there.
 
+    `ClocksDisagree` where the server's certificate does not count by this machine's clock.
     `wallet`: the operator's papers, where the port is guarded.
     """
 
     def __init__(self, address: str, limits: Limits = DEFAULT_LIMITS, wallet: Wallet | None = None) -> None:
         self.address = address
         self._limits = limits
-        self._plain = wallet is None
+        self._wallet = wallet
         self._channel = open_channel(address, limits, wallet=wallet)
         self._stub = OperatorsStub(self._channel)
 
@@ -461,8 +463,15 @@ class OperatorClient:
             finally:
                 stream.cancel()
 
-    def _errors(self) -> AbstractContextManager[None]:
-        return mapped_errors(self.address, self._plain)
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with mapped_errors(self.address, plain=self._wallet is None):
+                yield
+        except Unavailable as error:
+            if self._wallet is not None and not error.reached:
+                check_shown(self.address, self._wallet.authority, time.time())
+            raise
 
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         with self._errors():

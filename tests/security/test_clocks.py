@@ -163,6 +163,19 @@ def test_a_device_that_is_behind_its_server_is_told_so_when_it_joins_and_when_it
         assert guarded.joined("device-2").name == "device-2"
 
 
+def test_an_operator_who_is_behind_the_server_is_told_so(tmp_path: Path) -> None:
+    wall = Wall()
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS, wall) as guarded:
+        wallet = guarded.operator()
+        wall.ahead_s = 5 * DAY_S
+        with pytest.raises(ClocksDisagree):  # the server has made another certificate by now
+            guarded.joined("device-2")
+        with pytest.raises(ClocksDisagree, match="by this machine's clock it is"):
+            guarded.operators(wallet).status()
+        wall.ahead_s = 0.0
+        assert guarded.operators(wallet).status().version == 0
+
+
 def test_a_certificate_that_the_server_signs_by_a_wrong_clock_is_not_put_in_the_place_of_a_good_one(
     tmp_path: Path,
 ) -> None:
