@@ -10,7 +10,8 @@ of: `versions 120 to 180`. What lasts is said again after pauses that double.
 | leases without one  | info    | one in `GATHERED_S` for each way to end; warning where trainings diverge |
 | a stall             | warning | first after `STALL_S`, or the shortest open lease if that is longer  |
 | devices that starve | warning | first after `STARVING_S` without a task                              |
-| quarantine          | warning | each                                                                 |
+| quarantine          | warning | each; info where it ends                                             |
+| a rollback          | warning | each                                                                 |
 | the run's end       | info    | once; warning where the run was given up                             |
 | settings changed    | info    | each, and that the run goes on where it had ended                     |
 
@@ -36,7 +37,9 @@ from anabranch.core.effects import (
     Published,
     Refused,
     Reopened,
+    RolledBackTo,
     SettingsSet,
+    Unbarred,
 )
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.updates import FLAWS, Reason, Verdict
@@ -179,8 +182,8 @@ class Chronicle:
                     lost = self._lost.setdefault("diverged" if diverged else end.value, _Gathered())
                     lost.clients[task.client_id] += 1
                     lost.detail = diverged
-                case Barred() | SettingsSet() | Reopened():
-                    self._ordered(effect)
+                case Barred() | Unbarred() | RolledBackTo() | SettingsSet() | Reopened():
+                    self._ordered(effect, now)
                 case Finished():
                     ended = effect
         self._gathered(now)
@@ -228,12 +231,20 @@ class Chronicle:
         self._waits[client_id] = _Wait(now if known is None else known.since, now, why)
         self._busy(now)
 
-    def _ordered(self, effect: Effect) -> None:
+    def _ordered(self, effect: Effect, now: float) -> None:
         """What operators do, or the guard in their place."""
         match effect:
             case Barred(client_id, why):
                 self._waits.pop(client_id, None)
                 _say(logging.WARNING, f"{client_id} is in quarantine: {why}", client=client_id, why=why)
+            case Unbarred(client_id):
+                _say(logging.INFO, f"{client_id} is out of quarantine", client=client_id)
+            case RolledBackTo(version, to_version, left_out):
+                if self._versions is not None:
+                    self._say_versions(now)
+                count = counted(len(left_out), "update")
+                text = f"rolled back: version {version} leaves {count} of after version {to_version} out"
+                _say(logging.WARNING, text, version=version, to_version=to_version, left_out=len(left_out))
             case SettingsSet(changes):
                 said = ", ".join(f"{c.path} = {c.value!r} (was {c.was!r})" for c in changes)
                 values = {c.path: c.value for c in changes}

@@ -9,6 +9,7 @@ import pytest
 from machines import Bench
 
 from anabranch.core import events as ev
+from anabranch.core.effects import RolledBackTo, Unbarred
 from anabranch.core.model.updates import Ask
 from anabranch.server.chronicle import GATHERED_S, STALL_S, STARVING_S, Chronicle, Standing
 from anabranch.server.glance import Glances
@@ -83,6 +84,22 @@ def test_lines_of_versions_come_ever_more_seldom(caplog: pytest.LogCaptureFixtur
             log.work("a", half_s / 2)
         counts.append(len(log.lines()))
     assert counts == [60, 6, 5]
+
+
+def test_a_rollback_is_a_line_after_those_of_the_versions_before_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Logged(caplog, buffer_size=1)
+    log.bench.enrol("a")
+    for number in range(3):
+        log.work("a", 1.0 + number / 100)
+    log.lines()
+    log.chronicle.tell(0, 1.1, [RolledBackTo(4, 1, ("u2", "u3")), Unbarred("a")])
+    assert log.lines() == [
+        ("INFO", "versions 2 to 3: 2 updates, staleness 0.0 on average"),
+        ("WARNING", "rolled back: version 4 leaves 2 updates of after version 1 out"),
+        ("INFO", "a is out of quarantine"),
+    ]
 
 
 def test_another_phase_is_a_line_once_and_a_status_has_it(caplog: pytest.LogCaptureFixture) -> None:
