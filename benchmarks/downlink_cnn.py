@@ -206,8 +206,8 @@ def _cells(case: Case, found: Sequence[Record], raw: Mapping[int, Record]) -> li
         _interval([record.up_mb for record in found], "{:.2f}"),
         _interval(downs, "1/{:.1f}"),
         _interval(ups, "1/{:.1f}"),
-        _interval([its.down_mb / record.down_mb for its, record in pairs], "1/{:.1f}"),
-        _interval([its.up_mb / record.up_mb for its, record in pairs], "1/{:.1f}"),
+        _interval([its.down_mb / record.down_mb for its, record in pairs], "1/{:.1f}") if pairs else "-",
+        _interval([its.up_mb / record.up_mb for its, record in pairs], "1/{:.1f}") if pairs else "-",
         _goal(case, ups, downs),
     ]
 

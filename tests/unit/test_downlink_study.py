@@ -74,3 +74,9 @@ def test_the_goal_is_missed_where_an_interval_reaches_under_it(played: list[Run]
         "up 1/30, down 1/30: missed down |",
     ]
     assert "1/25.0 (1/25.0 to 1/25.0)" in lines[1]
+
+
+def test_one_family_is_shown_without_the_raw_runs(played: list[Run], tmp_path: Path) -> None:
+    rows = list(Study(tmp_path / "runs.jsonl", lambda: True).rows(["quarter"]))
+    (shown,) = study.text(rows).splitlines()[2:]
+    assert shown.split(" | ")[-3:] == ["-", "-", "up 1/30, down 1/30: missed down |"]
