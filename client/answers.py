@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from anabranch.client.messages import FetchedModel, HeartbeatAnswer, Notice, NoticeKind, PushAnswer
 from anabranch.core.errors import ProtocolError
@@ -37,6 +38,19 @@ def push_answer(message: devices.PushUpdateResponse) -> PushAnswer:
     """What became of an update."""
     duplicate = message.status == devices.PUSH_STATUS_DUPLICATE
     return PushAnswer(convert.decision_from_proto(message.decision), message.version, duplicate)
+
+
+def config_of(said: str) -> dict[str, Any]:
+    """The tables of the configuration that a server tells. Raises `ProtocolError`."""
+    try:
+        config = json.loads(said or "{}")
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict) or not all(isinstance(table, dict) for table in config.values()):
+        raise ProtocolError(
+            "the server's config_json is no JSON object of tables: it is no server of this protocol"
+        )
+    return config
 
 
 def masking_of(said: model.Masking) -> Masking:

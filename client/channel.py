@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import grpc
 
 from anabranch.client.metadata import saying
+from anabranch.client.windows import window_of
 from anabranch.core.errors import (
     OUTCOMES,
     AnabranchError,
@@ -20,6 +21,7 @@ from anabranch.core.errors import (
     Overloaded,
     ProtocolError,
     Unavailable,
+    Window,
     WireError,
 )
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -44,6 +46,7 @@ OTHER_PORT = (
     "operators at its server.admin_address (7071); or it is of another release"
 )
 ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
+STREAM_S_MAX = 30 * 86400.0  # of a whole transfer: gRPC takes no deadline that lies in another age
 RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
 
 _BY_NAME = {cls.__name__: cls for cls in OUTCOMES}
@@ -240,13 +243,12 @@ class StallGuard:
 
 def stream_deadline_s(size_bytes: int) -> float:
     """The deadline of a whole transfer: a link slower than 16 KiB a second will not do."""
-    return max(60.0, size_bytes / (16 * 1024))
+    return min(max(60.0, size_bytes / (16 * 1024)), STREAM_S_MAX)
 
 
-def _window(text: str) -> tuple[float, float] | None:
+def _window(text: str) -> Window | None:
     earliest, comma, latest = text.partition(",")
     try:
-        low, high = float(earliest), float(latest)
+        return window_of(float(earliest), float(latest)) if comma else None
     except ValueError:
         return None
-    return (low, high) if comma and 0 <= low <= high < float("inf") else None

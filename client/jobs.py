@@ -25,6 +25,7 @@ from anabranch.client.run import ClientOptions, device_wallet
 from anabranch.client.state import JOBS, device_id, fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.waiting import WaitingNotice
+from anabranch.client.windows import window_from_proto
 from anabranch.core.errors import AnabranchError, ConfigError, ProtocolError, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.rng import rank
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 UNNAMED = "run"  # in the folder of jobs: the job of a server of one run
 AGAIN_S, AGAIN_MAX_S = 30.0, 3600.0  # until a job that this device failed at is tried again
+LOOK_AGAIN_S = (5.0, 15.0)  # where its server says no window
 END_S = 60.0  # for a device to end, then it is killed
 
 
@@ -69,8 +71,7 @@ class JobOffice:
                     f"{self._link.address} knows of no jobs: install the same version of anabranch there"
                 ) from None
             raise
-        window = answer.look_again
-        return Listing(read_jobs(answer), (window.earliest_s, window.latest_s))
+        return Listing(read_jobs(answer), window_from_proto(answer.look_again, LOOK_AGAIN_S))
 
     def bundle(self, job: ListedJob, bundle: ListedBundle, offset: int) -> Iterator[tuple[int, bytes]]:
         """The bytes of a job's bundle from an offset on, each piece with where it begins."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anabranch.identity.addresses import checked_job
 from anabranch.protos.v1 import jobs_pb2 as jobs_pb
 
 
@@ -31,9 +32,18 @@ class ListedJob:
 
 
 def read_jobs(answer: jobs_pb.ListJobsResponse) -> list[ListedJob]:
-    """Of an answer of `ListJobs`."""
+    """Of an answer of `ListJobs`. Raises `ConfigError` for what is no job's name: folders are called so."""
     return [
-        ListedJob(j.name, j.state, j.why, j.run_id, j.version, j.app, tuple(j.devices), _bundle(j))
+        ListedJob(
+            checked_job(j.name) if j.name else "",
+            j.state,
+            j.why,
+            j.run_id,
+            j.version,
+            j.app,
+            tuple(j.devices),
+            _bundle(j),
+        )
         for j in answer.jobs
     ]
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 JOIN_S = 2.0
+LOOK_S = 3600.0  # the longest that a thread rests: a moment may be further than it can
 
 
 class Pulse:
@@ -48,5 +49,5 @@ class Pulse:
                 if left_s is not None and left_s <= 0:
                     self._at = None
                     return True
-                self._changed.wait(left_s)
+                self._changed.wait(None if left_s is None else min(left_s, LOOK_S))
             return False

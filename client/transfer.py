@@ -10,7 +10,7 @@ from typing import Any
 
 from anabranch.client.messages import FetchedModel
 from anabranch.client.outbox import UpdateEntry
-from anabranch.core.errors import InvalidUpdate, Unavailable
+from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable
 from anabranch.core.limits import CHUNK_BYTES, KIB, MIB, SLOW_CHUNK_BYTES, Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.protos import convert
@@ -54,7 +54,13 @@ class IncomingModel:
     def __init__(self, header: devices.ModelHeader, sha256: str, limits: Limits) -> None:
         self.header, self.version, self.sha256 = header, header.version, sha256
         check_size = convert.check_frozen_size if header.part.part_id else convert.check_payload_size
-        self.data = bytearray(check_size(header.part.size_bytes, limits))
+        size = check_size(header.part.size_bytes, limits)
+        try:
+            self.data = bytearray(size)
+        except (MemoryError, OverflowError):
+            raise TooLarge(
+                f"version {self.version} is said to have {size} bytes: there is no memory for that"
+            ) from None
         self.received = 0
         self._hash = hashlib.sha256()
 

@@ -6,7 +6,6 @@ the server's retry window. The agent calls from two threads: its own, and the on
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Protocol
 
-from anabranch.client.answers import heartbeat_answer, masking_of, not_modified, push_answer
+from anabranch.client.answers import config_of, heartbeat_answer, masking_of, not_modified, push_answer
 from anabranch.client.calls import Door
 from anabranch.client.channel import (
     CONTROL_S,
@@ -42,6 +41,7 @@ from anabranch.client.transfer import (
     signed_record,
     update_header,
 )
+from anabranch.client.windows import window_from_proto
 from anabranch.compress.registry import stages
 from anabranch.core.config.caps import heard_by_device
 from anabranch.core.config.ranges import BY_CALLS
@@ -69,6 +69,7 @@ from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
+REFUSED_S = (1.0, 5.0)  # until a device asks again, where a refusal says no window
 FRESH_MAX = 64  # tasks of which it is remembered that nothing was sent; a device has few at a time
 
 
@@ -199,7 +200,7 @@ class GrpcTransport:
         with self._link.calling(first=True):
             answer = enrol(request, timeout=CONTROL_S)
         spec = convert.manifest_from_proto(answer.manifest)
-        config = json.loads(answer.config_json or "{}")
+        config = config_of(answer.config_json)
         self._limits = heard_by_device(self._own_limits, config)
         # A server of before the stream has no such key.
         self._doors.kind = self._connection or config.get("client", {}).get("connection", BY_CALLS)
@@ -242,7 +243,7 @@ class GrpcTransport:
             ask,
             Reason(refusal.reason) if known else Reason.NONE,
             refusal.detail,
-            (refusal.retry_after.earliest_s, refusal.retry_after.latest_s),
+            window_from_proto(refusal.retry_after, REFUSED_S),
             refusal.final,
         )
 

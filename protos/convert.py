@@ -316,6 +316,10 @@ def task_from_proto(message: devices.Task, client_id: str, spec: ParamSpec) -> T
     """The task as the device keeps it, of the model `spec`. Raises `InvalidUpdate`."""
     if message.base_kind != model.BASE_KIND_VERSION:
         raise InvalidUpdate(f"task {message.task_id!r}: base_kind {message.base_kind} is not known here")
+    if not 0 < message.lease_s < math.inf:
+        raise InvalidUpdate(
+            f"task {message.task_id!r}: lease_s must be above 0 and finite, not {message.lease_s!r}"
+        )
     submodel = submodel_from_proto(message.submodel, spec) if message.HasField("submodel") else None
     return Task(
         task_id=message.task_id,

@@ -61,14 +61,21 @@ def told_to_devices(limits: Limits) -> dict[str, Any]:
 
 
 def heard_by_device(limits: Limits, config: Mapping[str, Any]) -> Limits:
-    """The caps that its server has told a device; of its own `limits` those that are smaller."""
+    """The caps that its server has told a device; of its own `limits` those that are smaller.
+
+    Raises `ConfigError` for what is no cap.
+    """
     table = {"chunk_bytes_max": CHUNK_BYTES, **config.get("limits", {})}
     if QUICK in table:
         table["chunk_bytes_max"] = table[QUICK]
     heard = {}
     for name in OF_DEVICES:
         if name in table:
-            own, told = getattr(limits, name), int(table[name])
+            own, told = getattr(limits, name), table[name]
+            if type(told) is not int or told < 1:
+                raise ConfigError(
+                    f"the server says limits.{name} = {told!r}: a cap is a whole number above 0"
+                )
             # The default is nobody's word, and a server may go beyond it.
             heard[name] = told if own == getattr(DEFAULT_LIMITS, name) else min(own, told)
     return replace(limits, **heard)
