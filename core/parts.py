@@ -12,7 +12,6 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import is_dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -182,8 +181,12 @@ def name_of(part: Any) -> str:
 
 
 def is_data(part: Any) -> bool:
-    """Whether a part is a dataclass: its parameters are its fields."""
-    return isinstance(part, type) and is_dataclass(part)
+    """Whether a part is a frozen dataclass: its fields are its parameters, and nothing is remembered in it.
+
+    What it counted there would be gone after a restart, and no snapshot would have it.
+    """
+    params = getattr(part, "__dataclass_params__", None)
+    return isinstance(part, type) and bool(getattr(params, "frozen", False))
 
 
 def told_name(name: Any) -> Any:

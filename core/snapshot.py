@@ -36,7 +36,7 @@ from anabranch.core.engine.settable import in_force
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.shelf import ROW, Remembered, Shelf, Shelved
 from anabranch.core.engine.strategy import Strategy, Sums
-from anabranch.core.errors import InvalidUpdate, StoreCorrupt
+from anabranch.core.errors import AppError, InvalidUpdate, StoreCorrupt
 from anabranch.core.model.arrays import own, to_bytes
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector
 from anabranch.core.model.submodels import (
@@ -57,6 +57,10 @@ RECEIPTS_OF = "receipts_of"  # the client and the payload of each receipt
 VECTOR = "vector"
 HISTORY = "history/"  # the names of the bases of open tasks
 ARRAY = "$array"  # the key under which an array's name stays in the JSON
+DATA = (
+    "a state is a dataclass of numbers, texts, arrays, lists and dictionaries by texts, each field with the "
+    "type of what it has: see docs/extending/strategy.md"
+)
 BESIDE = ("format", "clients", "receipts", RECEIPTS_OF, "rows")  # what the JSON has beside an `EngineState`
 APART = 3  # the format without clients and receipts: they are rows of the store that has it
 _VERDICTS, _REASONS = {v.value: v for v in Verdict}, {r.value: r for r in Reason}
@@ -177,13 +181,21 @@ class EngineState:
 
 
 def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array], tuple[Shelved, ...]]:
-    """JSON and arrays of everything but clients and receipts, and what they name on a shelf."""
+    """JSON and arrays of everything but clients and receipts, and what they name on a shelf.
+
+    Raises `AppError` where a strategy's or a planner's state has what is no data.
+    """
     arrays: dict[str, Array] = {VECTOR: engine.vector}
     holds: list[Shelved] = []
     arrays |= {f"{HISTORY}{v}": a for v, a in sorted(engine.history.items())}
     plain = _converter.unstructure(EngineState.of(engine))
     tasks = [_apart(t, f"task/{t['task_id']}", arrays) for t in plain.pop("tasks")]
-    meta = {name: _apart(value, name, arrays, holds) for name, value in {**plain, "tasks": tasks}.items()}
+    try:
+        meta = {name: _apart(value, name, arrays, holds) for name, value in {**plain, "tasks": tasks}.items()}
+    except FieldError as error:
+        raise AppError(
+            f"strategy {engine.strategy.name!r}, no snapshot can be made: {error}; {DATA}"
+        ) from error
     known = {f.name: meta[f.name] for f in fields(EngineState) if f.name in meta}
     return {"format": FORMAT, **known}, arrays, tuple(holds)
 
@@ -268,9 +280,12 @@ def _restored(
     return engine
 
 
-def packed(value: Any, path: str, arrays: dict[str, Array]) -> Any:
-    """JSON of a state; every array in it moves to `arrays`, its path stays behind."""
-    return _apart(_converter.unstructure(value), path, arrays)
+def packed(value: Any, path: str, arrays: dict[str, Array], holds: list[Shelved] | None = None) -> Any:
+    """JSON of a state; every array in it moves to `arrays`, its path stays behind.
+
+    What it names on a shelf comes to `holds`. Raises `FieldError` for what is no data.
+    """
+    return _apart(_converter.unstructure(value), path, arrays, holds)
 
 
 def unpacked(plain: Any, arrays: Mapping[str, Array], cls: type[T]) -> T:
@@ -290,7 +305,15 @@ def _apart(plain: Any, path: str, arrays: dict[str, Array], holds: list[Shelved]
         return {k: _apart(v, f"{path}/{k}", arrays, holds) for k, v in plain.items()}
     if isinstance(plain, list | tuple):
         return [_apart(v, f"{path}/{i}", arrays, holds) for i, v in enumerate(plain)]
-    return plain
+    if plain is None or isinstance(plain, str | int | float):
+        return plain
+    raise FieldError(f"{path} is of type {type_name(plain)}, which is no data")
+
+
+def type_name(value: Any) -> str:
+    """The type of a value, for a message: `set`, `numpy.int64`."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def _together(plain: Any, arrays: Mapping[str, Array], shelf: Shelf | None = None) -> Any:

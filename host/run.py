@@ -21,6 +21,7 @@ from anabranch.core.engine.objections import repeated
 from anabranch.core.engine.planner import too_narrow
 from anabranch.core.engine.rates import Rates
 from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, InvalidUpdate, Overloaded
+from anabranch.core.kept_state import check_kept
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Receipt, Task, TaskState
 
@@ -163,8 +164,19 @@ class Run:
         """What becomes of an event that is in the log. `beforehand`: see `Engine.handle`."""
         assert settled.event is not None, "what is answered is not applied"
         effects = [*self.engine.handle(settled.event, beforehand), *settled.effects]
+        if isinstance(settled.event, ev.UpdateArrived):
+            self._check_state()
         self.line.heard(settled.event.now, effects)
         return effects
+
+    def _check_state(self) -> None:
+        """Raises `AppError` where the strategy's state is no data: soon, and not at the first snapshot.
+
+        Looked at after 1, 2, 4, 8, ... updates, since what a state has may come later.
+        """
+        engine, taken = self.engine, self.engine.counters.applied
+        if taken & (taken - 1) == 0:
+            check_kept(f"strategy {engine.strategy.name!r}", engine.state, engine.strategy.state_type)
 
     def repeat(self, event: ev.UpdateArrived) -> Settlement:
         """Answer an update whose id was decided before: `IdTaken` for another update than that."""

@@ -77,7 +77,10 @@ LOOKED_AT = 3  # values: one that has a table of them may know no more
 
 def _check(found: Any) -> None:
     if not (is_data(found) and "__call__" in vars(found)):
-        raise ConfigError("a staleness function is a dataclass of its parameters with __call__(self, tau)")
+        raise ConfigError(
+            "a staleness function is a dataclass of its parameters with __call__(self, tau): write "
+            "@dataclass(frozen=True)"
+        )
 
 
 NAMED_IN = ("strategy.staleness.name", "strategy.phases.staleness.name")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from anabranch.core.engine.strategy import Context, State, Step, Strategy
+from anabranch.core.kept_state import lost
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Coordinates
 from anabranch.core.model.updates import Ask, LocalPlan, Update, Verdict
@@ -102,8 +103,10 @@ class StrategyConformance:
             state, vector = step.state, vector if step.vector is None else step.vector
 
     def test_the_state_is_data(self, strategy: Strategy) -> None:
+        """What a snapshot has of it is the same state: the types of its fields say what they have."""
         state = run(strategy, 3)[-1].state
         assert frozen(strategy, read_again(strategy, state)) == frozen(strategy, state)
+        assert lost(state, strategy.state_type) == ""
 
     def test_admitting_changes_nothing_and_planning_keeps_the_local_settings(
         self, strategy: Strategy

@@ -16,8 +16,8 @@ from anabranch.support.code import load
 # `look_up` breaks, in line 7.
 FILE = f"""import sys
 sys.path.insert(0, {str(FOLDER)!r})
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 import attack, planner, rule, scheduler, stage
 from anabranch.strategies.mixing import MixingStrategy
 def look_up(): return {{}}["word"]
@@ -29,6 +29,37 @@ class Strategy(MixingStrategy):
 class Weighing(MixingStrategy):
     name: ClassVar[str] = "weighing"
     def weight(self, update, context): return float("nan")
+@dataclass(frozen=True)
+class Answers(MixingStrategy):
+    name: ClassVar[str] = "answers"
+    how: str = "as it should"
+    def weight(self, update, context): return 0.5
+    def step(self, state, vector, update, context):
+        step = super().step(state, vector, update, context)
+        if self.how == "none": return None
+        if self.how == "short": return replace(step, vector=step.vector[:-1].copy())
+        if self.how == "wide": return replace(step, vector=step.vector.astype("float64"))
+        return replace(step, decision=None) if self.how == "undecided" else step
+@dataclass(frozen=True)
+class Seen:
+    devices: Any = None
+@dataclass(frozen=True)
+class Remembers(Answers):
+    name: ClassVar[str] = "remembers"
+    state_type: ClassVar[type[Any]] = Seen
+    after: int = 1
+    def init(self, vector): return Seen([])
+    def step(self, state, vector, update, context):
+        seen = [*(state.devices or ()), update.client_id]
+        kept = set(seen) if len(seen) >= self.after else seen
+        return replace(super().step(state, vector, update, context), state=Seen(kept))
+@dataclass
+class Counts(MixingStrategy):
+    name: ClassVar[str] = "counts"
+    count: int = 0
+    def weight(self, update, context):
+        self.count += 1
+        return 1 / self.count
 @dataclass(frozen=True)
 class Scheduler(scheduler.Resting):
     name: ClassVar[str] = "breaking"
@@ -144,3 +175,36 @@ def test_a_staleness_function_keeps_to_what_strategies_count_on(here: Path, name
 def test_a_weight_that_is_no_number_is_named(here: Path) -> None:
     with pytest.raises(AppError, match=r"strategy Weighing: an update of staleness 0 weighs nan"):
         simulated({"strategy": "FILE:Weighing"})
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("none", "step must return a Step with a decision, not None"),
+        ("undecided", "step must return a Step with a decision, not one without"),
+        (
+            "short",
+            r"step must give a vector of \d+ values .* not an array of shape \(\d+,\) and float32",
+        ),
+        ("wide", r"step must give a vector of .* not an array of shape \(\d+,\) and float64"),
+    ],
+)
+def test_a_step_that_no_device_could_read_ends_the_run_at_once(here: Path, how: str, told: str) -> None:
+    """On a server such a version would be in the log, and every device would refuse it for ever."""
+    with pytest.raises(AppError, match=f"^strategy 'answers': {told}"):
+        simulated({"strategy": "FILE:Answers", "strategy.how": how})
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_state_that_is_no_data_ends_the_run_soon(here: Path, after: int) -> None:
+    """And not at the first snapshot of a server, which a simulation does not have."""
+    told = "^strategy 'remembers': the state would not outlive a restart: state/devices is of type set"
+    with pytest.raises(AppError, match=told):
+        simulated({"strategy": "FILE:Remembers", "strategy.after": after})
+
+
+def test_a_part_that_remembers_in_itself_is_refused(here: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"mine\.py:Counts: a strategy is .*: write @dataclass\(frozen=True\)"
+    ):
+        simulated({"strategy": "FILE:Counts"})
