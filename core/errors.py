@@ -166,11 +166,14 @@ class StoreFull(StoreError):
     retry_after_s = (1.0, 5.0)  # somebody has to make room
 
 
-def disk_error(place: object, error: OSError) -> StoreError:
-    """What the operating system says of a file or folder: `StoreFull` or `StoreError`, which names it."""
+def disk_error(place: object, error: OSError, hint: str = "") -> StoreError:
+    """What the operating system says of a file or folder: `StoreFull` or `StoreError`, which names it.
+
+    `hint`: what to add where it is not the disk that is full.
+    """
     if error.errno in NO_SPACE:
         return StoreFull(f"{place}: no space left on the disk: make room, then start again")
-    return StoreError(f"{place} cannot be used: {error.strerror or error}")
+    return StoreError(f"{place} cannot be used: {error.strerror or error}{hint}")
 
 
 @contextmanager

@@ -22,8 +22,9 @@ LABEL org.opencontainers.image.title="anabranch-keeper" \
       org.opencontainers.image.description="Asynchronous federated learning: a keeper of masks" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/anabranch /opt/anabranch
-RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/anabranch --create-home anabranch \
- && chmod 0700 /var/lib/anabranch
+# A new volume is as empty as its folder here: a home that is made by useradd has a shell's files in it.
+RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/anabranch --no-create-home anabranch \
+ && install -d -o 10001 -g 10001 -m 0700 /var/lib/anabranch
 ENV PATH=/opt/anabranch/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

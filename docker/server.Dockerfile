@@ -4,6 +4,7 @@
 #   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
 #     -v anabranch:/var/lib/anabranch -v "$PWD/model:/model:ro" -p 7070:7070 -p 7072:7072 \
 #     anabranch-server --model /model
+# A volume at /backup is this user's as well, for copies of the data.
 # It wants an authority first, on the same volume: `anabranch admin ca init` in this image (docs/deploying.md).
 ARG BASE=python:3.12-slim
 
@@ -21,8 +22,9 @@ LABEL org.opencontainers.image.title="anabranch-server" \
       org.opencontainers.image.description="Asynchronous federated learning: the server" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/anabranch /opt/anabranch
-RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/anabranch --create-home anabranch \
- && chmod 0700 /var/lib/anabranch
+# A new volume is as empty as its folder here: a home that is made by useradd has a shell's files in it.
+RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/anabranch --no-create-home anabranch \
+ && install -d -o 10001 -g 10001 -m 0700 /var/lib/anabranch /backup
 # Two allocator arenas: dozens of threads would otherwise each keep memory that another one freed.
 # The operators' port stays on the container's own loopback: `docker exec ... anabranch admin status`.
 ENV PATH=/opt/anabranch/bin:$PATH \

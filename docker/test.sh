@@ -219,8 +219,24 @@ test_own_app() {
   check "own App: all 60 updates are in" [ "$(status updates_applied)" = 60 ]
   figure "own App: from its Dockerfile to the end of its run" "$(since "$start")"
   drain "own App"
+  docker start "$SERVER" >/dev/null
+  check "own App: its server serves again" wait_for reached 1
+  test_backup
   SERVER=""
   remove_all
+}
+
+test_backup() {  # into a new container, by the commands of the page
+  local folder="$WORK/backup" run version
+  run="$(status run_id)" version="$(status version)"
+  mkdir "$folder"
+  page deploying.md "The backup of a container" console >"$folder/commands"
+  say "a backup: $(wc -l <"$folder/commands") commands of docs/deploying.md"
+  typed "$folder"
+  check "backup: the new container serves" wait_for reached "$version"
+  check "backup: the same run, at version $version" [ "$(status run_id) $(status version)" = "$run $version" ]
+  check "backup: it knows its members" grep -q device-1 "$folder/commands.log"
+  drain "backup"
 }
 
 test_composition() {

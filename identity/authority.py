@@ -108,6 +108,18 @@ class Authority:
             raise ConfigError(f"{folder}: {CERTIFICATE} is not of {KEY}: restore both from one backup")
         return cls(folder, key, certificate, Register(folder / REGISTER), now)
 
+    def copy(self, target: Path) -> None:
+        """Copy the authority into a folder that is empty or not there, while others write to the register.
+
+        Raises `ConfigError` unless it is, and `StoreError`.
+        """
+        make_private_folder(target)
+        if any(target.iterdir()):
+            raise ConfigError(f"{target} is not empty: a copy of the authority wants a folder of its own")
+        self._register.copy(target / REGISTER)
+        write_private(target / CERTIFICATE, self.pem)
+        write_private(target / KEY, key_pem(self._key))  # last: with it the authority is there
+
     def __enter__(self) -> Authority:
         return self
 

@@ -14,6 +14,18 @@ from anabranch.core.errors import ConfigError, disk_error
 log = logging.getLogger(__name__)
 
 FOLDER_MODE, FILE_MODE, OTHERS = 0o700, 0o600, 0o077
+DENIED = (errno.EACCES, errno.EPERM)
+
+
+def whose(path: Path, error: OSError) -> str:
+    """What to add where something is denied: who this process is, and whose the file or its folder is."""
+    if error.errno in DENIED:
+        for found in (path, *path.parents):
+            with contextlib.suppress(OSError):
+                status = found.stat()
+                its = f"{found} of uid {status.st_uid}, mode {stat.S_IMODE(status.st_mode):03o}"
+                return f" (this process is of uid {os.geteuid()}, {its})"
+    return ""
 
 
 def make_private_folder(folder: Path) -> None:
@@ -25,7 +37,7 @@ def make_private_folder(folder: Path) -> None:
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
-        raise disk_error(folder, error) from error
+        raise disk_error(folder, error, whose(folder, error)) from error
 
 
 def tighten(*paths: Path) -> None:
@@ -71,4 +83,4 @@ def write_private(path: Path, data: bytes, replace: bool = True) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # where the folder is no folder
             unfinished.unlink(missing_ok=True)
-        raise disk_error(path, error) from error
+        raise disk_error(path, error, whose(path, error)) from error

@@ -11,7 +11,7 @@ import hmac
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,15 @@ class Register:
         connection.executescript(f"{TABLES} PRAGMA user_version = {FORMAT};")
         connection.close()
         return cls(path)
+
+    def copy(self, path: Path) -> None:
+        """Write the register, as it is at one moment, to a new file."""
+        write_private(path, b"", replace=False)
+        with self._reader_lock, closing(_connected(path)) as copy:
+            try:
+                self._reader.backup(copy)
+            except sqlite3.Error as error:
+                raise StoreError(f"{self._path} cannot be copied to {path}: {error}") from error
 
     def close(self) -> None:
         """Let go of the file."""

@@ -27,7 +27,7 @@ from anabranch.core.model.arrays import pieces, plain_tensors
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.units import UnitGroup
-from anabranch.identity.files import make_private_folder, tighten
+from anabranch.identity.files import make_private_folder, tighten, whose
 from anabranch.server.store.files import disk_errors, sync_file, sync_folder
 from anabranch.server.store.tensors import TensorFile, write_tensors
 
@@ -250,4 +250,5 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); {FIX}") from error
+        fix = whose(path, error).strip(" ()") or FIX
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); {fix}") from error

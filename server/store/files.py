@@ -6,12 +6,13 @@ import ctypes
 import errno
 import fcntl
 import os
+import platform
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
-from anabranch.identity.files import tighten, tighten_tree
+from anabranch.identity.files import tighten, tighten_tree, whose
 from anabranch.server.store.base import DiskFailed
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -37,7 +38,10 @@ def disk_errors(doing: str, misplaced: Collection[int] = MISPLACED) -> Iterator[
         if error.errno in _NO_SPACE:
             raise StoreFull(f"{doing}: no space left on the disk; nothing acknowledged is lost") from error
         if error.errno in misplaced:
-            raise StoreError(f"{doing}: {error}; check data_dir, its owner and what lies in it") from error
+            hint = whose(Path(error.filename or "."), error)
+            raise StoreError(
+                f"{doing}: {error}{hint}; check data_dir, its owner and what lies in it"
+            ) from error
         raise DiskFailed(f"{doing}: {error}; what is on the disk is unknown, restart to recover") from error
 
 
@@ -139,7 +143,7 @@ class FolderLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = os.read(self._descriptor, 32).decode("ascii", "replace").strip()
+            owner = os.read(self._descriptor, 128).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             if error.errno != errno.EWOULDBLOCK:
                 raise StoreError(f"{path} cannot be locked ({error}): use a local disk") from error
@@ -148,7 +152,8 @@ class FolderLock:
             ) from error
         with suppress(OSError):  # it is for a message only, and the disk may be full of what is yet to go
             os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, f"{os.getpid()}\n".encode())
+            # In containers everybody is process 1.
+            os.write(self._descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
 
     def release(self) -> None:
         """Let another process in."""

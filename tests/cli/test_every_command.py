@@ -157,6 +157,7 @@ SERVERS: dict[str, Call] = {
 OTHERS: dict[str, Call] = {
     "admin ca init": lambda p, _: ["--folder", "new"],
     "admin ca show": lambda p, _: ["--folder", p.ca],
+    "admin ca copy": lambda p, _: ["copied", "--folder", p.ca],
     "admin ca restored": lambda p, cwd: ["--folder", shutil.copytree(p.ca, cwd / "copy")],
     "admin enrol": lambda p, _: ["device-5", "--folder", p.ca],
     "admin invitations": lambda p, _: ["--folder", p.ca, "--withdraw", enrolled(p)],

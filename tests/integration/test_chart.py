@@ -141,6 +141,29 @@ def test_a_standby_shares_database_authority_and_weights() -> None:
     assert ("ServiceMonitor", "fed-anabranch") in found
 
 
+def test_who_stands_by_is_never_ready_so_no_rolling_update_waits_for_it() -> None:
+    stateful = rendered(STANDBY)["StatefulSet", "fed-anabranch"]["spec"]
+    assert stateful["updateStrategy"] == {"type": "OnDelete"}
+    assert "updateStrategy" not in rendered({})["StatefulSet", "fed-anabranch"]["spec"]
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+def test_only_what_is_in_the_clear_is_called_grpc(insecure: bool) -> None:
+    found = rendered({"insecure": insecure})
+    for name in ("fed-anabranch", "fed-anabranch-pods"):
+        port = found["Service", name]["spec"]["ports"][0]
+        assert ("grpc" in (port["name"], port.get("appProtocol"))) == insecure, name
+    (port,) = rendered({"ca": "PEM"}, KEEPER)["Service", "fed-anabranch-keeper"]["spec"]["ports"]
+    assert "grpc" not in (port["name"], port.get("appProtocol"))
+
+
+def test_a_backup_has_a_volume_of_its_own() -> None:
+    pod = pod_of(rendered({"backup": {"existingClaim": "kept"}}))
+    assert {"name": "backup", "persistentVolumeClaim": {"claimName": "kept"}} in pod["volumes"]
+    assert {"name": "backup", "mountPath": "/backup"} in pod["containers"][0]["volumeMounts"]
+    assert all(volume["name"] != "backup" for volume in pod_of(rendered({}))["volumes"])
+
+
 def test_a_server_of_masked_sums_reaches_its_keepers() -> None:
     found = rendered({"keepers": ["keeper.north:7075", "[fd00::7]:7076"]})
     (server,) = pod_of(found)["containers"]

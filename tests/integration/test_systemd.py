@@ -71,6 +71,15 @@ def test_a_unit_may_do_little(name: str, units: Path) -> None:
     assert float(found[1]) <= EXPOSURE_MAX[name]
 
 
+def test_no_unit_gives_up_on_what_may_mend_itself() -> None:
+    """By default systemd starts nothing a sixth time within ten seconds, and then never again."""
+    for path in UNITS.glob("*.service"):
+        text = path.read_text()
+        assert re.findall(r"^StartLimit\w+=.*$", text, re.M) == ["StartLimitIntervalSec=0"], path.name
+        (pause,) = re.findall(r"^RestartSec=(\d+)$", text, re.M)
+        assert int(pause) >= 5, f"{path.name}: a start costs a second of a core"
+
+
 def test_the_units_name_exit_codes_that_there_are() -> None:
     codes = {outcome.exit_code for outcome in OUTCOMES.values()}
     for path in UNITS.glob("*.service"):

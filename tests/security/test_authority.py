@@ -294,3 +294,19 @@ def test_an_open_invitation_is_withdrawn_and_a_member_stays(authority: Authority
     with pytest.raises(NotAuthenticated, match="revoked"):
         authority.admit(second, request(), DAY_S)
     assert name == "device-1"
+
+
+def test_a_copy_has_all_that_was_written_down_and_nobody_else_can_read_it(
+    authority: Authority, tmp_path: Path
+) -> None:
+    _, made = authority.admit(authority.invite("device-1", DAY_S), request(), DAY_S)
+    late = authority.invite("device-2", DAY_S)
+    authority.copy(tmp_path / "copy")
+    authority.revoke("device-1")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "copy").iterdir()} == {0o600}
+    with Authority.open(tmp_path / "copy") as copy:
+        assert copy.sha256 == authority.sha256
+        copy.check(peer_of(certificate_der(made)))  # as it was at that moment
+        assert copy.admit(late, request(), DAY_S)[0] == "device-2"
+    with pytest.raises(ConfigError, match="is not empty"):
+        authority.copy(tmp_path / "copy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,23 @@ def test_a_service_names_what_is_there(file: str, name: str) -> None:
     for setting in (word for word in environment if word.startswith("ANABRANCH_")):
         table, _, key = setting.removeprefix("ANABRANCH_").lower().partition("_")
         assert hasattr(TABLES[table](), key), setting
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [(file, name) for file, made in COMPOSITIONS.items() for name in made["services"]]
+)
+def test_what_a_service_says_does_not_fill_the_disk(file: str, name: str) -> None:
+    options = COMPOSITIONS[file]["services"][name]["logging"]["options"]
+    assert (options["max-size"], options["max-file"]) == ("10m", "5")
+
+
+@pytest.mark.parametrize("path", sorted(DOCKER.glob("*.Dockerfile")), ids=lambda path: path.stem)
+def test_a_new_volume_of_an_image_is_empty_and_its_users(path: Path) -> None:
+    """A home that useradd makes has files in it: a backup is put back into a folder that is empty."""
+    text = path.read_text()
+    assert "--no-create-home" in text
+    (folders,) = re.findall(r"install -d -o 10001 -g 10001 -m 0700 (.+)$", text, re.M)
+    assert folders.split() == ["/var/lib/anabranch", *(["/backup"] if path.stem == "server" else [])]
 
 
 def test_prometheus_reads_both_servers() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from anabranch.cli.program import _of_disk
 from anabranch.core import errors
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.errors import OUTCOMES, Outcome, disk_error, outcome_of
 from anabranch.core.ids import checked_id
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import from_bytes, plain, to_bytes
+from anabranch.identity.files import whose
 
 
 @pytest.mark.parametrize("text", ["a", "7", "A-b_c.9", "x" * 64])
@@ -60,6 +64,20 @@ def test_a_full_disk_is_told_from_a_broken_one(number: int) -> None:
     assert type(broken) is errors.StoreError
     assert str(broken) == "/data cannot be used: Input/output error"
     assert str(disk_error("/data", OSError("odd"))) == "/data cannot be used: odd"
+
+
+def test_who_is_denied_what_is_whose(tmp_path: Path) -> None:
+    tmp_path.chmod(0o750)
+    who = f" (this process is of uid {os.geteuid()}, {tmp_path} of uid {tmp_path.stat().st_uid}, mode 750)"
+    for number in (errno.EACCES, errno.EPERM):  # of the nearest folder that can be looked at
+        assert whose(tmp_path / "not" / "there", OSError(number, "Permission denied")) == who
+    assert whose(tmp_path, OSError(errno.EROFS, "Read-only file system")) == ""
+
+
+def test_a_command_says_whose_a_file_is(tmp_path: Path) -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "ca.key"))
+    assert str(_of_disk(denied)).startswith(f"{tmp_path / 'ca.key'} cannot be used: Permission denied (this")
+    assert str(_of_disk(OSError(errno.EIO, "odd"))) == "what was written cannot be used: odd"
 
 
 @pytest.mark.parametrize(

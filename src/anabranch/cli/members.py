@@ -56,6 +56,23 @@ def ca_show(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
         Output(as_json).result({"folder": str(folder), "ca_sha256": authority.sha256}, authority.sha256)
 
 
+@ca_app.command("copy")
+def ca_copy(
+    to: Annotated[Path, typer.Argument(help="A folder that is empty or not there.", metavar="DIR")],
+    folder: Folder = FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the authority's folder as it is at one moment, while a server serves with it.
+
+    Whoever has the copy can make anybody a member.
+    """
+    with Authority.open(folder) as authority:
+        authority.copy(to)
+        sha256 = authority.sha256
+    text = f"{to}: a copy of the authority in {folder}; keep it where nobody else can read it"
+    Output(as_json).result({"folder": str(to), "ca_sha256": sha256}, text)
+
+
 @ca_app.command("restored")
 def ca_restored(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     """Say that the authority's folder was restored from a backup, so that a server starts on it again.

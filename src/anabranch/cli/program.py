@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -171,7 +172,7 @@ def run() -> int:
     except OSError as error:
         if error.filename is None and error.errno not in NO_SPACE:
             raise
-        return _said(disk_error(error.filename or "what was written", error))
+        return _said(_of_disk(error))
     except Exception as error:
         if (found := _of_part(error)) is None:
             raise
@@ -179,6 +180,15 @@ def run() -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
+
+
+def _of_disk(error: OSError) -> StoreError:
+    """What the operating system says of a file."""
+    from anabranch.identity.files import whose  # here, as no command waits for it
+
+    if isinstance(error.filename, str):
+        return disk_error(error.filename, error, whose(Path(error.filename), error))
+    return disk_error(error.filename or "what was written", error)
 
 
 def _of_part(error: Exception) -> AppError | None:

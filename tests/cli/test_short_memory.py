@@ -1,0 +1,43 @@
+"""Where memory is short, who only looks at a server ends before it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OF_THIS = Path("/proc/self/oom_score_adj")
+PROGRAM = f"""
+import sys
+from anabranch.cli.main import main
+sys.argv[0] = "anabranch"
+try:
+    main()
+finally:
+    print(open("{OF_THIS}").read(), end="")
+"""
+
+
+@pytest.mark.skipif(not OF_THIS.exists(), reason="Linux alone ranks processes for when memory is short")
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("health --help", True),
+        ("admin status --help", True),
+        ("keeper health --help", True),
+        ("keeper --help", False),
+        ("server --help", False),
+        ("client --help", False),
+    ],
+)
+def test_who_looks_on_is_the_first_to_go(words: str, first: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words.split()],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == ("1000" if first else OF_THIS.read_text().strip())
