@@ -196,6 +196,37 @@ def test_a_weight_of_zero_shows_the_others(ward: Ward, monkeypatch: pytest.Monke
     assert shown()
 
 
+def same_training(ward: Ward) -> tuple[list[Integers], list[Integers]]:
+    """What five devices learn, and what a server finds out that has them train the same five times.
+
+    It says that these are other versions. Each sum leaves another device out. Nothing in it is there twice, so
+    a keeper that remembers all answers.
+    """
+    learned = [np.arange(5) + 5 * i - 12 for i in range(5)]
+    keeper, sums = ward.keeper(KeeperStore), []
+    for turn in range(5):
+        words: dict[str, Any] = {"base_version": turn, "arrived_version": turn, "base_head": f"{turn:064x}"}
+        sent = [
+            device.send("r", f"u{turn}-{i}", ward.terms, integers=learned[i], **words)
+            for i, device in enumerate(ward.members)
+            if i != turn
+        ]
+        found = asked(keeper, cohort_of("r", ward.terms, sent, number=turn + 1, version=turn), sent)
+        assert found is not None
+        sums.append(found // ward.terms.weight(0))
+    whole = sum(sums) // 4
+    return learned, [whole - one for one in sums]
+
+
+def test_who_has_devices_train_the_same_again_finds_single_updates_and_noise_hides_them(ward: Ward) -> None:
+    """What masks do not promise (docs/privacy.md): a keeper knows no models, and nothing is used twice."""
+    learned, found = same_training(ward)
+    assert [one.tolist() for one in found] == [one.tolist() for one in learned]
+    ward.terms = replace(ward.terms, noise=1.0, participations=9)
+    learned, found = same_training(ward)
+    assert all(np.abs(one - other).max() > 0 for one, other in zip(found, learned, strict=True))
+
+
 def test_noise_stands_between_the_sum_and_who_knows_all_others(ward: Ward) -> None:
     """With all but one update of a cohort a server has the last one, unless there is noise."""
     plain = ward.sent("p")
