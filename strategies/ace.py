@@ -29,6 +29,8 @@ Source: Chang et al., "Mitigating participation imbalance bias in asynchronous f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Annotated, Any, ClassVar
 
 from anabranch.core.engine.strategy import Context, State, Step
@@ -75,30 +77,64 @@ class ACE(RememberingStrategy):
 
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Remember it, forget what is too old, and go along the mean; publish."""
-        leaving = self._leaving(state, update, context)
+        leaving, counting = self._renewed(state, update, context)
         for client in leaving:
-            add_scaled(state.total, -1.0, last_delta(state.kept[client], context))
-            state.kept[client] = state.kept[client].emptied()
-        kept = self.with_newest(state.kept, update, context)
+            last = state.kept[client]
+            add_scaled(state.total, -1.0, last_delta(last, context))
+            state.kept[client] = last.emptied()
+        self.with_newest(state.kept, update, context)
         add_scaled(state.total, 1.0, update.delta)
-        counting = sum(last.counts for last in kept.values()) if self.staleness_max else len(kept)
         add_scaled(vector, self.server_lr / counting, state.total)
-        return Step(replace(state, kept=kept), vector)
+        return Step(state, vector)
 
-    def _leaving(self, state: State, update: Update, context: Context) -> list[str]:
-        """Whose updates count no more: this device's last one, and what is too old."""
-        if not self.staleness_max:  # they all count: nobody else's is looked at
-            return [update.client_id] if update.client_id in state.kept else []
-        oldest = context.version - self.staleness_max
-        return sorted(  # in an order that is the same after a restart, since sums depend on it
-            client
-            for client, last in state.kept.items()
-            if last.counts and (client == update.client_id or last.base_version < oldest)
-        )
+    def _renewed(self, state: State, update: Update, context: Context) -> tuple[list[str], int]:
+        """Whose updates count no more, this device's last one among them, and |A| with this one."""
+        leaving = [update.client_id] if update.client_id in state.kept else []
+        return leaving, len(state.kept) + 1 - len(leaving)
 
     def shifted(self, state: State, versions: int) -> State:
         """Other numbers for the versions that the updates started from."""
         return replace(state, kept=shifted_kept(state.kept, versions))
+
+
+class Counting:
+    """The devices whose updates count, by the versions that these started from.
+
+    The oldest are found without a look at the others: a heap has an entry of each, and of those that newer
+    ones have replaced, until it is too old. Each update makes a version, so there are never more entries
+    than tau_max + 1 beside those that it began with.
+    """
+
+    def __init__(self, bases: dict[str, int]) -> None:
+        self._bases = bases
+        self._oldest = [(base, client) for client, base in bases.items()]
+        heapify(self._oldest)
+
+    def __len__(self) -> int:
+        return len(self._bases)
+
+    def renew(self, client: str, base_version: int, oldest: int) -> list[str]:
+        """A device has a newer one, and those of versions before `oldest` leave: whose do, with its last."""
+        left = {client} & self._bases.keys()
+        while self._oldest and self._oldest[0][0] < oldest:
+            base, other = heappop(self._oldest)
+            if self._bases.get(other) == base:  # else a newer one has come since, or it has left
+                left.add(other)
+        for each in left:
+            del self._bases[each]
+        self._bases[client] = base_version
+        heappush(self._oldest, (base_version, client))
+        return sorted(left)  # in an order that is the same after a restart, since sums depend on it
+
+
+@dataclass(frozen=True)
+class ACEDState(ACEState):
+    """The same; who counts is found from it once, at the first update after every start."""
+
+    @cached_property
+    def counting(self) -> Counting:
+        """Of `kept`, with which it is kept up from then on. No snapshot has it."""
+        return Counting({client: last.base_version for client, last in self.kept.items() if last.counts})
 
 
 @dataclass(frozen=True)
@@ -109,5 +145,16 @@ class ACED(ACE):
     """
 
     name: ClassVar[str] = "aced"
+    state_type: ClassVar[type[Any]] = ACEDState
 
     staleness_max: Annotated[int, AT_LEAST_ONE] = 100
+
+    def init(self, vector: Vector) -> State:
+        """Nothing remembered."""
+        return ACEDState({}, no_total(vector))
+
+    def _renewed(self, state: State, update: Update, context: Context) -> tuple[list[str], int]:
+        """This device's last one, and what is too old; those that are not."""
+        counting: Counting = state.counting
+        oldest = context.version - self.staleness_max
+        return counting.renew(update.client_id, update.base_version, oldest), len(counting)

@@ -1,7 +1,9 @@
 """What older releases have left on disks, and must be read for ever: it is in tests/golden/state.tar.gz.
 
-    python tests/support/kept_state.py       adds what has a new name here, made by the tree as it is; the rest
-                                             stays: to make something anew, where a format changes, take it out
+    python tests/support/kept_state.py
+
+adds what has a new name here, made by the tree as it is. The rest stays as an older one left it: where a
+format changes, a new name beside the old one has it.
 
 Servers' data in the middle of a run, with a snapshot before the end of the log; folders of simulated runs; a
 device's outbox. `expected.json` has the digests of all of it. What a server has lived through is a function

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from rollbacks import World
 
 from anabranch.core.config.tables import merge
 from anabranch.core.effects import Granted, Refused, RolledBackTo
+from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.invariants import violations
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.shelf import Shelved
@@ -217,6 +219,106 @@ def test_what_is_too_old_for_aced_counts_never_again_and_takes_no_memory() -> No
     assert bench.engine.state.total.tolist() == [6.0] * 4
 
 
+@given(
+    sent=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=60),
+    bound=st.integers(1, 5),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_who_counts_for_aced_is_found_without_a_look_at_all_devices(
+    sent: list[tuple[int, int]], bound: int, data: st.DataObject
+) -> None:
+    """As by a look at all; also after starts, on snapshots that have the devices in any order."""
+    bench = bench_of("aced", {"server_lr": 1.0, "staleness_max": bound})
+    devices = [f"d{n}" for n in range(7)]
+    bench.enrol(*devices)
+    newest_of: dict[str, tuple[float, int]] = {}  # all that were taken, and the versions they started from
+    tasks: dict[str, tuple[str, int]] = {}
+    model = 0.0
+    for number, (device, late) in enumerate(sent, start=1):
+        client = devices[device]
+        if client not in tasks:
+            bench.ask(client, f"t{number}")
+            tasks[client] = f"t{number}", bench.engine.version
+        if late and len(tasks) < 6:  # it trains on, and others' come first
+            continue
+        task, base = tasks.pop(client)
+        version, value = bench.engine.version, float(number)
+        bench.push(client, task, (value,) * 4)
+        if version - base <= bound:
+            newest_of[client] = value, base
+            model += np.mean([v for v, b in newest_of.values() if version - b <= bound])
+        state = bench.engine.state
+        oldest = bench.engine.version - 1 - bound
+        assert {c for c, k in state.kept.items() if k.counts} == {
+            c for c, (_, b) in newest_of.items() if b >= oldest
+        }
+        np.testing.assert_allclose(bench.engine.vector, model, rtol=1e-4)
+        assert len(vars(state.counting)["_oldest"]) <= bound + 1
+        if data.draw(st.booleans()):
+            bench.engine = started_again(bench, data.draw(st.permutations(sorted(state.kept))))
+
+
+def started_again(bench: Bench, order: Sequence[str]) -> Engine:
+    """What comes of a snapshot that has the devices in this order, as one of an older release may."""
+    taken = take_snapshot(bench.engine)
+    meta = json.loads(json.dumps(taken.meta))
+    kept = meta["strategy"]["kept"]
+    meta["strategy"]["kept"] = {client: kept[client] for client in order}
+    strategy, given = bench.engine.strategy, bench.engine.settings
+    return restore(replace(taken, meta=meta), SPEC, strategy, given, shelf=bench.engine.shelf)
+
+
+class LookedThrough(dict[str, Kept]):
+    """A memory of which no more than single devices may be looked at, once it is `closed`."""
+
+    closed = False
+
+    def __iter__(self) -> Iterator[str]:
+        assert not self.closed
+        return super().__iter__()
+
+    def items(self) -> Any:
+        """All devices."""
+        assert not self.closed
+        return super().items()
+
+    def values(self) -> Any:
+        """All devices."""
+        assert not self.closed
+        return super().values()
+
+
+def test_aced_looks_at_all_devices_once_after_a_start() -> None:
+    strategy = make_strategy("aced", {"staleness_max": 3})
+    kept = LookedThrough({f"d{n}": Kept(np.full(4, float(n)), n // 4) for n in range(20)})  # bases 0 to 4
+    state: Any = replace(strategy.init(np.zeros(4)), kept=kept, total=np.full(4, float(sum(range(20)))))
+    vector = np.zeros(4)
+    for number in range(12):
+        version = 4 + number
+        update = Update(f"u{number}", f"t{number}", "d7", version, 1, np.ones(4))
+        state = strategy.step(state, vector, update, Context(1.0, version, 0, (), spec=SPEC)).state
+        kept.closed = True
+    kept.closed = False
+    assert [client for client, last in kept.items() if last.counts] == ["d7"]
+    assert state.total.tolist() == [1.0] * 4
+
+
+def test_a_state_of_other_versions_counts_by_them() -> None:
+    """Bound 2, and all numbers are higher by 100: at version 102 a's of 100 counts, b's of 99 does not."""
+    strategy = make_strategy("aced", {"staleness_max": 2, "server_lr": 1.0})
+    state: Any = replace(strategy.init(np.zeros(1)), total=np.array([3.0]))
+    state.kept.update(a=Kept(np.array([1.0]), 0), b=Kept(np.array([2.0]), -1))
+    assert len(state.counting) == 2
+    state = strategy.shifted(state, 100)
+    context = Context(1.0, 102, 0, ("c",), spec=ParamSpec.of({"w": np.zeros(1)}))
+    state = strategy.step(
+        state, vector := np.zeros(1), Update("u", "t", "c", 102, 1, np.ones(1)), context
+    ).state
+    assert (vector.tolist(), len(state.counting)) == ([1.0], 2)
+    assert [client for client, last in state.kept.items() if last.counts] == ["a", "c"]
+
+
 def test_an_update_that_is_too_old_for_aced_is_not_used() -> None:
     bench = bench_of("aced", {"staleness_max": 2})
     bench.enrol("a", "b")
@@ -231,19 +333,21 @@ def test_an_update_that_is_too_old_for_aced_is_not_used() -> None:
     assert "b" not in bench.engine.state.kept
 
 
-def test_updates_that_leave_together_leave_in_one_order() -> None:
+@pytest.mark.parametrize("bases", [(0, 0, 0, 0), (0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_updates_that_leave_together_leave_in_the_order_of_their_names(bases: tuple[int, ...]) -> None:
     """A store may give the memory back in another one, and sums depend on it: 0.1, 1e16 and their like."""
     strategy = make_strategy("aced", {"staleness_max": 2})
-    totals = []
-    for names in ("abcd", "dcba"):
+    values = {"a": 0.1, "b": 1e16, "c": -1e16, "d": 0.7}
+    expected = 3.0
+    for value in (*values.values(), -1.0):  # the last one comes
+        expected -= value
+    for names in ("abcd", "dcba", "cadb"):
         state: Any = strategy.init(np.zeros(1))
-        values = {"a": 0.1, "b": 1e16, "c": -1e16, "d": 0.7}
-        kept = {name: Kept(np.array([values[name]]), 0) for name in names}
+        kept = {name: Kept(np.array([values[name]]), bases["abcd".index(name)]) for name in names}
         state = replace(state, kept=kept, total=np.array([3.0]))
         context = Context(1.0, 10, 0, ("e",), spec=ParamSpec.of({"w": np.zeros(1)}))
         step = strategy.step(state, np.zeros(1), Update("u", "t", "e", 10, 1, np.ones(1)), context)
-        totals.append(step.state.total.tolist())
-    assert totals[0] == totals[1]
+        assert step.state.total.tolist() == [expected]
 
 
 # --- all that remember -------------------------------------------------------------------------
