@@ -15,9 +15,15 @@
     H <- H + B
 
 So a device that seldom comes counts in every version by what it sent last, and what is in the buffer
-corrects that: fast devices with data of one kind draw the model less to their side. An h_i changes when the
-update comes: of a device with two in one buffer the second is compared with the first. Updates are not
-weighed by their age.
+corrects that: fast devices with data of one kind draw the model less to their side. Updates are not weighed
+by their age.
+
+An h_i is set with its update, as in published re-implementations, and not with the version, as the paper's
+indices may be read. That makes no difference unless a device has two updates in one buffer. Here the second
+is compared with the first: what is new of the device counts once, and H + B is the sum of what all have sent
+last at any time. Set with the version, both would be compared with the one before the buffer: a fast device
+would count twice, which is what the rule is against; every h_i that has a newer one would be kept beside it
+until the version; and a run that has begun would come to another model.
 
 Source: Wang et al., "Tackling the data heterogeneity in asynchronous federated learning with cached update
 calibration", ICLR 2024; the rule as in published re-implementations, whose rate 1 is the default; K = 10 is

@@ -81,13 +81,16 @@ def newest(sent: Sequence[Sent], client: str) -> Array:
 # --- CA2FL -----------------------------------------------------------------------------------
 
 
-def calibrated(sent: Sequence[Sent], size: int, rate: float) -> Array:
+def calibrated(sent: Sequence[Sent], size: int, rate: float, set_with_version: bool = False) -> Array:
     """The model after these updates: every version looked up anew in what was sent before it."""
     w = np.zeros(4)
     for end in range(size, len(sent) + 1, size):
         before = sent[: end - size]
         cached = np.mean([newest(before, client) for client in FLEET], axis=0)
-        fresh = [sent[i].delta - newest(sent[:i], sent[i].client) for i in range(end - size, end)]
+        fresh = [
+            sent[i].delta - newest(before if set_with_version else sent[:i], sent[i].client)
+            for i in range(end - size, end)
+        ]
         w = w + rate * (cached + np.mean(fresh, axis=0))
     return w
 
@@ -98,6 +101,24 @@ def test_ca2fl_by_its_history(size: int, rate: float) -> None:
     assert len({s.client for s in sent}) == 4
     for number, model in enumerate(models, 1):
         np.testing.assert_allclose(model, calibrated(sent[:number], size, rate), rtol=1e-5, atol=1e-4)
+
+
+@given(st.lists(st.permutations("abcd"), min_size=1, max_size=8), st.integers(1, 4), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_when_ca2fl_remembers_makes_no_difference_unless_a_device_comes_twice(
+    buffers: list[list[str]], size: int, comes_twice: bool
+) -> None:
+    """Each h_i with its update, as here, or all of a buffer with the version, as its paper may be read."""
+    bench = Bench("ca2fl", buffer_size=size)
+    bench.enrol(*FLEET)
+    sent = []
+    for n, clients in enumerate(buffers):
+        for i, client in enumerate([clients[0], *clients[: size - 1]] if comes_twice else clients[:size]):
+            sent.append(Sent(client, bench.engine.version, np.full(4, 2.0 ** len(sent) / 64)))
+            bench.work(client, f"t{n}-{i}", sent[-1].delta)
+    here, there = (calibrated(sent, size, 1.0, set_with_version) for set_with_version in (False, True))
+    np.testing.assert_allclose(bench.engine.vector, here, rtol=1e-5)
+    assert np.array_equal(here, there) == (size == 1 or not comes_twice)
 
 
 def test_golden_ca2fl() -> None:
@@ -247,7 +268,7 @@ def test_who_counts_for_aced_is_found_without_a_look_at_all_devices(
         bench.push(client, task, (value,) * 4)
         if version - base <= bound:
             newest_of[client] = value, base
-            model += np.mean([v for v, b in newest_of.values() if version - b <= bound])
+            model += float(np.mean([v for v, b in newest_of.values() if version - b <= bound]))
         state = bench.engine.state
         oldest = bench.engine.version - 1 - bound
         assert {c for c, k in state.kept.items() if k.counts} == {
