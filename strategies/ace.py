@@ -97,7 +97,7 @@ class ACE(RememberingStrategy):
         return replace(state, kept=shifted_kept(state.kept, versions))
 
 
-class Counting:
+class Ages:
     """The devices whose updates count, by the versions that these started from.
 
     The oldest are found without a look at the others: a heap has an entry of each, and of those that newer
@@ -132,9 +132,9 @@ class ACEDState(ACEState):
     """The same; who counts is found from it once, at the first update after every start."""
 
     @cached_property
-    def counting(self) -> Counting:
+    def ages(self) -> Ages:
         """Of `kept`, with which it is kept up from then on. No snapshot has it."""
-        return Counting({client: last.base_version for client, last in self.kept.items() if last.counts})
+        return Ages({client: last.base_version for client, last in self.kept.items() if last.counts})
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,6 @@ class ACED(ACE):
 
     def _renewed(self, state: State, update: Update, context: Context) -> tuple[list[str], int]:
         """This device's last one, and what is too old; those that are not."""
-        counting: Counting = state.counting
+        ages: Ages = state.ages
         oldest = context.version - self.staleness_max
-        return counting.renew(update.client_id, update.base_version, oldest), len(counting)
+        return ages.renew(update.client_id, update.base_version, oldest), len(ages)

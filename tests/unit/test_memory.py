@@ -111,7 +111,7 @@ def test_when_ca2fl_remembers_makes_no_difference_unless_a_device_comes_twice(
     """Each h_i with its update, as here, or all of a buffer with the version, as its paper may be read."""
     bench = Bench("ca2fl", buffer_size=size)
     bench.enrol(*FLEET)
-    sent = []
+    sent: list[Sent] = []
     for n, clients in enumerate(buffers):
         for i, client in enumerate([clients[0], *clients[: size - 1]] if comes_twice else clients[:size]):
             sent.append(Sent(client, bench.engine.version, np.full(4, 2.0 ** len(sent) / 64)))
@@ -275,7 +275,7 @@ def test_who_counts_for_aced_is_found_without_a_look_at_all_devices(
             c for c, (_, b) in newest_of.items() if b >= oldest
         }
         np.testing.assert_allclose(bench.engine.vector, model, rtol=1e-4)
-        assert len(vars(state.counting)["_oldest"]) <= bound + 1
+        assert len(vars(state.ages)["_oldest"]) <= bound + 1
         if data.draw(st.booleans()):
             bench.engine = started_again(bench, data.draw(st.permutations(sorted(state.kept))))
 
@@ -330,13 +330,13 @@ def test_a_state_of_other_versions_counts_by_them() -> None:
     strategy = make_strategy("aced", {"staleness_max": 2, "server_lr": 1.0})
     state: Any = replace(strategy.init(np.zeros(1)), total=np.array([3.0]))
     state.kept.update(a=Kept(np.array([1.0]), 0), b=Kept(np.array([2.0]), -1))
-    assert len(state.counting) == 2
+    assert len(state.ages) == 2
     state = strategy.shifted(state, 100)
     context = Context(1.0, 102, 0, ("c",), spec=ParamSpec.of({"w": np.zeros(1)}))
     state = strategy.step(
         state, vector := np.zeros(1), Update("u", "t", "c", 102, 1, np.ones(1)), context
     ).state
-    assert (vector.tolist(), len(state.counting)) == ([1.0], 2)
+    assert (vector.tolist(), len(state.ages)) == ([1.0], 2)
     assert [client for client, last in state.kept.items() if last.counts] == ["a", "c"]
 
 
