@@ -3,6 +3,7 @@
     python -m benchmarks.arena run [--cell 'digits/*'] [--row 'fedbuff*'] [--minutes 25] [--shard 1/2]
     python -m benchmarks.arena left        # what was not run yet
     python -m benchmarks.arena page        # docs/studies/arena.md, of what was run
+    python -m benchmarks.arena again       # published runs, drawn at random, beside what they come to now
 
 `run` does what is missing of what is asked for, one run after the other, and ends at the time. What has
 ended stays, in `benchmarks/arena/results/`: the same command goes on, also after a kill, and so another row
@@ -16,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from benchmarks.arena.cells import CELLS
-from benchmarks.arena.play import matches, play, tell
+from benchmarks.arena.play import again, matches, play, tell
 from benchmarks.arena.rows import ROWS
 from benchmarks.arena.store import RESULTS
 from benchmarks.studies import one_thread
@@ -27,11 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("run", "left", "page"))
+    parser.add_argument("what", choices=("run", "left", "page", "again"))
     parser.add_argument("--cell", default="*", help="a pattern of cells, such as 'digits/*/compute/steady'")
     parser.add_argument("--row", default="*", help="a pattern of rows, such as 'fedbuff/*'")
     parser.add_argument("--minutes", type=float, default=25.0, help="no run begins later")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of what was run")
+    parser.add_argument("--draw", type=int, default=0, help="with again: another number draws other runs")
     parser.add_argument("--shard", default="1/1", help="the first of two: 1/2")
     arguments = parser.parse_args()
     if arguments.what == "page":
@@ -47,6 +49,10 @@ def main() -> None:
     if arguments.what == "left":
         for match in todo:
             print(f"{match.cell.name} {match.row.name}: {len(match.progress.wanted)} runs next")
+    elif arguments.what == "again":
+        for one in again(todo, 60 * arguments.minutes, arguments.draw):
+            said = f"seed {one.published.seed}: {one.alike}"
+            print(f"{one.match.cell.name} {one.match.row.name}, {said}", flush=True)
     elif play(todo, 60 * arguments.minutes, tell):
         print("everything that was asked for has been run")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -58,11 +59,15 @@ class Match:
 
     def play(self, run: Run, runner: Runner = record_of) -> Record:
         """Run it, and keep what it came to."""
-        names = [axis.setting for axis in self.row.grid.axes]
-        config = self.row.point(self.cell, run.setting, run.share).config(run.seed, run.part)
-        record = replace(runner(self.row.name, run, names, config), key=self._key(run))
+        record = self.played(run, runner)
         self.store.add(record)
         return record
+
+    def played(self, run: Run, runner: Runner = record_of) -> Record:
+        """Run it."""
+        names = [axis.setting for axis in self.row.grid.axes]
+        config = self.row.point(self.cell, run.setting, run.share).config(run.seed, run.part)
+        return replace(runner(self.row.name, run, names, config), key=self._key(run))
 
     def _score(self, run: Run) -> float | None:
         record = self.found(run)
@@ -96,6 +101,46 @@ def play(
                     return False
                 tell(match, run, match.play(run, runner))
     return True
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A run that was published, and what it comes to now."""
+
+    match: Match
+    published: Record
+    now: Record
+
+    @property
+    def alike(self) -> str:
+        """How far both are the same: to the bit, by every figure, or by how many points they differ."""
+        if replace(self.published, key="") == replace(self.now, key=""):
+            return "to the bit"
+        was, found = self.published.accuracy, self.now.accuracy
+        if replace(self.published, key="", model_sha256="") == replace(self.now, key="", model_sha256=""):
+            return "in every figure, the model in its last bits another"
+        return f"accuracy {was:.2f} % published, {found:.2f} % now: {found - was:+.2f}"
+
+
+def again(
+    of: Iterable[Match],
+    seconds: float,
+    draw: int = 0,
+    runner: Runner = record_of,
+    now: Callable[[], float] = time.monotonic,
+) -> Iterator[Repeated]:
+    """Run what was published again, a seed of each match, in an order that is drawn; nothing is kept.
+
+    No run begins after so many seconds.
+    """
+    end, drawn = now() + seconds, random.Random(draw)
+    found = [match for match in of if match.finals]
+    for match in drawn.sample(found, len(found)):
+        if now() >= end:
+            return
+        published = drawn.choice(match.finals)
+        run = Run(tuple(published.setting.values()), published.share, published.seed, published.part)
+        yield Repeated(match, published, match.played(run, runner))
 
 
 def tell(match: Match, run: Run, record: Record) -> None:

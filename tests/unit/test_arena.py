@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,35 @@ def test_another_row_costs_its_own_runs_alone(tmp_path: Path) -> None:
     assert play.play(both, 60, silent, runner)
     assert len(runner.asked) == 2 * first  # the same hill, so as many again
     assert {m.row.name for m in both if m.finals} == {"fedbuff/raw", "fedbuff/sparse"}
+
+
+def test_what_was_published_is_run_again_beside_it_and_nothing_is_kept(tmp_path: Path) -> None:
+    """Alike to the bit, in its figures, or by so many points; drawn alike every time."""
+    height, model = 80.0, "ab"
+
+    def runner(name: str, run: Any, names: Sequence[str], config: Config) -> Any:
+        return replace(Runner(lambda setting: height)(name, run, names, config), model_sha256=model)
+
+    rows = [row(), row(chain="sparse")]
+    assert play.play(play.matches([CELL], rows, tmp_path), 60, silent, runner)
+    (file,) = tmp_path.iterdir()
+    before = file.read_text()
+
+    def said(draw: int = 0, ticks: int = 9) -> list[tuple[str, int, str]]:
+        found = play.again(play.matches([CELL], rows, tmp_path), 60, draw, runner, clock(ticks))
+        return [(one.match.row.name, one.published.seed, one.alike) for one in found]
+
+    first = said()
+    assert {name for name, _, _ in first} == {"fedbuff/raw", "fedbuff/sparse"}
+    assert {alike for _, _, alike in first} == {"to the bit"}
+    assert said() == first
+    assert len({tuple(said(draw)) for draw in range(8)}) > 1
+    assert len(said(ticks=1)) == 1
+    model = "cd"
+    assert {alike for _, _, alike in said()} == {"in every figure, the model in its last bits another"}
+    height = 79.5
+    assert all(alike.endswith("% now: -0.50") for _, _, alike in said())
+    assert file.read_text() == before
 
 
 def test_a_row_that_goes_by_anothers_point_waits_for_it(tmp_path: Path) -> None:
