@@ -142,6 +142,24 @@ def test_a_loop_is_left_early_and_its_task_goes_to_another() -> None:
     assert server.version == 2
 
 
+def test_who_joins_anew_takes_the_place_of_its_earlier_loop(tmp_path: Path) -> None:
+    """A notebook's cell that was interrupted and is run again; the traceback keeps the first loop alive."""
+    model, until = ones(), ab.Until(updates=3)
+    settings = {"server.concurrency": 1}
+    with ab.Server.local(ones, strategy="fedasync", settings=settings, until=until) as server:
+        first = ab.join(server, model, id="cell", state_dir=tmp_path)
+        tasks = iter(first)
+        next(tasks)
+        first.push(examples=1)
+        next(tasks)  # here it is interrupted
+        for _task in (second := ab.join(server, model, id="cell", state_dir=tmp_path)):
+            second.push(examples=1)
+    assert first.summary is not None
+    assert second.summary is not None
+    assert (first.summary.why, second.summary.run_ended) == ("the script has left", True)
+    assert server.version == 3
+
+
 def test_what_is_wrong_is_said() -> None:
     model = ones()
     with ab.Server.local(ones, strategy="fedasync") as server:

@@ -13,10 +13,11 @@ code, in the thread that calls it, and nobody else touches its model.
 from __future__ import annotations
 
 import copy
+import logging
 import queue
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,8 @@ from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import each_step
 from anabranch.workloads.frozen_tensors import training_only
 from anabranch.workloads.trainer import ENDLESS_STEPS
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # so often it is looked whether the task at hand is still wanted
 
@@ -128,20 +131,50 @@ class _Script(App):
         each_step()
 
 
+class _Device(Client):
+    """The device behind a script's loop, at most one of a folder in a process."""
+
+    def __init__(self, script: _Script, *args: Any, **options: Any) -> None:
+        super().__init__(script, *args, **options)
+        self._script = script
+
+    def take_over(self) -> None:
+        """Begin, in the place of the loop that this process has had in the folder, if one goes on there.
+
+        As a notebook has it where a cell was interrupted and is run again: the traceback keeps the old loop.
+        """
+        folder = self._options.state_dir.resolve()
+        if (earlier := _devices.get(folder)) is not None and not earlier.over:
+            log.warning("%s: this process joins anew, so its earlier loop there ends", folder)
+            earlier.leave()
+            with suppress(Exception):  # what was wrong with it is nothing to the new one
+                earlier.wait()
+        _devices[folder] = self
+        self.start()
+
+    def _end(self) -> None:
+        self._script.closed = True
+        super()._end()
+
+
+# By folder; the thread of each keeps it.
+_devices: weakref.WeakValueDictionary[Path, _Device] = weakref.WeakValueDictionary()
+
+
 class JoinedFederation:
     """See the module: iterated once, by one thread. Also a context manager; `close` leaves the federation.
 
     `summary` is what this device has done, once the loop has ended.
     """
 
-    def __init__(self, client: Client, script: _Script, model: Any) -> None:
+    def __init__(self, client: _Device, script: _Script, model: Any) -> None:
         self._client, self._script, self._model = client, script, model
         self._form = form_of(model)
         self._task: JoinedTask | None = None
         self._started = False
         self._still = ExitStack()  # of what is kept as it is for the task at hand
         # A script that simply ends leaves the federation: what it has pushed stays in its folder until then.
-        self._leave = weakref.finalize(self, _left, script, client)
+        self._leave = weakref.finalize(self, client.leave)
 
     @property
     def summary(self) -> AgentSummary | None:
@@ -202,7 +235,7 @@ class JoinedFederation:
         if self._started:
             raise ConfigError("a federation is joined once: call join() again for another loop")
         self._started = True
-        self._client.start()
+        self._client.take_over()
 
     def _next(self) -> _Handed | None:
         """The next task; None once the device has ended."""
@@ -242,10 +275,10 @@ def join(
     `model` is a torch module, wherever it lies, or a dict of numpy arrays; its tensors must have the names,
     shapes and kinds of the run's. `examples`: how many this device has, as far as that is known before. The
     rest is as for `Client`; the device's name and what it has not sent yet lie in `state_dir`, so that a
-    script that is started again goes on. Raises `AppError` for a model that is none.
+    script that is started again goes on. Of one folder a process has one loop: a later one ends it. Raises `AppError` for a model that is none.
     """
     script = _Script(model, examples)
-    client = Client(
+    client = _Device(
         script,
         server,
         id=id,
@@ -322,8 +355,3 @@ def put(weights: Tensors, model: Any) -> None:
             model[name][...] = array
         else:  # a script has put a list there
             model[name] = np.array(array)
-
-
-def _left(script: _Script, client: Client) -> None:
-    script.closed = True
-    client.leave()
