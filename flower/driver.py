@@ -249,6 +249,8 @@ class GridRun:
         (receipt,) = [e.receipt for e in effects if isinstance(e, Decided)]
         node.counting.answered(task.task_id, receipt.decision.verdict is not Verdict.REJECTED)
         if receipt.decision.reason in FLAWS:
+            detail = receipt.decision.detail or receipt.decision.reason
+            log.warning("%s: its update does not count: %s", node.client_id, detail)
             node.failed(self._tell_time())
         else:
             node.rested()

@@ -11,7 +11,7 @@ from typing import Any
 from anabranch.core.errors import AppError
 from anabranch.core.model.chains import RAW
 from anabranch.flower.installed import flwr_version
-from anabranch.flower.project import PROJECT, Project
+from anabranch.flower.project import PROJECT, Project, flat
 
 ASYNCHRONOUS = "anabranch.flower.server_app:app"
 BASELINE = "anabranch.flower.baseline:app"
@@ -25,18 +25,20 @@ def pack(
     """Copy the app to `out`, with `serverapp` in the place of its own, which that one is told the name of.
 
     `tables` is our configuration; results go to `run_folder`. With a codec for the uplink, a ClientApp of
-    ours is around the app's own. Raises `AppError` where `out` is there.
+    ours is around the app's own. Raises `AppError` where `out` is there, and `ConfigError` for settings that
+    no run on a Grid can have.
     """
     flwr_version()
     import tomli_w
+
+    from anabranch.flower.server_app import Options
 
     project = Project.read(folder)
     if not project.serverapp:
         raise AppError(f"{project.folder / PROJECT} names no serverapp: it says what the first model is")
     if out.exists():
         raise AppError(f"{out} is there already: name a new folder, or remove it")
-    shutil.copytree(project.folder, out, ignore=LEFT_OUT)
-    data = tomllib.loads((out / PROJECT).read_text(encoding="utf-8"))
+    data = tomllib.loads((project.folder / PROJECT).read_text(encoding="utf-8"))
     app = data["tool"]["flwr"]["app"]
     app["components"]["serverapp"] = serverapp
     given = {"serverapp": project.serverapp, "out": str(run_folder.resolve()), **tables}
@@ -44,5 +46,8 @@ def pack(
         given["clientapp"] = project.clientapp
         app["components"]["clientapp"] = COMPRESSED
     app.setdefault("config", {})["anabranch"] = given
+    if serverapp == ASYNCHRONOUS:
+        Options.of(flat({"anabranch": given}, "--set"))  # what would end the run a minute later, in its log
+    shutil.copytree(project.folder, out, ignore=LEFT_OUT)
     (out / PROJECT).write_text(tomli_w.dumps(data), encoding="utf-8")
     return Project.read(out)

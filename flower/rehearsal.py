@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import AppError
@@ -38,7 +39,7 @@ from anabranch.support.own_code import told
 
 flwr_version()
 
-from flwr.app import Context, Message, MetricRecord, RecordDict  # noqa: E402 - the environment is set by then
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402 - the environment is set by then
 from flwr.serverapp import ServerApp  # noqa: E402
 from flwr.supercore.run import RunNotRunningException  # noqa: E402
 
@@ -46,6 +47,9 @@ from anabranch.flower.local_grid import LocalGrid, Node, in_a_task  # noqa: E402
 
 log = logging.getLogger(__name__)
 
+# Strategies of Flower's that take a mean, as ours do. FedProx's term is the ClientApp's.
+MEANS = ("FedAvg", "FedProx")
+PRIVATE = ("DifferentialPrivacy", "DPFedAvg")  # how the names of those begin that add noise
 NODES = 32  # a ServerApp waits for as many as it wants; at each look there are twice as many
 
 
@@ -70,6 +74,7 @@ class _Stage(LocalGrid):
         self._answer, self._thread = answer, threading.get_ident()
         self.arrays: Mapping[str, npt.NDArray[Any]] | None = None
         self.said: dict[str, ServerAppMessage] = {}
+        self.strategy = ""
         self.flaw: AppError | None = None
 
     def get_node_ids(self) -> Iterable[int]:
@@ -115,7 +120,8 @@ class _Stage(LocalGrid):
         try:
             self.said[what] = said = ServerAppMessage.of(content)
             if self.arrays is None:
-                self.arrays = arrays_of(content.array_records[said.arrays])
+                self.strategy = _strategy_in(self._thread)
+                self.arrays = _floats_of(content.array_records[said.arrays])
         except AppError as flaw:
             self.flaw = flaw
             raise _Over from flaw
@@ -143,8 +149,55 @@ def hear(serverapp: ServerApp, context: Context, answer: Node, name: str) -> Reh
             name,
             ended_by,
         )
+    _tell_strategy(stage.strategy, name)
     train = stage.said[TRAIN]
     return Rehearsed(stage.arrays, train, stage.said.get(EVALUATE, train.of_evaluation()))
+
+
+def _floats_of(record: ArrayRecord) -> Mapping[str, npt.NDArray[Any]]:
+    """Arrays by name. Raises `AppError` where no strategy of ours could make a mean of any."""
+    found = arrays_of(record)
+    if not any(np.issubdtype(array.dtype, np.floating) for array in found.values()):
+        kinds = ", ".join(sorted({str(array.dtype) for array in found.values()})) or "no arrays"
+        raise AppError(
+            f"the ServerApp's first model has no numbers with a fraction ({kinds}): trees and other "
+            "models that travel as bytes, such as XGBoost's, have no mean, and cannot be learned here"
+        )
+    return found
+
+
+def _strategy_in(thread: int) -> str:
+    """What the strategy of Flower's is called that a thread plays; "": the ServerApp has a loop of its own.
+
+    A ServerApp makes it by itself and shows it to nobody. The outermost one wraps the others.
+    """
+    from flwr.server.strategy import Strategy as LegacyStrategy
+    from flwr.serverapp.strategy import Strategy
+
+    found, frame = "", sys._current_frames().get(thread)
+    while frame is not None:
+        own = frame.f_locals.get("self")
+        for played in (own, getattr(own, "strategy", None)):  # of the legacy API the Server has it
+            if isinstance(played, Strategy | LegacyStrategy):
+                found = type(played).__name__
+                break
+        frame = frame.f_back
+    return found
+
+
+@lru_cache
+def _tell_strategy(strategy: str, name: str) -> None:
+    """Once in a process, whatever the app is rehearsed with."""
+    if strategy in ("", *MEANS):
+        return
+    noise = "; nor is its noise added (see [privacy])" if strategy.startswith(PRIVATE) else ""
+    log.warning(
+        "the strategy of %s's ServerApp, %s, is not played: strategy.name and robust.rule of this run say "
+        "what becomes of updates%s",
+        name,
+        strategy,
+        noise,
+    )
 
 
 def rehearse(folder: Path, overrides: Mapping[str, Any], partitions: int, seed: int) -> Rehearsed:

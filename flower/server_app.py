@@ -93,7 +93,10 @@ class Options:
         strategy_of(config)
         run = config.run
         if not (run.versions_max or run.updates_max):
-            raise ConfigError("the run needs an end: set anabranch.run.updates_max or versions_max")
+            raise ConfigError(
+                "the run needs an end: set anabranch.run.updates_max or versions_max, as `anabranch flower "
+                "pack --set run.updates_max=200` does"
+            )
         if config.downlink.codec not in (AUTO, RAW):
             raise ConfigError(
                 f"anabranch.downlink.codec is {config.downlink.codec!r}, but on Flower's Grid models travel "

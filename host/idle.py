@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.ranges import ELASTIC, MEASURED, TRACED, ZEROTH
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.robust import NONE as NO_RULE
@@ -27,6 +28,8 @@ STRENGTH = ("kept", "bits", FEEDBACK, "decay_every", "decay_direction", "decay_s
 # What keys count with.
 OTHER_UPLINK, OTHER_DOWNLINK = "uplink.codec = 'auto'", "downlink.codec = 'auto'"
 SUBMODELS = "sub-models (submodel.name)"
+CLIENT_APP = "an App of ours: a ClientApp goes by its own run config (flower.run_config)"
+PARTITION = "an App of ours: a ClientApp reads its partition by itself"
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,22 @@ def idle(config: Config, strategy: Strategy) -> Iterator[str]:
     for c in CONDITIONS:
         if not c.holds(config):
             yield from _told(getattr(config, c.table), c.table, c.keys, c.needed)
+    if config.run.workload.startswith(SCHEME):
+        yield from _idle_of_flower(config)
     yield from _idle_of_submodels(config, strategy)
     yield from _idle_of_strategy(config, unscheduled(strategy))
+
+
+def _idle_of_flower(config: Config) -> Iterator[str]:
+    for key in ("epochs", "steps"):
+        if (value := getattr(config.client, key)) != getattr(type(config.client)(), key):
+            yield (
+                f"client.{key} = {value!r} is time on a virtual clock and nothing else: it counts with "
+                f"{CLIENT_APP}"
+            )
+    keys = ("batch_size", "learning_rate", "momentum", "weight_decay", "precision")
+    yield from _told(config.client, "client", keys, CLIENT_APP)
+    yield from _told(config.fleet, "fleet", ("split", "examples_per_client"), PARTITION)
 
 
 def _idle_of_submodels(config: Config, strategy: Strategy) -> Iterator[str]:

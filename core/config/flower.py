@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+SCHEME = "flower:"  # of `run.workload` where that is a Flower app's folder
+
 
 @dataclass(frozen=True)
 class FlowerTable:

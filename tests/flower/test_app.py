@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import anabranch as ab
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.updates import LocalPlan
 from anabranch.flower.app import FlowerApp, Partition, mean_metrics, named
@@ -185,6 +186,21 @@ def test_elastic_training_is_refused(tmp_path: Path) -> None:
     app = joined(write_app(tmp_path))
     with pytest.raises(AppError, match="'elastic' looks at the model between local steps"):
         app.train(app.model(), app.data(Shard("train", 0, 3)), LocalPlan(steps=ENDLESS_STEPS), seed=1)
+
+
+def test_settings_that_say_nothing_to_a_client_app_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = {"fleet.clients": 3, "run.updates_max": 6, "strategy.name": "fedasync"}
+    idle = {"client.learning_rate": 0.5, "client.batch_size": 3, "fleet.split": "shards"}
+    app = f"flower:{write_app(tmp_path)}"
+    plain = ab.simulate(app, settings=run).result
+    assert "client" not in caplog.text
+    assert ab.simulate(app, settings=run | idle).result.model_sha256 == plain.model_sha256
+    assert [key for key in idle if f"{key} = " in caplog.text] == list(idle)
+    longer = ab.simulate(app, settings=run | {"client.steps": 4}).result
+    assert longer.virtual_s > plain.virtual_s
+    assert "client.steps = 4 is time on a virtual clock and nothing else" in caplog.text
 
 
 def test_examples_from_elsewhere_are_refused(tmp_path: Path) -> None:

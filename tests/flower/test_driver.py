@@ -117,7 +117,10 @@ def test_a_node_that_fails_is_asked_less_and_less(tmp_path: Path) -> None:
     ids=["no numbers", "another shape", "one too few", "one too many", "another dtype"],
 )
 def test_a_reply_of_no_use_changes_nothing(
-    flaw: Callable[[dict[str, Any]], dict[str, Any]], applied: bool, tmp_path: Path
+    flaw: Callable[[dict[str, Any]], dict[str, Any]],
+    applied: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     honest = adding(1.0)
 
@@ -132,6 +135,7 @@ def test_a_reply_of_no_use_changes_nothing(
     begun.steps()
     result = begun.result()
     assert (result.clients["node-2"].updates > 0) is applied
+    assert ("node-2: " in caplog.text) is not applied, "what is wrong with it is said"
     assert np.isfinite(begun.run.model()["w"]).all()
     assert replay_run(tmp_path).matches
 

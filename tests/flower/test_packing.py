@@ -96,6 +96,14 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
 
     wrong = ("--set", "strategy.nane=x")
     assert "nane" in said("flower", "pack", app, "--out", tmp_path / "packed", *wrong)
+    assert not (tmp_path / "packed").exists()
+    assert "set anabranch.run.updates_max" in said("flower", "pack", app, "--out", tmp_path / "packed")
+    for key in ("submodel.name=random", "downlink.codec=int8"):
+        of_no_use = ("--set", "run.updates_max=3", "--set", key)
+        assert key.split("=")[0] in said("flower", "pack", app, "--out", tmp_path / "packed", *of_no_use)
+    watched = ("--baseline", "--set", "strategy.name=fedasync")
+    assert "ServerApp decides" in said("flower", "pack", app, "--out", tmp_path / "packed", *watched)
+    assert not (tmp_path / "packed").exists()
     assert "name one App" in said("client", "digits", "--flower", app)
     assert "write key=value" in said("client", "--flower", app, "--option", "key")
     assert "cannot be read: name the folder of a Flower app" in said("simulate", "--flower", "nowhere")

@@ -67,6 +67,38 @@ def test_a_strategy_of_flowers_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "finished.txt").exists()
 
 
+ADAM = FEDAVG.replace("        FedAvg(", "        FedAdam(").replace("import FedAvg", "import FedAdam")
+NOISY = "DifferentialPrivacyServerSideFixedClipping"
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (FEDAVG, ""),
+        (ADAM, "FedAdam"),
+        (
+            FEDAVG.replace("import FedAvg", f"import FedAvg, {NOISY}")
+            .replace("        FedAvg(", f"        {NOISY}(FedAvg(")
+            .replace('"]).start(', '"]), 0.1, 1.0, 2).start('),
+            NOISY,
+        ),
+        (LEGACY_SERVER.replace("FedAvg", "FedMedian"), "FedMedian"),
+        (LOOP, ""),
+    ],
+    ids=["a mean", "another rule", "noise", "legacy", "a loop of its own"],
+)
+def test_a_strategy_that_is_not_played_is_said(
+    server: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    legacy = "ServerAppComponents" in server
+    rehearse(write_app(tmp_path, NUMPY_CLIENT if legacy else COUNTING, server), {}, 3, 0)
+    lines = [record.getMessage() for record in caplog.records if "is not played" in record.getMessage()]
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
+    assert ("nor is its noise added" in "".join(lines)) is (said == NOISY)
+
+
 def test_a_run_config_is_overridden(tmp_path: Path) -> None:
     heard = rehearse(write_app(tmp_path), {"learning-rate": 0.25}, 3, 0)
     assert heard.train.records["config"]["lr"] == 0.25
@@ -106,10 +138,11 @@ def test_what_is_drawn_follows_from_the_seed(tmp_path: Path) -> None:
     [
         (TALKATIVE, r"2 ArrayRecords in a message \(model, momentum\)"),
         (SILENT, r"ended before it sent a message for training \(.*:\d+\): RuntimeError: the licence has"),
+        (FEDAVG.replace("np.float32)", "np.uint8)"), r"no numbers with a fraction \(int64, uint8\): trees"),
         ("app = 3", "is a int, no ServerApp"),
         ("import no_such_module", r"cannot be loaded \(.*:1\): ModuleNotFoundError"),
     ],
-    ids=["two models", "an error", "no app", "no module"],
+    ids=["two models", "an error", "trees", "no app", "no module"],
 )
 def test_what_cannot_be_heard_is_said(server: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(AppError, match=why):

@@ -14,6 +14,7 @@ from typing import Any
 from anabranch.client.operator import ClientStanding, OperatorClient, RunStatus, WatchedEvent
 from anabranch.cockpit.series import thinned
 from anabranch.cockpit.source import Head, RunKind, State
+from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import AnabranchError
@@ -25,7 +26,6 @@ STATUS_S = 1.0  # so often the server is asked how its run stands
 CLIENTS_S = 10.0  # and what is against its devices
 QUIET_S = 0.3  # what the server has kept has come, once nothing has come for so long
 AGAIN_S = 1.0
-FLOWER = "flower:"
 SERVER_POINTS = 1000
 KNOWN = {  # a count of the picture: the status has it as
     "applied": "updates_applied",
@@ -333,4 +333,4 @@ def _quantiles(found: Any, scale: float) -> dict[str, float | None]:
 
 
 def _kind(config: Mapping[str, Any]) -> RunKind:
-    return "flower" if str(config.get("run", {}).get("workload", "")).startswith(FLOWER) else "live"
+    return "flower" if str(config.get("run", {}).get("workload", "")).startswith(SCHEME) else "live"

@@ -275,7 +275,8 @@ def join(
     `model` is a torch module, wherever it lies, or a dict of numpy arrays; its tensors must have the names,
     shapes and kinds of the run's. `examples`: how many this device has, as far as that is known before. The
     rest is as for `Client`; the device's name and what it has not sent yet lie in `state_dir`, so that a
-    script that is started again goes on. Of one folder a process has one loop: a later one ends it. Raises `AppError` for a model that is none.
+    script that is started again goes on. Of one folder a process has one loop: a later one ends it.
+    Raises `AppError` for a model that is none.
     """
     script = _Script(model, examples)
     client = _Device(

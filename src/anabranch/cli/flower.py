@@ -11,6 +11,9 @@ from anabranch.api.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides
 from anabranch.cli.output import Output
 from anabranch.core.config.tables import parse_override
+from anabranch.core.errors import ConfigError
+
+OF_BASELINES = {"run", "flower"}  # tables that say something of a run that is only written down
 
 flower_app = typer.Typer(help="Flower apps on Flower's own runtime.", no_args_is_help=True)
 
@@ -41,6 +44,10 @@ def pack(
     for text in overrides or ():
         table, key, value = parse_override(text)
         tables.setdefault(table, {})[key] = value
+    if baseline and (idle := sorted(set(tables) - OF_BASELINES)):
+        raise ConfigError(
+            f"--set {idle[0]}...: with --baseline the app's own ServerApp decides: leave out one of both"
+        )
     project = pack_app(folder, out, BASELINE if baseline else ASYNCHRONOUS, run_folder, tables)
     Output(as_json).result(
         {"folder": str(out), "app": project.name, "run_folder": str(run_folder.resolve())},
