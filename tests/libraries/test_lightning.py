@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from outages import counted, outage
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -80,7 +81,7 @@ class Calls(lightning.Callback):
 
 def trainer_of(callbacks: Any, folder: Path | None = None, **more: Any) -> lightning.Trainer:
     """A quiet one, on a CPU."""
-    more |= {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    more = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, **more}
     more |= {"default_root_dir": folder, "enable_checkpointing": folder is not None}
     return lightning.Trainer(callbacks=callbacks, accelerator="cpu", **more)
 
@@ -159,6 +160,15 @@ def test_what_is_measured_is_sent_along_and_a_checkpoint_is_of_what_was_trained(
     assert pushed[-1]["metrics"]["val_mse"] == pytest.approx(float(((final - torch.tensor(Y)) ** 2).mean()))
     saved = Line.load_from_checkpoint(tmp_path / "newest.ckpt")
     assert np.array_equal(saved.out.bias.detach().numpy(), server.weights()["out.bias"])
+
+
+@pytest.mark.parametrize("told", [{"max_epochs": 2}, {"max_steps": 2}], ids=["epochs", "steps"])
+def test_the_bar_says_no_last_epoch(told: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    _, trainer, _ = local_run(Line(), 2, [RichProgressBar()], enable_progress_bar=True, **told)
+    shown = capfd.readouterr().out
+    assert re.search(r"Epoch \d+ ", shown)
+    assert not re.search(r"Epoch \d+/", shown)
+    assert trainer.max_epochs == -1
 
 
 def test_a_proximal_term_pulls_to_the_runs_weights() -> None:

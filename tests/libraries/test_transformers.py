@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,19 @@ def test_what_is_evaluated_is_sent_along_before_the_next_task(tmp_path: Path) ->
         pushed = [record for record in server.local.journal if "payload" in record]
         assert all("eval_loss" in r["metrics"] for r in pushed), how
         assert seen.seen[-1] == pytest.approx(float(server.weights()["out.bias"][0])), "of what was trained"
+
+
+def test_the_bar_counts_without_an_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    steps = {"num_train_epochs": 2, "save_strategy": "epoch", "disable_tqdm": False}
+    _, trainer, _ = local_run(tmp_path, 2, **steps)
+    shown = capfd.readouterr().err
+    assert "4it [" in shown
+    assert "/9007199254740992" not in shown
+    saved = sorted((tmp_path / "trained").glob("checkpoint-*/trainer_state.json"))
+    assert [json.loads(file.read_text())["max_steps"] for file in saved] == [trainer.args.max_steps] * len(
+        saved
+    )
+    assert saved
 
 
 def test_a_proximal_term_pulls_to_the_runs_weights(tmp_path: Path) -> None:

@@ -76,6 +76,11 @@ class LightningCallback(Callback):
         """After a task that took whole epochs: the next one."""
         if self._device.task is None and not trainer.should_stop:
             self._started(trainer, self._device.take())
+        trainer.fit_loop.max_epochs = None  # for a bar, which comes next and says "Epoch 3/-2" else
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """The bar is there: what asks whether training is over needs a number."""
+        trainer.fit_loop.max_epochs = ENDLESS
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:  # noqa: ARG002
         """The gradients are there."""
@@ -101,6 +106,7 @@ class LightningCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """What a task of epochs has learned is pushed before anybody saves or restores anything."""
+        trainer.fit_loop.max_epochs = ENDLESS  # of an epoch without a batch as well
         self._epochs_done += 1
         if self._device.task is not None and not self._steps and self._epochs_done >= self._epochs:
             self._push(trainer)

@@ -9,9 +9,11 @@ or else `num_train_epochs`, and so is its schedule of the learning rate.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Unpack
 
-from transformers import TrainerCallback, get_scheduler
+from transformers import ProgressCallback, TrainerCallback, get_scheduler
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from anabranch.api.live import InProcessServer
 from anabranch.api.operated import Operated
@@ -86,6 +88,12 @@ class TransformersCallback(TrainerCallback):
             _span(lr_scheduler, optimizer, args, self._planned)
         if not self._device.begin(model, (optimizer, lr_scheduler), args.world_size):
             control.should_training_stop = True
+        if DEFAULT_PROGRESS_CALLBACK is ProgressCallback:  # a notebook's has to have a number
+            state.max_steps = math.inf  # for the bar, which is made next: a count, without an end
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """The bar is there: checkpoints have a number again."""
+        state.max_steps = ENDLESS_STEPS
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """The gradients are there."""
