@@ -39,7 +39,13 @@ from anabranch.support.own_code import told
 
 flwr_version()
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402 - the environment is set by then
+from flwr.app import (  # noqa: E402 - the environment is set by then
+    ArrayRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import ServerApp  # noqa: E402
 from flwr.supercore.run import RunNotRunningException  # noqa: E402
 
