@@ -23,7 +23,7 @@ SORTS = (
 def fleet(picture: Picture, asked: Asked, silence_s: float | None) -> dict[str, Any]:
     """The rows that are asked for. A device that is silent for `silence_s` is offline; None: never."""
     devices = picture.devices
-    states = devices.states(picture.now_s, silence_s)
+    states = devices.states(picture.clock_s, silence_s)
     rows = devices.by_name()
     if state := asked.choice("state", ("", *STATES), ""):
         rows = rows[states[rows] == STATES.index(state)]
@@ -113,7 +113,7 @@ def device(picture: Picture, client: str, silence_s: float | None) -> dict[str, 
     """One device: its row, its newest tasks, what it says of its training. Raises `ConfigError`."""
     devices, threads = picture.devices, picture.threads
     row = known_device(devices.find(client), client)
-    states = devices.states(picture.now_s, silence_s)
+    states = devices.states(picture.clock_s, silence_s)
     (own,) = device_rows(picture, np.array([row]), states)
     its = np.flatnonzero(threads.columns["device"] == row)
     return {

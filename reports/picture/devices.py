@@ -141,10 +141,9 @@ class DeviceRows:
         base[row] = max(base[row], version)
 
     def stands(self, row: int, updates: int, rejected: int, flaws: tuple[int, int]) -> None:
-        """What the server says of a device, which may be more than was seen here."""
+        """What the server says of a device: more than was seen here, or less where some was counted twice."""
         cells = self.columns.cells
-        cells["updates"][row] = max(cells["updates"][row], updates)
-        cells["rejected"][row] = max(cells["rejected"][row], rejected)
+        cells["updates"][row], cells["rejected"][row] = updates, rejected
         if any(flaws):
             self.flaws[row] = flaws
         else:

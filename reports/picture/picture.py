@@ -24,7 +24,8 @@ class Picture:
     """What the cockpit knows of a run. One thread tells it, others look while they hold `lock`.
 
     `known` are counts that its source has from elsewhere, of all that happened before it was looked at:
-    of two counts the larger one is right. `from_s`: since when the tasks are known.
+    of two counts the larger one is right. `from_s`: since when the tasks are known. `now_s` is how far the
+    run has come, and stands still once it has ended; `clock_s` goes on, as devices still come and go.
     """
 
     fetches_told = False  # a live server's log has no downloads
@@ -56,7 +57,7 @@ class Picture:
         self.measured_change = 0
         self.compression: list[tuple[int, float, str, str]] = []
         self.settings_changed: list[dict[str, Any]] = []
-        self.version, self.now_s, self.from_s = 0, 0.0, 0.0
+        self.version, self.now_s, self.clock_s, self.from_s = 0, 0.0, 0.0, 0.0
         self.finished = ""
         self.happened = 0
         self._recent: deque[Happened] = deque(maxlen=RECENT_MAX)
@@ -85,16 +86,32 @@ class Picture:
         """Fold what has happened, in order."""
         with self.lock:
             for happening in happenings:
-                self.now_s = max(self.now_s, happening.t)
+                self.passed(happening.t)
                 fold = self._folds.get(happening.kind)
                 if fold is not None:
                     fold(happening)
                 self.happened += 1
                 self._recent.append(happening)
 
+    def passed(self, time_s: float) -> None:
+        """It is this late, or later."""
+        self.clock_s = max(self.clock_s, time_s)
+        if not self.finished:
+            self.now_s = max(self.now_s, time_s)
+
     def count(self, name: str) -> int:
         """A count of the whole run: what was seen here, or what its source knows where that is more."""
         return max(self.counts[name], self.known.get(name, 0))
+
+    def is_known(self, name: str, count: int, in_all: bool) -> None:
+        """What its source has counted by now. `in_all`: of the whole run, with all that was told here.
+
+        Then more was counted here only where something was on its way while its source was asked for the
+        sums of before: it was in them, and was told again.
+        """
+        self.known[name] = count
+        if in_all:
+            self.counts[name] = min(self.counts[name], count)
 
     def since(self, cursor: int, most: int) -> tuple[list[Happened], int]:
         """What happened after a cursor (a number of happenings), the newest, and how many are left out."""
@@ -251,6 +268,7 @@ class Picture:
             if version > int(self.versions["version"][-1]):
                 self.versions.add(version, time_s, updates, 0, 0)
                 self.version = version
+                self.passed(time_s)
 
     def has_measured(self, version: int, metrics: Mapping[str, float]) -> None:
         """What was measured of a version before this picture."""
@@ -269,6 +287,7 @@ class Picture:
 
     def _finished(self, h: Happened) -> None:
         self.finished = str(h.data.get("why", "")) or "finished"
+        self.now_s = max(self.now_s, h.t)  # its source may have said so before
 
     def _reopened(self, _: Happened) -> None:
         self.finished = ""

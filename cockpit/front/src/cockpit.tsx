@@ -1,7 +1,7 @@
 // The frame around every page: who looks, which run, which page, how the line stands.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { openSession, Refused, type Session } from "./api";
+import { openSession, Refused, type Head, type Session } from "./api";
 import { useRun, type Run } from "./live";
 import { OrdersMenu } from "./orders";
 import { Compare } from "./pages/compare";
@@ -138,6 +138,7 @@ function RunFrame({ id, session, route, main }: { id: string; session: Session; 
           {name} of {head ? titleOf(head) : id}
         </h1>
         {error && <Trouble error={error} again={() => void run.load()} stale={!!head} />}
+        {head && !error && <Interrupted head={head} />}
         {!head && !error && <Loading what="the run" />}
         {head && <Page page={page} run={run} session={session} route={route} />}
       </main>
@@ -198,7 +199,21 @@ const Brand = () => (
 
 const LINES = { none: "", opening: "opening the line", open: "live", lost: "line lost" };
 
+/** Why a run stands still, where somebody has said so. */
+function Interrupted({ head }: { head: Head }) {
+  if (head.state !== "interrupted" || !head.ended || head.ended === head.state) return null;
+  return (
+    <div class="notice" role="status">
+      <p>
+        {head.ended}
+        {head.kind === "live" && ". Its server is asked again every second; what stands here is what it said last."}
+      </p>
+    </div>
+  );
+}
+
 function LineState({ run }: { run: Run }) {
+  if (run.line === "open" && !run.goesOn) return null;
   const since = run.line === "lost" ? new Date(run.lostAt).toLocaleTimeString() : "";
   return (
     <span class={`line ${run.line}`} role="status" title={since ? `since ${since}` : undefined}>

@@ -62,7 +62,7 @@ export class Run {
       this.error = error as Refused;
       if (this.error.status === 0 && this.users) this.timer = window.setTimeout(() => void this.load(), RETRY_S * 1000);
     }
-    if (this.goesOn && !this.source && this.users) this.open();
+    if (this.mayGoOn && !this.source && this.users) this.open();
     this.told();
   }
 
@@ -86,11 +86,17 @@ export class Run {
     this.line = "open";
     this.newsAt = performance.now();
     this.newest = news;
+    const other = news.state !== this.head?.state; // why, the head says
     this.stands(news);
     for (const reader of this.readers) reader(news.records, news.dropped);
     const changed = news.records.some((r) => r.kind === "evaluated" || r.kind === "settings_changed");
-    if (this.newsAt - this.headAt > (changed ? 1 : HEAD_EVERY_S) * 1000) void this.load();
+    if (other || this.newsAt - this.headAt > (changed ? 1 : HEAD_EVERY_S) * 1000) void this.load();
     this.told();
+  }
+
+  // A live run whose server is away may come back: it is listened for, too.
+  private get mayGoOn(): boolean {
+    return this.goesOn || (this.head?.kind === "live" && this.head.state === "interrupted");
   }
 
   private stands({ now_s, version, counters, state }: News): void {

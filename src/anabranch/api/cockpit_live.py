@@ -24,7 +24,8 @@ from anabranch.reports.picture.picture import FOLDED_AT_ONCE, Picture
 
 STATUS_S = 1.0  # so often the server is asked how its run stands
 CLIENTS_S = 10.0  # and what is against its devices
-QUIET_S = 0.3  # what the server has kept has come, once nothing has come for so long
+QUIET_S = 0.3  # what the server has kept has come, once nothing has come for so long, or news of now has
+KEPT_S = 5.0  # so long is waited for it; what comes later is told as it comes
 AGAIN_S = 1.0
 SERVER_POINTS = 1000
 KNOWN = {  # a count of the picture: the status has it as
@@ -40,6 +41,7 @@ KNOWN = {  # a count of the picture: the status has it as
     "clients": "clients",
     "online": "clients_online",
 }
+OF_THE_RUN = ("applied", "rejected", "tasks", "leases_lost")  # the others are of this start of the server
 
 
 class ServedRun:
@@ -51,6 +53,7 @@ class ServedRun:
     def __init__(self, client: OperatorClient, operator: str = "", job: str = "") -> None:
         self._client, self.operator = client, operator
         self._status, self._asked_at, self._gone = client.status(), time.monotonic(), ""
+        self._noted_at = self._asked_at  # when the picture was told how the run stands
         self._asking = threading.Lock()
         self.name = job or self._status.run
         self.orders = OperatorOrders(client)
@@ -129,9 +132,9 @@ class ServedRun:
             self._client.export(path, version)
             yield path
 
-    def _asked(self) -> RunStatus:
+    def _asked(self, anew: bool = False) -> RunStatus:
         with self._asking:
-            if time.monotonic() - self._asked_at >= STATUS_S:
+            if anew or time.monotonic() - self._asked_at >= STATUS_S:
                 try:
                     self._status, self._gone = self._client.status(), ""
                 except AnabranchError as error:
@@ -179,9 +182,11 @@ class ServedRun:
                 self._stand(picture, clients)
 
     def _look(self, picture: Picture) -> None:
-        if time.monotonic() - self._asked_at >= STATUS_S:
-            self._note(picture, self._asked())
-            self._look_at_server(picture)
+        if time.monotonic() - self._noted_at >= STATUS_S:
+            status, self._noted_at = self._asked(anew=True), time.monotonic()
+            if not self._gone:
+                self._note(picture, status)
+                self._look_at_server(picture)
 
     def _look_at_server(self, picture: Picture) -> None:
         try:
@@ -194,16 +199,18 @@ class ServedRun:
             picture.server.add(now, found.queue, commit_ms, found.calls_shed, found.memory_bytes)
 
     def _note(self, picture: Picture, status: RunStatus) -> None:
+        """How the run stands: asked after all that the picture was told, so that it is in there."""
         with picture.lock:
-            picture.known.update({name: int(getattr(status, its)) for name, its in KNOWN.items()})
+            for name, its in KNOWN.items():
+                picture.is_known(name, int(getattr(status, its)), in_all=name in OF_THE_RUN)
             picture.version = max(picture.version, status.version)
             picture.finished = status.finished
-            picture.now_s = max(picture.now_s, time.time() - status.created_at_s)
+            picture.passed(time.time() - status.created_at_s)
             rows = picture.devices
             rows.run_twice = {rows.row(client) for client in status.run_twice}
             known = {rows.row(client): why for client, why in status.quarantined.items()}
             rows.quarantined = {
-                row: rows.quarantined.get(row, (why, picture.now_s)) for row, why in known.items()
+                row: rows.quarantined.get(row, (why, picture.clock_s)) for row, why in known.items()
             }
 
     def _look_at_clients(self, picture: Picture) -> None:
@@ -237,10 +244,13 @@ class _Feed:
         self._thread.start()
 
     def kept(self) -> list[Happened]:
-        """What the server has kept."""
+        """What the server has kept. A busy one is never quiet: what happens from now on ends it, too."""
         found: list[Happened] = []
+        now_s, until = time.time() - self._began, time.monotonic() + KEPT_S
         while fresh := self.next(QUIET_S):
             found += fresh
+            if fresh[-1].t >= now_s or time.monotonic() >= until:
+                break
         return found
 
     def next(self, wait_s: float) -> list[Happened]:

@@ -1,0 +1,185 @@
+"""A running server's figures as the cockpit counts them, from a server that says what this test wants."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from anabranch.api import cockpit_live
+from anabranch.api.cockpit_live import ServedRun
+from anabranch.client.operator import (
+    ClientStanding,
+    OperatorClient,
+    PublishedVersion,
+    RunStatus,
+    WatchedEvent,
+)
+from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.reports.picture.picture import Picture
+
+BEGAN_S = 1000.0  # the run, before this test
+UPDATE = {"verdict": "held", "staleness": 0, "weight": 1.0, "uplink_bytes": 8}
+
+
+class Server(OperatorClient):
+    """Says of a run what the test wants. `asked`: how often it was asked how the run stands."""
+
+    def __init__(self) -> None:
+        self.began, self.asked = time.time() - BEGAN_S, 0
+        self.applied, self.finished = 0, ""
+        self.gone = False
+        self.closed = threading.Event()
+
+    def status(self) -> RunStatus:
+        self.asked += 1
+        if self.gone:
+            raise Unavailable("nobody answers")
+        return RunStatus(
+            run="it",
+            run_id="1",
+            strategy="fedbuff",
+            version=0,
+            updates_applied=self.applied,
+            clients=1,
+            paused=False,
+            finished=self.finished,
+            uptime_s=BEGAN_S,
+            config={},
+            quarantined={},
+            created_at_s=self.began,
+            best_version=None,
+            best_accuracy=None,
+            updates_rejected=0,
+            updates_duplicate=0,
+            live_tasks=0,
+            leases_lost=0,
+            uplink_bytes=0,
+            downlink_bytes=0,
+            uplink_bytes_raw=0,
+            downlink_bytes_full_equivalent=0,
+            observer_bytes=0,
+            clients_online=0,
+            tasks_granted=0,
+        )
+
+    def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
+        return [ClientStanding("a", self.applied, 0, 0, 0, "", None, True, None)] if self.applied else []
+
+    def pages_of_clients(self, limit: int = 0) -> Iterator[list[ClientStanding]]:
+        yield self.clients()
+
+    def versions(self, after: int = 0, limit: int = 0) -> list[PublishedVersion]:
+        return []
+
+    def metrics(self) -> None:  # type: ignore[override]
+        raise AnabranchError("not here")
+
+    def update(self, seq: int, at_s: float) -> WatchedEvent:
+        """An update of the only device."""
+        return WatchedEvent(seq, at_s, "decided", "a", 0, {"task_id": f"t{seq}", **UPDATE})
+
+
+@contextmanager
+def followed(server: Server) -> Iterator[tuple[Picture, threading.Event]]:
+    """The picture of its run, which goes on meanwhile; and whether the cockpit says that it is up to now."""
+    picture, stop, caught_up = Picture(), threading.Event(), threading.Event()
+    following = threading.Thread(target=ServedRun(server).follow, args=(picture, stop, caught_up.set))
+    following.start()
+    try:
+        yield picture, caught_up
+    finally:
+        stop.set()
+        server.closed.set()
+        following.join()
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is asked again all the time."""
+    monkeypatch.setattr(cockpit_live, "STATUS_S", 0.01)
+    monkeypatch.setattr(cockpit_live, "CLIENTS_S", 0.01)
+
+
+def until(good: Callable[[], bool]) -> None:
+    """Wait for it; the test's own time limit ends it."""
+    while not good():
+        time.sleep(0.005)
+
+
+def test_a_server_that_is_never_quiet_is_shown_at_once() -> None:
+    class Busy(Server):
+        def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+            yield self.update(1, self.began)
+            while not self.closed.wait(0.001):
+                yield self.update(2, time.time())
+
+    with followed(Busy()) as (_, caught_up):
+        assert caught_up.wait(60)
+
+
+def test_what_happens_while_it_is_asked_counts_once() -> None:
+    class OnTheWay(Server):
+        """Of five updates it has told three when it is asked; the others come after the answer."""
+
+        asked_at = 0
+
+        def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+            yield from (self.update(n, self.began + n) for n in range(3))
+            self.applied = 5
+            until(lambda: self.asked >= 2 or self.closed.is_set())  # of the start, and of what was before
+            yield from (self.update(n, self.began + n) for n in (3, 4))
+            self.asked_at = self.asked
+            self.closed.wait()
+
+    server = OnTheWay()
+    with followed(server) as (picture, _):
+        until(lambda: picture.happened == 5 and server.asked >= server.asked_at + 3)
+        with picture.lock:
+            assert picture.count("applied") == 5
+            assert picture.devices.columns["updates"].tolist() == [5]
+
+
+def test_the_time_of_a_run_that_has_ended_stands_still() -> None:
+    class Ended(Server):
+        finished_after_s = 30.0
+
+        def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+            yield self.update(1, self.began + 29.0)
+            yield WatchedEvent(
+                2, self.began + self.finished_after_s, "finished", "", 0, {"why": "its budget"}
+            )
+            yield WatchedEvent(3, self.began + 500.0, "refused", "a", 0, {})
+            self.closed.wait()
+
+    server = Ended()
+    server.applied, server.finished = 1, "its budget"
+    with followed(server) as (picture, caught_up):
+        assert caught_up.wait(600)
+        until(lambda: server.asked >= 5)
+        with picture.lock:
+            assert picture.now_s == pytest.approx(30.0)
+            assert picture.clock_s >= BEGAN_S
+
+
+def test_the_time_of_a_server_that_is_away_stands_still() -> None:
+    class Quiet(Server):
+        def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+            self.closed.wait()
+            yield from ()
+
+    server = Quiet()
+    with followed(server) as (picture, caught_up):
+        assert caught_up.wait(600)
+        server.gone = True
+        until(lambda: server.asked >= 5)
+        asked = server.asked
+        until(lambda: server.asked >= asked + 2)
+        with picture.lock:
+            stands = picture.now_s
+        until(lambda: server.asked >= asked + 5)
+        with picture.lock:
+            assert picture.now_s == stands
