@@ -7,16 +7,17 @@ tags and evaluators' metrics, which are lost. A backup of the run stands in for 
 It is made in a folder of its own, `rebuilding`, of links to the files of the log. There it is held to the
 mark, which it may not begin behind, and replayed. Only then does anything of it come to the data: the mark,
 the log and whatever else lies there are not touched, so that nothing is worse after a try that fails or is
-killed.
+killed. A snapshot of the end comes with it, so that the next start need not replay everything once more.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from sqlalchemy import URL, insert
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import (
+    AnabranchError,
     ConfigError,
     DataError,
     FolderMissing,
@@ -32,11 +34,13 @@ from anabranch.core.errors import (
     ManifestMismatch,
     StoreCorrupt,
     StoreError,
+    StoreFull,
+    StoreLocked,
     on_disk,
 )
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import digest
-from anabranch.core.snapshot import VECTOR
+from anabranch.core.snapshot import VECTOR, take_changes
 from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.server.backup import NAMED, check_restored, read_backup
 from anabranch.server.manifest import kept_manifest, read_manifest
@@ -44,7 +48,7 @@ from anabranch.server.proofs import AUTHORITIES
 from anabranch.server.recovery import recover
 from anabranch.server.store import revision, rows
 from anabranch.server.store.base import Mark, RunInfo
-from anabranch.server.store.database import Database
+from anabranch.server.store.database import BUSY_TIMEOUT_MS, Database
 from anabranch.server.store.factory import SQLITE_FILE, open_store
 from anabranch.server.store.files import REBUILDING, FolderLock, make_folder, sync_file, sync_folder
 from anabranch.server.store.mark import FILE as MARK
@@ -58,8 +62,12 @@ from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.verify import VerifyReport, verify
 
 LOST = ".lost"  # after the name of a database that could not be read
-_NEEDED = {*NAMED, MARK, NOTE, "manifest", NOISE_KEY, AUTHORITIES}
+# Not snapshots, which only bear witness, nor what those name; packs are of events that only a backup has.
+_NEEDED = {LOG, "blobs", MARK, NOTE, "manifest", NOISE_KEY, AUTHORITIES}
 _ENDS = ("-wal", "-shm", "-journal", "")  # the file goes last: what belongs to it may lie beside no other
+# SQLite's word for a file that somebody is at, or that is another's: nothing of what is in it.
+_UNSEEN = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN}
+_LIMITS = replace(DEFAULT_LIMITS, free_disk_bytes_min=0)  # nothing is acknowledged here, so nothing held back
 
 Admit = Callable[[Config], None]
 
@@ -68,22 +76,22 @@ def rebuild(data_dir: Path, backup: Path | None = None, admit: Admit | None = No
     """Make the database of a server's data anew, from the log and, if given, from a backup of the run.
 
     One that cannot be read is set aside. `admit`: hears of the run's settings before code that they name is
-    run. Raises `ConfigError` where there is a database that can be read, or a backup is of another run or
-    history; `DataError` and `LogLost` where the log alone does not tell the run; `StoreCorrupt` where what
-    was made is not sound; `StoreLocked` where a server is at work. Then the data are as they were.
+    run. Raises `ConfigError` where there is a database that can be read, the data are another user's, or a
+    backup is of another run or history; `DataError` and `LogLost` where the log alone does not tell the run;
+    `StoreCorrupt` where what was made is not sound; `StoreLocked` where a server is at work, `StoreError`.
+    Then the data are as they were.
     """
-    if not data_dir.is_dir():
-        raise FolderMissing(f"{data_dir} is not there: name the data_dir of a server")
-    check_restored(data_dir)
+    _check_data(data_dir)
     staged = data_dir / REBUILDING
-    with on_disk(data_dir):
+    with on_disk(data_dir), _named_in(data_dir, staged):
         lock = FolderLock(data_dir)
         try:
             shutil.rmtree(staged, ignore_errors=True)  # of one that was killed
-            _check_lost(data_dir)
+            mark = _mark(data_dir)
+            _check_lost(data_dir / SQLITE_FILE)
             _link(data_dir, staged)
-            _begin(staged, _mark(data_dir), backup)
-            found = _proved(staged, admit, backup)
+            _begin(staged, mark, backup)
+            found = _proved(staged, _seen(data_dir), admit, backup)
             _take_up(staged, data_dir)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -91,26 +99,33 @@ def rebuild(data_dir: Path, backup: Path | None = None, admit: Admit | None = No
     return found
 
 
-def _check_lost(data_dir: Path) -> None:
-    """Raises `ConfigError` where there is a database that tells of a run."""
-    path = data_dir / SQLITE_FILE
-    if not Segments(data_dir).state():
+@contextmanager
+def _named_in(data_dir: Path, staged: Path) -> Iterator[None]:
+    """Errors name the files of the data: those of the other folder are links to them, and gone by then."""
+    try:
+        yield
+    except AnabranchError as error:
+        if str(staged) not in str(error):
+            raise
+        raise type(error)(str(error).replace(str(staged), str(data_dir))) from error
+
+
+def _check_data(data_dir: Path) -> None:
+    """Raises `DataError` unless there are data of a run, `ConfigError` where they are of another user."""
+    if not data_dir.is_dir():
+        raise FolderMissing(f"{data_dir} is not there: name the data_dir of a server")
+    check_restored(data_dir)
+    if not (Segments(data_dir).state() or (data_dir / NOTE).exists()):
         raise DataError(
             f"{data_dir} has no log of a run: name the data_dir of a server on SQLite; of a run in "
             "PostgreSQL the database itself is put back (pg_restore)"
         )
-    if not path.exists():
-        return
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as database:
-            if not database.execute("SELECT run_id FROM runs").fetchall():
-                return
-    except sqlite3.Error:
-        return
-    raise ConfigError(
-        f"{path} tells of its run, and nothing is made anew. If it is damaged (`anabranch verify`), move it "
-        f"away: mv {path} {path}{LOST}; and back, should this fail"
-    )
+    for path in (data_dir / MARK, data_dir / LOG):
+        if path.exists() and (owner := path.stat().st_uid) != os.geteuid():
+            raise ConfigError(
+                f"{path} belongs to user {owner}, whose server could not open what user {os.geteuid()} "
+                f"makes: do it as that user (sudo -u '#{owner}')"
+            )
 
 
 def _mark(data_dir: Path) -> Mark:
@@ -121,6 +136,45 @@ def _mark(data_dir: Path) -> Mark:
             "not be proved to be all of it; restore a backup"
         )
     return mark
+
+
+def _check_lost(path: Path) -> None:
+    """Raises `ConfigError` where there is a database that tells of a run, and as `_run_in`."""
+    if (run_id := _run_in(path)) is not None:
+        raise ConfigError(
+            f"{path} tells of its run, {run_id}, and nothing is made anew. If it is of another run, or "
+            f"damaged (`anabranch verify`), {_moved(path)}"
+        )
+
+
+def _run_in(path: Path) -> str | None:
+    """The run that a database tells of, None where it is missing or damaged.
+
+    Raises `StoreLocked`, `StoreError` where that cannot be seen.
+    """
+    # An empty one is not opened: SQLite takes it for a new one, and removes the log of its own beside it.
+    if not path.exists() or not path.stat().st_size:
+        return None
+    try:
+        address, timeout_s = f"file:{quote(str(path.absolute()))}?mode=ro", BUSY_TIMEOUT_MS / 1000
+        with closing(sqlite3.connect(address, uri=True, timeout=timeout_s)) as database:
+            row = database.execute("SELECT run_id FROM runs").fetchone()
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code not in _UNSEEN:
+            return None
+        kind = StoreError if code == sqlite3.SQLITE_CANTOPEN else StoreLocked
+        raise kind(
+            f"{path} may be whole, and could not be looked at: {error}. See who has it open, and whose it "
+            f"is; or {_moved(path)}"
+        ) from error
+    return None if row is None else str(row[0])
+
+
+def _moved(path: Path) -> str:
+    """How a database goes out of the way, with what belongs to it."""
+    lost, there = shlex.quote(f"{path.parent}{LOST}"), shlex.quote(str(path))
+    return f"move it away: mkdir {lost}; mv {there}* {lost}; and back, should this fail"
 
 
 # --- in a folder of its own --------------------------------------------------------------------------------
@@ -213,34 +267,31 @@ def _from_backup(staged: Path, mark: Mark, backup: Path) -> None:
             f"{backup} ends with event {record.events}, and the log does not go on from there (server.keep "
             "has dropped it, or a file is gone): name a later one, or put it back (`anabranch admin restore`)"
         ) from lost
+    if _run_in(backup / SQLITE_FILE) != record.run_id:
+        raise DataError(f"{backup / SQLITE_FILE} is missing or damaged: name another backup")
     for source, target in _lacking(backup, staged):
         shutil.copyfile(source, target)
     shutil.copyfile(backup / SQLITE_FILE, staged / SQLITE_FILE)
 
 
-def _proved(staged: Path, admit: Admit | None, backup: Path | None) -> VerifyReport:
-    """Write all rows, as a start does, and look at everything. Raises `StoreCorrupt`, `LogLost`."""
+def _proved(staged: Path, seen: Mapping[int, str], admit: Admit | None, backup: Path | None) -> VerifyReport:
+    """Write all rows, as a start does, and look at everything. Raises `StoreCorrupt`, `LogLost`.
+
+    `seen`: the digests of models that were published, by version.
+    """
     advice = (
-        "; a backup of the run by --from may stand in for what is missing"
+        "; without a database, a backup of the run by --from may stand in for what is missing"
         if backup is None
         else "; what is damaged here and whole in the backup is taken from there, once it is moved away"
     )
     try:
-        with closing(open_store("", staged)) as store:
-            if (info := store.info()) is None:
-                raise StoreError(f"{staged / SQLITE_FILE} was not made")
-            config = Config.from_json(info.config)
-            if admit is not None:
-                admit(config)
-            here = replace(config, server=replace(config.server, data_dir=str(staged)))
-            known = _seen(staged)
-            recover(store, here, read_manifest(kept_manifest(staged)), here.limits)
-        _put_on_record(staged, known)
+        version = _replayed(staged, admit)
+        _put_on_record(staged, seen, version)
         found = verify(staged, whole=True)
     except ManifestMismatch as error:
         raise DataError(f"manifest/ is not of the run in {NOTE}: put both back from a backup") from error
-    except StoreCorrupt as error:
-        raise StoreCorrupt(f"{error}{advice}; nothing was changed") from error
+    except (StoreCorrupt, LogLost) as error:
+        raise type(error)(f"{error}{advice}; nothing was changed") from error
     if found.problems:
         listed = "\n".join(found.listed)
         raise StoreCorrupt(
@@ -250,9 +301,24 @@ def _proved(staged: Path, admit: Admit | None, backup: Path | None) -> VerifyRep
     return found
 
 
-def _seen(staged: Path) -> dict[int, str]:
+def _replayed(staged: Path, admit: Admit | None) -> int:
+    """All of the log has rows, and its end a snapshot; returns the version that it comes to."""
+    with closing(open_store("", staged, _LIMITS)) as store:
+        if (info := store.info()) is None:
+            raise StoreError(f"{staged / SQLITE_FILE} was not made")
+        config = Config.from_json(info.config)
+        if admit is not None:
+            admit(config)
+        here = replace(config, server=replace(config.server, data_dir=str(staged)))
+        made = recover(store, here, read_manifest(kept_manifest(staged)), here.limits)
+        if made.replayed:
+            store.save_snapshot(take_changes(made.engine), made.seq, made.last_now)
+        return made.engine.version
+
+
+def _seen(data_dir: Path) -> dict[int, str]:
     """What was published, as far as snapshots still show it: the digests of their models, by version."""
-    files, found = SnapshotFiles(staged, DEFAULT_LIMITS), {}
+    files, found = SnapshotFiles(data_dir, DEFAULT_LIMITS), {}
     for sha256 in files.others(set()):
         with suppress(StoreCorrupt):
             snapshot = files.read(sha256)
@@ -260,11 +326,28 @@ def _seen(staged: Path) -> dict[int, str]:
     return found
 
 
-def _put_on_record(staged: Path, known: dict[int, str]) -> None:
-    """What was published is on record before `verify` looks: the replay's own word would prove nothing."""
-    with closing(sqlite3.connect(staged / SQLITE_FILE)) as database, database:
-        for version, sha256 in known.items():
-            database.execute("UPDATE model_versions SET sha256 = ? WHERE version = ?", (sha256, version))
+@contextmanager
+def _made(staged: Path) -> Iterator[sqlite3.Connection]:
+    """The database that was made. Raises `StoreFull`, `StoreError`."""
+    path = staged / SQLITE_FILE
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)) as database:
+            yield database
+    except sqlite3.Error as error:
+        kind = StoreFull if error.sqlite_errorcode == sqlite3.SQLITE_FULL else StoreError
+        raise kind(f"writing {path}: {error}; nothing was changed") from error
+
+
+def _put_on_record(staged: Path, seen: Mapping[int, str], version: int) -> None:
+    """What was published is on record before `verify` looks: the replay's own word would prove nothing.
+
+    `version`: what the log comes to. Raises `LogLost` where more was published.
+    """
+    if (newest := max(seen, default=0)) > version:
+        raise LogLost(f"there is a snapshot of version {newest}, and the log ends with version {version}")
+    with _made(staged) as database:
+        for number, sha256 in seen.items():
+            database.execute("UPDATE model_versions SET sha256 = ? WHERE version = ?", (sha256, number))
 
 
 # --- and back ----------------------------------------------------------------------------------------------
@@ -272,7 +355,7 @@ def _put_on_record(staged: Path, known: dict[int, str]) -> None:
 
 def _take_up(staged: Path, data_dir: Path) -> None:
     """What is proved comes to the data: first files that lack there, which count for nothing without it."""
-    with closing(sqlite3.connect(staged / SQLITE_FILE, isolation_level=None)) as database:
+    with _made(staged) as database:
         database.execute("PRAGMA journal_mode=DELETE")  # one file
     sync_file(staged / SQLITE_FILE)
     for source, target in _lacking(staged, data_dir):

@@ -54,6 +54,7 @@ PRAGMAS = (
 _FULL = {sqlite3.SQLITE_FULL, "53100"}  # the latter is PostgreSQL's disk_full
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"}
 _LOCKED = {sqlite3.SQLITE_BUSY, "55P03"}
+_ANEW = "make it anew from the log beside it (`anabranch admin rebuild`), else restore a backup"
 
 
 class Database:
@@ -278,7 +279,7 @@ class Database:
         if code in _FULL:
             return StoreFull(f"{why}; make room, nothing acknowledged is lost")
         if code in _CORRUPT:
-            return StoreCorrupt(f"{why}; restore a backup")
+            return StoreCorrupt(f"{why}; {_ANEW if self.is_sqlite else 'restore a backup'}")
         if code in _LOCKED:
             return StoreLocked(f"{why}; another process writes there: stop it, or use another database")
         if isinstance(error, OperationalError) and not self.is_sqlite and code is None and doing == "opening":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +26,21 @@ from anabranch.core.errors import (
     FolderMissing,
     LogLost,
     StoreCorrupt,
+    StoreError,
     StoreLocked,
 )
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.units import Member, UnitGroup
-from anabranch.server.backup import back_up, put_back
+from anabranch.server.backup import RESTORING, back_up, put_back
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.rebuild import LOST, rebuild
-from anabranch.server.store.factory import SQLITE_FILE
+from anabranch.server.store.factory import SQLITE_FILE, open_store
 from anabranch.server.store.files import REBUILDING
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.run_note import FILE as NOTE
 from anabranch.server.store.run_note import note_run, noted_run
 from anabranch.server.store.snapshots import SnapshotFiles
-from anabranch.server.verify import verify
+from anabranch.server.verify import VerifyReport, verify
 
 UPDATES, LIVES = 7, 6
 
@@ -50,10 +53,17 @@ def manifest(tmp_path: Path) -> Manifest:
 
 
 def lived(
-    data: Path, manifest: Manifest, updates: int = UPDATES, inline: int = 1 << 20, **server: object
+    data: Path,
+    manifest: Manifest,
+    updates: int = UPDATES,
+    inline: int = 1 << 20,
+    strategy: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+    **server: object,
 ) -> Config:
     """A server's data after some updates, as a kill may leave them but for the lock."""
-    config = server_config(data, server={"snapshot_every_versions": 2, **server})
+    tables = {"server": {"snapshot_every_versions": 2, **server}}
+    config = server_config(data, **tables, strategy=strategy or {}, privacy=privacy or {})
     with Served(config, manifest, replace(DEFAULT_LIMITS, inline_bytes_max=inline)) as served:
         device = served.device()
         for value in range(updates):
@@ -198,8 +208,9 @@ def test_payloads_that_are_dropped_are_missed(tmp_path: Path, manifest: Manifest
     next(path for path in (data / "blobs").rglob("*") if path.is_file()).unlink()
     lost(data)
     before = files(data)
-    with pytest.raises(StoreCorrupt, match="--from"):
+    with pytest.raises(StoreCorrupt, match="--from") as told:
         rebuild(data)
+    assert REBUILDING not in str(told.value), "that is gone by now"
     assert files(data) == before
 
 
@@ -233,6 +244,11 @@ def _damaged(data: Path) -> None:
     (data / NOTE).write_text(text.replace('"name": "', '"name": "x'), encoding="utf-8")
 
 
+def _in_postgresql(data: Path) -> None:
+    shutil.rmtree(data / "log")
+    (data / NOTE).unlink()
+
+
 def _shorter(data: Path) -> None:
     *_, newest = sorted((data / "log").glob("*.log"))
     with newest.open("r+b") as file:
@@ -245,11 +261,13 @@ def _shorter(data: Path) -> None:
         (_renoted(created_at=1.0), LogLost, "not what was acknowledged"),
         (_renoted(run_id="another"), DataError, "another.*run"),
         (_renoted(initial_sha256="00" * 32), DataError, "manifest/ is not of the run"),
-        (_damaged, DataError, r"run\.json is damaged"),
+        (_damaged, DataError, r"data/run\.json is damaged"),
         (lambda data: (data / NOTE).write_text("{"), DataError, r"run\.json is damaged"),
-        (_shorter, LogLost, "acknowledged up to event"),
+        (_shorter, LogLost, "data/anabranch.db: .* acknowledged up to event .* by --from"),
         (lambda data: (data / MARK).unlink(), LogLost, "acknowledged is missing.*restore a backup"),
-        (lambda data: shutil.rmtree(data / "log"), DataError, "no log of a run"),
+        (lambda data: shutil.rmtree(data / "log"), LogLost, "acknowledged up to event"),
+        (_in_postgresql, DataError, "no log of a run"),
+        (lambda data: (data / RESTORING).mkdir(), DataError, "restore` again"),
     ],
     ids=[
         "other settings",
@@ -260,6 +278,8 @@ def _shorter(data: Path) -> None:
         "shorter log",
         "no mark",
         "no log",
+        "PostgreSQL's",
+        "half a restore",
     ],
 )
 @pytest.mark.parametrize("how", ["gone", "damaged"])
@@ -332,8 +352,6 @@ def test_a_backup_does_not_mend_what_it_lacks_as_well(tmp_path: Path, manifest: 
 def test_where_nothing_is_made(tmp_path: Path, manifest: Manifest) -> None:
     data, other = tmp_path / "data", tmp_path / "other"
     lived(data, manifest)
-    with pytest.raises(ConfigError, match=r"tells of its run.*mv "):
-        rebuild(data)
     with pytest.raises(FolderMissing):
         rebuild(tmp_path / "nowhere")
     lived(other, manifest, updates=1)
@@ -347,6 +365,225 @@ def test_where_nothing_is_made(tmp_path: Path, manifest: Manifest) -> None:
         with pytest.raises(StoreLocked):
             rebuild(tmp_path / "alive")
     assert verify(tmp_path / "alive").problems == ()
+
+
+def test_a_database_of_another_run_is_moved_away_as_the_error_says(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """With its log, which beside another file of that name would be played into that."""
+    data, other = tmp_path / "my data", tmp_path / "other"
+    lived(data, manifest)
+    lived(other, manifest, updates=1)
+    lost(data)
+    shutil.copy(other / SQLITE_FILE, data)
+    (data / f"{SQLITE_FILE}-wal").write_bytes(b"of the other run's")
+    run = noted_run(other)
+    assert run is not None
+    with pytest.raises(ConfigError, match=f"tells of its run, {run.run_id}, .* of another run") as told:
+        rebuild(data)
+    command = str(told.value).partition("move it away: ")[2].partition("; and back")[0]
+    subprocess.run(command, shell=True, check=True)
+    assert {path.name for path in (tmp_path / f"my data{LOST}").iterdir()} >= {
+        SQLITE_FILE,
+        f"{SQLITE_FILE}-wal",
+    }
+    assert rebuild(data).version == UPDATES
+
+
+def test_a_file_that_cannot_be_seen_is_not_taken_for_lost(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tags and metrics may be in it."""
+    monkeypatch.setattr("anabranch.server.rebuild.BUSY_TIMEOUT_MS", 1)
+    data = tmp_path / "data"
+    lived(data, manifest)
+    kept = (data / SQLITE_FILE).read_bytes()
+    (in_the_way := data / f"{SQLITE_FILE}-wal").unlink(missing_ok=True)
+    in_the_way.mkdir()
+    with pytest.raises(StoreError, match=r"may be whole.*unable to open"):
+        rebuild(data)
+    in_the_way.rmdir()
+    assert (data / SQLITE_FILE).read_bytes() == kept
+    with closing(sqlite3.connect(data / SQLITE_FILE, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode=DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreLocked, match="may be whole"):
+            rebuild(data)
+    assert not list(data.glob(f"*{LOST}*"))
+
+
+def test_a_look_at_an_empty_file_leaves_its_log(tmp_path: Path, manifest: Manifest) -> None:
+    """SQLite's own, which may have all that the file lacks: tags, metrics."""
+    data = tmp_path / "data"
+    lived(data, manifest)
+    lost(data)
+    (data / SQLITE_FILE).touch()
+    (data / f"{SQLITE_FILE}-wal").write_bytes(b"what was not moved into the file yet")
+    _damaged(data)
+    before = files(data)
+    with pytest.raises(DataError):
+        rebuild(data)
+    assert files(data) == before
+
+
+def test_another_users_data_are_left_to_that_user(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server could not open root's file, nor root's lock."""
+    data = tmp_path / "data"
+    lived(data, manifest)
+    lost(data)
+    (data / "lock").unlink()
+    owner = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: owner + 1)
+        with pytest.raises(ConfigError, match=f"belongs to user {owner}.*as that user"):
+            rebuild(data)
+    assert not (data / "lock").exists()
+    assert rebuild(data).version == UPDATES
+
+
+def test_a_run_without_events(tmp_path: Path, manifest: Manifest) -> None:
+    """Its server names the command, though there is no log yet."""
+    data = tmp_path / "data"
+    config = server_config(data)
+    with Served(config, manifest):
+        pass
+    lost(data)
+    assert not list((data / "log").iterdir())
+    with pytest.raises(LogLost, match="admin rebuild"), Served(config, manifest):
+        pass
+    assert rebuild(data).version == 0
+    with Served(config, manifest) as served:
+        assert served.device().work().version == 1
+
+
+def test_no_room_is_held_back(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watermark is for what is acknowledged, and the run's may be lower than the usual one."""
+    data = tmp_path / "data"
+    lived(data, manifest)
+    lost(data)
+    monkeypatch.setattr("anabranch.server.store.files.disk_bytes", lambda _: (1 << 20, 1 << 30))
+    assert rebuild(data).version == UPDATES
+
+
+def test_what_was_proved_and_cannot_be_written(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last: a full disk says no more than that."""
+    monkeypatch.setattr("anabranch.server.rebuild.BUSY_TIMEOUT_MS", 1)
+    data = tmp_path / "data"
+    lived(data, manifest)
+    lost(data)
+    before = files(data)
+    with ExitStack() as stack:
+
+        def held(staged: Path, whole: bool) -> VerifyReport:
+            found = verify(staged, whole=whole)
+            other = stack.enter_context(closing(sqlite3.connect(staged / SQLITE_FILE, isolation_level=None)))
+            other.execute("BEGIN IMMEDIATE")
+            return found
+
+        monkeypatch.setattr("anabranch.server.rebuild.verify", held)
+        with pytest.raises(StoreError, match="is locked; nothing was changed"):
+            rebuild(data)
+    assert files(data) == before
+
+
+def test_the_next_start_goes_on_from_a_snapshot(tmp_path: Path, manifest: Manifest) -> None:
+    data = tmp_path / "data"
+    config = lived(data, manifest)
+    lost(data)
+    made = rebuild(data)
+    with closing(open_store("", data)) as store:
+        assert store.load().applied_through_seq == made.events
+    with Served(config, manifest) as served:
+        assert served.device().work().version == UPDATES + 1
+
+
+@pytest.mark.parametrize("memory", ["ram", "disk"])
+def test_what_a_strategy_remembers_of_devices(tmp_path: Path, manifest: Manifest, memory: str) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    ace = {"name": "ace", "memory": memory}
+    lived(data, manifest, strategy=ace)
+    back_up(data, copy)
+    lived(data, manifest, updates=2, strategy=ace)
+    state = verify(data, whole=True).state_sha256
+    for backup in (None, copy):
+        lost(data)
+        shutil.rmtree(data / "shelf", ignore_errors=True)
+        assert rebuild(data, backup).state_sha256 == state
+    lived(data, manifest, updates=1, strategy=ace)
+    assert verify(data, whole=True).problems == ()
+
+
+def test_a_private_run_has_its_noise_again(tmp_path: Path, manifest: Manifest) -> None:
+    data = tmp_path / "data"
+    privacy = {"clip": 1.0, "noise": 1.0, "participations": 100}
+    lived(data, manifest, privacy=privacy)
+    state = verify(data, whole=True).state_sha256
+    lost(data)
+    assert rebuild(data).state_sha256 == state
+    lived(data, manifest, updates=1, privacy=privacy)
+    assert verify(data, whole=True).problems == ()
+
+
+def test_a_backup_may_lack_what_came_of_its_last_event(tmp_path: Path, manifest: Manifest) -> None:
+    """Taken within a second of it: its version is in no row yet, and a snapshot that came later is sound."""
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    lived(data, manifest)
+    state = verify(data, whole=True).state_sha256
+    back_up(data, copy)
+    with closing(sqlite3.connect(copy / SQLITE_FILE)) as rows, rows:
+        rows.execute("DELETE FROM model_versions WHERE version = ?", (UPDATES,))
+        ((taken,),) = rows.execute(
+            "DELETE FROM snapshots WHERE version = ? RETURNING sha256", (UPDATES,)
+        ).fetchall()
+        SnapshotFiles(copy, DEFAULT_LIMITS).path(taken).unlink()
+        rows.execute(
+            "UPDATE updates SET state = 'received', verdict = NULL, weight = NULL, applied_version = NULL "
+            "WHERE applied_version = ?",
+            (UPDATES,),
+        )
+    lost(data)
+    assert rebuild(data, copy).state_sha256 == state
+
+
+def test_a_snapshot_of_what_the_log_has_lost(tmp_path: Path, manifest: Manifest) -> None:
+    """Behind the mark, as a power cut may leave it: what was published is known by its snapshot."""
+    data, early = tmp_path / "data", tmp_path / "early"
+    lived(data, manifest)
+    shutil.copytree(data, early)
+    lived(data, manifest, updates=1)
+    shutil.copytree(data / "snapshots", early / "snapshots", dirs_exist_ok=True)
+    lost(early)
+    before = files(early)
+    with pytest.raises(LogLost, match=f"snapshot of version {UPDATES + 1}"):
+        rebuild(early)
+    assert files(early) == before
+
+
+def test_a_backup_that_is_damaged_is_named(tmp_path: Path, manifest: Manifest) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    lived(data, manifest)
+    back_up(data, copy)
+    lost(data)
+    before = files(data)
+    for spoil in (lambda path: path.write_bytes(b"no database" * 400), lambda path: path.unlink()):
+        spoil(copy / SQLITE_FILE)
+        with pytest.raises(DataError, match=r"copy/anabranch\.db is missing or damaged"):
+            rebuild(data, copy)
+    assert files(data) == before
+
+
+def test_a_damaged_file_names_the_command(tmp_path: Path, manifest: Manifest) -> None:
+    """To restore a backup would lose what came since."""
+    data = tmp_path / "data"
+    config = lived(data, manifest)
+    lost(data)
+    (data / SQLITE_FILE).write_bytes(b"no database" * 400)
+    with pytest.raises(StoreCorrupt, match="admin rebuild"), Served(config, manifest):
+        pass
 
 
 def test_the_error_names_the_command_and_the_command_does_it(tmp_path: Path, manifest: Manifest) -> None:
