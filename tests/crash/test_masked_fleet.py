@@ -128,6 +128,26 @@ def test_kills_of_all_three_kinds(tmp_path: Path, stack: ExitStack) -> None:
     check_log(fleet, 3)
 
 
+def test_a_server_whose_database_is_lost(tmp_path: Path, stack: ExitStack) -> None:
+    """Made anew of its log, in which are the keepers' answers and a sum that waits for one."""
+    fleet = MaskedFleet(tmp_path, stack)
+    keepers, server = [fleet.keeper(i) for i in range(2)], fleet.server()
+    devices = [fleet.device(i) for i in range(3)]
+    fleet.until("updates_applied", 3)  # no sum is asked for before the fourth
+    keepers[1].kill()
+    devices.append(fleet.device(3))
+    fleet.until("waiting", 1)
+    server.kill()
+    server.wait()
+    for path in (tmp_path / "data").glob("anabranch.db*"):
+        path.unlink()
+    answer(anabranch(tmp_path, "admin", "rebuild", "--data-dir", "data", "--json"))
+    server = fleet.server()
+    fleet.keeper(1)
+    assert finished(fleet, server, devices)["version"] == 3
+    check_log(fleet, 3)
+
+
 def test_a_standby_takes_over_with_the_sums_that_wait(
     tmp_path: Path, stack: ExitStack, postgresql_url: str
 ) -> None:
