@@ -123,7 +123,7 @@ def _check_data(data_dir: Path) -> None:
     for path in (data_dir / MARK, data_dir / LOG):
         if path.exists() and (owner := path.stat().st_uid) != os.geteuid():
             raise ConfigError(
-                f"{path} belongs to user {owner}, whose server could not open what user {os.geteuid()} "
+                f"{path} belongs to uid {owner}, whose server could not open what uid {os.geteuid()} "
                 f"makes: do it as that user (sudo -u '#{owner}')"
             )
 

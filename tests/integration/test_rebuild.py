@@ -437,7 +437,7 @@ def test_another_users_data_are_left_to_that_user(
     owner = os.geteuid()
     with monkeypatch.context() as patch:
         patch.setattr("os.geteuid", lambda: owner + 1)
-        with pytest.raises(ConfigError, match=f"belongs to user {owner}.*as that user"):
+        with pytest.raises(ConfigError, match=f"belongs to uid {owner}.*as that user"):
             rebuild(data)
     assert not (data / "lock").exists()
     assert rebuild(data).version == UPDATES
