@@ -172,9 +172,9 @@ def _run_in(path: Path) -> str | None:
 
 
 def _moved(path: Path) -> str:
-    """How a database goes out of the way, with what belongs to it."""
-    lost, there = shlex.quote(f"{path.parent}{LOST}"), shlex.quote(str(path))
-    return f"move it away: mkdir {lost}; mv {there}* {lost}; and back, should this fail"
+    """How a database goes out of the way, with what belongs to it, and over nothing that went before."""
+    lost, there = shlex.quote(str(path.parent / "lost")), shlex.quote(str(path))
+    return f"move it away: mkdir {lost} && mv {there}* {lost}; and back, should this fail"
 
 
 # --- in a folder of its own --------------------------------------------------------------------------------

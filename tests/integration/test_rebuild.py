@@ -383,7 +383,7 @@ def test_a_database_of_another_run_is_moved_away_as_the_error_says(
         rebuild(data)
     command = str(told.value).partition("move it away: ")[2].partition("; and back")[0]
     subprocess.run(command, shell=True, check=True)
-    assert {path.name for path in (tmp_path / f"my data{LOST}").iterdir()} >= {
+    assert {path.name for path in (data / "lost").iterdir()} >= {
         SQLITE_FILE,
         f"{SQLITE_FILE}-wal",
     }
