@@ -49,12 +49,18 @@ def pace_after(
 
 
 class IncomingModel:
-    """A model on its way: sizes are checked before anything is allocated."""
+    """A model on its way: sizes are checked before anything is allocated. `most`: bytes that it may need."""
 
-    def __init__(self, header: devices.ModelHeader, sha256: str, limits: Limits) -> None:
+    def __init__(
+        self, header: devices.ModelHeader, sha256: str, limits: Limits, most: int | None = None
+    ) -> None:
         self.header, self.version, self.sha256 = header, header.version, sha256
         check_size = convert.check_frozen_size if header.part.part_id else convert.check_payload_size
         size = check_size(header.part.size_bytes, limits)
+        if most is not None and size > most:
+            raise TooLarge(
+                f"version {self.version} is said to have {size} bytes: the run's model needs {most} at most"
+            )
         try:
             self.data = bytearray(size)
         except (MemoryError, OverflowError):

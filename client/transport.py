@@ -42,6 +42,7 @@ from anabranch.client.transfer import (
     update_header,
 )
 from anabranch.client.windows import window_from_proto
+from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import stages
 from anabranch.core.config.caps import heard_by_device
 from anabranch.core.config.ranges import BY_CALLS
@@ -55,7 +56,7 @@ from anabranch.core.errors import (
     Unavailable,
     outcome_of,
 )
-from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS, Limits
+from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS, KIB, Limits
 from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
@@ -70,6 +71,8 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 REFUSED_S = (1.0, 5.0)  # until a device asks again, where a refusal says no window
+# By no codec is a version so many times as long as it is as numbers, and so much in heads and tables besides.
+LONGEST, HEADS_BYTES = 4, 1024 * KIB
 FRESH_MAX = 64  # tasks of which it is remembered that nothing was sent; a device has few at a time
 
 
@@ -445,8 +448,14 @@ class GrpcTransport:
             self._partial = None
             raise Unavailable(f"version {header.version} changed while it was fetched: fetch it anew")
         if self._partial is None:
-            self._partial = IncomingModel(header, sha256, self._limits)
+            self._partial = IncomingModel(header, sha256, self._limits, self._most(header))
         self._partial.header = header
+
+    def _most(self, header: devices.ModelHeader) -> int | None:
+        """How many bytes a version of the run may need by any codec; None where its model is not known."""
+        if self._enrolled is None or header.part.part_id:
+            return None
+        return LONGEST * full_bytes(self._enrolled.spec) + HEADS_BYTES
 
     def _take(self, chunk: Chunk) -> None:
         if self._partial is None:

@@ -76,6 +76,7 @@ class Server(DevicesServicer, JobsServicer):
 
     def FetchModel(self, request: Any, context: Any) -> Iterator[devices.FetchModelResponse]:  # noqa: N802
         part = model.Part(size_bytes=self.size_bytes, sha256=bytes(32), encoding=model.Encoding(codec="raw"))
+        part.part_id = request.part_id
         yield devices.FetchModelResponse(header=devices.ModelHeader(part=part), data=bytes(16))
 
     def ListJobs(self, request: Any, context: Any) -> jobs.ListJobsResponse:  # noqa: N802
@@ -196,10 +197,19 @@ def test_a_beat_that_is_due_in_a_thousand_years_can_be_waited_for() -> None:
 
 def test_a_model_for_which_there_is_no_memory_is_refused(hostile: Any) -> None:
     servicer, transport, _ = hostile
-    servicer.config = json.dumps({"limits": {"payload_bytes_max": 2**50}})
+    servicer.config = json.dumps({"limits": {"payload_bytes_max": 2**50, "frozen_bytes_max": 2**50}})
     servicer.size_bytes = 2**49  # more than a processor has addresses for
     transport.enrol(Capability())
     with pytest.raises(TooLarge, match="no memory"):
+        transport.fetch(SPEC.layout_hash, part_id=1)
+
+
+def test_a_model_is_no_longer_than_its_numbers_need(hostile: Any) -> None:
+    """A server of a model of 16 bytes has nobody make room for 2 MiB, let alone for all that it may say."""
+    servicer, transport, _ = hostile
+    servicer.size_bytes = 2 * 2**20
+    transport.enrol(Capability())
+    with pytest.raises(TooLarge, match="the run's model needs 1048640 at most"):
         transport.fetch(SPEC.layout_hash, 0)
 
 

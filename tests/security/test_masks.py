@@ -200,7 +200,7 @@ def same_training(ward: Ward) -> tuple[list[Integers], list[Integers]]:
     """What five devices learn, and what a server finds out that has them train the same five times.
 
     It says that these are other versions. Each sum leaves another device out. Nothing is there twice, so a
-    a keeper that remembers all answers.
+    keeper that remembers all answers.
     """
     learned = [np.arange(5) + 5 * i - 12 for i in range(5)]
     keeper, sums = ward.keeper(KeeperStore), []

@@ -43,3 +43,6 @@ def test_so_do_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     record = logging.LogRecord("a", logging.INFO, __file__, 1, "serving %s", (HOSTILE,), None)
     assert handler.filter(record)
     assert record.getMessage() == f"serving {LINES}"
+    assert handler.format(record).splitlines()[1:] == ["  " + LINES.splitlines()[1]], (
+        "at the margin none is forged"
+    )

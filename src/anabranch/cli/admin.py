@@ -24,6 +24,7 @@ from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
+from anabranch.core.text import visible
 from anabranch.identity.certificates import time_text
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text
@@ -76,7 +77,7 @@ def status(server: OperatorClient, output: Output) -> None:
         f"  since the run began ({began}): {updates}, {s.leases_lost} leases lost",
         f"  since the server started ({up_for} ago): {up}, {down}, {s.updates_duplicate} resent",
         *([f"  refused for want of room: {s.disk_full}"] if s.disk_full else []),
-        *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
+        *(f"  in quarantine: {client} ({visible(why)})" for client, why in sorted(s.quarantined.items())),
         *(f"  {change}" for change in changed),
     ]
     promise = PrivacyTable.of_json(s.config).promise(s.version)
@@ -310,7 +311,8 @@ def watch(
         for e in server.watch(after):
             told = {"client": e.client_id, "version": e.version, **e.data}
             words = " ".join(f"{k}={v}" for k, v in told.items() if v not in ("", None))
-            output.event(e.kind, f"{time_text(e.at_s)} #{e.seq} {e.kind} {words}", **e.to_json())
+            line = f"{time_text(e.at_s)} #{e.seq} {e.kind} {words}"
+            output.event(e.kind, visible(line), **e.to_json())  # one, whatever a device has said in it
 
 
 def _all_versions(server: OperatorClient, after: int = 0) -> list[PublishedVersion]:

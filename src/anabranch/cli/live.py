@@ -463,7 +463,8 @@ def _teller(output: Output) -> Callable[..., None]:
         level = logging.WARNING if kind == "failed" else logging.INFO
         if not (output.as_json or kind in ONCE or log.isEnabledFor(level)):
             return
-        text = f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items())
+        # One line, whatever a server has said in it.
+        text = visible(f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items()))
         if kind == "placed":
             text = (UNNUMBERED if data["count"] == 1 else PLACED).format(**data)
         output.event(kind, text, **data)

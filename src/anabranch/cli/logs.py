@@ -24,6 +24,8 @@ from anabranch.support.tracing import begin_tracing, trace_id
 
 LEVELS = ("debug", "info", "warning", "error")
 
+CONTINUED = "\n  "  # at the margin a line begins of its own: none is forged by what somebody has said
+
 _LOGGED = "What is logged: debug, info, warning or error."
 LogLevel = Annotated[str, typer.Option("--log-level", help=_LOGGED, metavar="LEVEL")]
 DeviceLogLevel = Annotated[
@@ -40,6 +42,7 @@ class _Lines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """The line without a traceback."""
+        record.message = record.message.replace("\n", CONTINUED)
         if job := JOB.get():
             record.message = f"job {job}: {record.message}"
         return super().formatMessage(record)
