@@ -96,19 +96,21 @@ class _Wait:
 
 
 @dataclass
-class _Pause:
+class Pause:
     """When to say again what lasts: after `first_s`, then twice as long each time."""
 
     first_s: float
     after_s: float = 0.0
 
     def due(self, lasted_s: float) -> bool:
+        """Whether to say it now, after so long."""
         if lasted_s < max(self.after_s, self.first_s):
             return False
         self.after_s = 2.0 * lasted_s
         return True
 
     def over(self) -> None:
+        """It lasts no longer."""
         self.after_s = 0.0
 
 
@@ -157,7 +159,7 @@ class Chronicle:
         self._lost: dict[str, _Gathered] = {}
         self._waits: dict[str, _Wait] = {}
         self._busy_since: float | None = None  # somebody works or asks, and no update has come
-        self._stall, self._starving = _Pause(STALL_S), _Pause(STARVING_S)
+        self._stall, self._starving = Pause(STALL_S), Pause(STARVING_S)
         self._phase = glance().phase
         if why := glance().finished:
             _say(logging.INFO, f"the run had ended before: {why}", why=why)

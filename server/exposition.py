@@ -26,7 +26,7 @@ class Exposition:
         try:
             served: Any = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
-            raise PortInUse(f"{address} cannot be served on: {error}") from error
+            raise PortInUse(f"server.metrics_address: {address} cannot be served on: {error}") from error
         self._server, self._thread = served
         self.address = f"{address.rpartition(':')[0]}:{self._server.server_port}"
         if not is_loopback(address):

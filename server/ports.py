@@ -35,7 +35,7 @@ from anabranch.server.joining import Joining
 from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
 from anabranch.server.run import LiveRun
-from anabranch.server.tls import ServerIdentity, join_address, uses_tls
+from anabranch.server.tls import JOIN_PORT_AFTER, ServerIdentity, join_address, uses_tls
 from anabranch.server.unreadable import ReadsRequests
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,8 @@ class Ports:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._add_services(server, admin, identity)
-        return await self._start(server, address, identity)
+        setting = "server.admin_address" if admin else "server.address"
+        return await self._start(server, setting, address, identity)
 
     def _interceptors(self) -> list[aio.ServerInterceptor]:
         """Of one port: they remember its handlers, which must never answer on another."""
@@ -185,19 +186,24 @@ class Ports:
         )
         joining = Joining(identity.members, self._config.identity.certificate_s, limits)
         add_JoiningServicer_to_server(joining, server)
-        return await self._start(server, join_address(self._config), identity, clients=False)
+        setting = f"identity.join_address (without it {JOIN_PORT_AFTER} after server.address)"
+        return await self._start(server, setting, join_address(self._config), identity, clients=False)
 
     async def _start(
-        self, server: Any, address: str, identity: ServerIdentity | None, clients: bool = True
+        self, server: Any, setting: str, address: str, identity: ServerIdentity | None, clients: bool = True
     ) -> str:
-        """Serve on an address; returns it with its real port. `clients`: they show certificates."""
+        """Serve on the address of a setting; returns it with its real port.
+
+        `clients`: they show certificates.
+        """
         try:
             if identity is None:
                 port = server.add_insecure_port(address)
             else:
                 port = server.add_secure_port(address, identity.credentials(clients))
         except RuntimeError as error:
-            raise PortInUse(f"{address} cannot be served on: {why_not_served(address) or error}") from error
+            why = why_not_served(address) or error
+            raise PortInUse(f"{setting}: {address} cannot be served on: {why}") from error
         await server.start()
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"

@@ -29,6 +29,8 @@ from anabranch.core.errors import (
     Unavailable,
 )
 from anabranch.core.limits import Limits
+from anabranch.reports.text import duration_text
+from anabranch.server.chronicle import Pause
 from anabranch.server.notify import READY, notify
 from anabranch.server.ports import NOT_SERVING, Ports
 from anabranch.server.recovery import Recovered
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
 LOOK_AGAIN_S = 1.0  # for a database that does not answer
+SAY_AGAIN_S = 60.0
 REFUSED = "FATAL"  # PostgreSQL's word to whom it does not let in
 SOON = ("starting up", "shutting down", "recovery mode", "not yet accepting")  # but these pass
 
@@ -111,10 +114,11 @@ async def await_turn(
             raise
         led = isinstance(error, LedByAnother)
         why, began = str(error) if led else f"waiting for the database: {error}", time.monotonic()
+        pause = Pause(SAY_AGAIN_S)
     await ports.open()
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
     try:
-        log.info("standing by: %s", why)
+        log.log(logging.INFO if led else logging.WARNING, "standing by: %s" if led else "%s", why)
         notify(READY, f"STATUS={why}")  # it does what it was started for
         if waiting is not None:
             waiting(why)
@@ -125,6 +129,9 @@ async def await_turn(
                 if not _may_pass(error, config.server.standby):
                     raise
                 if isinstance(error, StoreUnreachable):
+                    waited_s = time.monotonic() - began
+                    if pause.due(waited_s):
+                        log.warning("waiting for the database, for %s: %s", duration_text(waited_s), error)
                     await _pause(stop)
             else:
                 log.info("this server leads now")

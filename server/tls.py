@@ -16,7 +16,7 @@ from cryptography import x509
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.identity.addresses import host_and_port, is_loopback
-from anabranch.identity.authority import Authority
+from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import (
     Key,
     certificate_der,
@@ -25,12 +25,14 @@ from anabranch.identity.certificates import (
     lifetime,
     new_key,
     renewal_due,
+    time_text,
 )
 from anabranch.identity.signatures import sign
 from anabranch.server.members import Members
 
 log = logging.getLogger(__name__)
 
+TOLD_BEFORE_S = 180 * DAY_S
 JOIN_PORT_AFTER = 2  # the devices' port, unless `identity.join_address` says otherwise
 
 
@@ -115,7 +117,20 @@ class ServerIdentity:
                 configuration = grpc.ssl_server_certificate_configuration([pair], self.authority.pem)
                 self._shown = PortCertificate(key, made, configuration)
                 log.info("a new certificate for the server, serial %x", made.serial_number)
+                self._say_end()
             return self._shown
+
+    def _say_end(self) -> None:
+        """Of the authority, which nobody renews: with it every certificate ends."""
+        end, now = lifetime(self.authority.certificate)[1], self.authority.now()
+        if end - now < TOLD_BEFORE_S:
+            log.warning(
+                "the authority in %s %s %s: then no device and no operator can connect; make another one, "
+                "as where ca.key has leaked (docs/deploying.md)",
+                self.authority.folder,
+                "ends on" if now < end else "has ended, on",
+                time_text(end),
+            )
 
     def _is_good(self, certificate: x509.Certificate) -> bool:
         return lifetime(certificate)[0] <= self.authority.now() < renewal_due(certificate)

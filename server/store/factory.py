@@ -82,6 +82,8 @@ def _postgresql(database: str) -> URL:
         url = make_url(database).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError):
         raise ConfigError(f"{_FORMS}; quote the special characters of a password as %XX") from None
+    if "@" in f"{url.host}{url.database}":  # of a password, of which the rest would be named as a host
+        raise ConfigError("server.database has more than one @: in a password it is written %40")
     if not url.database:
         raise ConfigError(f"server.database = {masked(database)!r} names no database: add /NAME")
     if url.password == MASK:

@@ -7,6 +7,8 @@ a way to go.
 
 from __future__ import annotations
 
+import logging
+
 from sqlalchemy import (
     Column,
     Connection,
@@ -21,6 +23,8 @@ from sqlalchemy import (
 )
 
 from anabranch.server.store.schema import metadata
+
+log = logging.getLogger(__name__)
 
 BROUGHT_UP = "0008"  # what a start brings tables to: the newest revision that needs no more than a start
 NEWEST = (
@@ -62,6 +66,11 @@ def bring_up(connection: Connection) -> None:
         from anabranch.server.store import migrations
 
         migrations.upgrade(connection, BROUGHT_UP)
+        log.warning(
+            "the database was of revision %s and is of %s now: an older release does not read it any more",
+            ", ".join(found) or "none",
+            BROUGHT_UP,
+        )
 
 
 def admit_blake3(connection: Connection) -> None:

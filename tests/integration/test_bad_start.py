@@ -107,7 +107,7 @@ def test_a_port_in_use(which: str, tmp_path: Path, manifest: Manifest) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         config = server_config(tmp_path / "data", server={which: address})
-        words = rf"{address} .*: Address already in use$"
+        words = rf"^server\.{which}: {address} .*: Address already in use$"
         with pytest.raises(PortInUse, match=words), Served(config, manifest):
             pass
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import pytest
@@ -14,8 +17,11 @@ from postgres_gate import SOCKET
 from wire import server_config
 
 from anabranch.core.errors import StoreUnreachable
+from anabranch.server import standby
 from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import Manifest
+from anabranch.server.recovery import Recovered
+from anabranch.server.standby import StandbyPorts, await_turn
 
 
 @pytest.fixture
@@ -59,3 +65,47 @@ def test_one_that_lets_nobody_in_is_not_waited_for(
     config = server_config(tmp_path / "data", server={"database": url})
     with pytest.raises(StoreUnreachable, match="does not exist"):
         asyncio.run(serve(config, manifest, waiting=pytest.fail))
+
+
+class NoPorts(StandbyPorts):
+    """Opens none."""
+
+    def __init__(self) -> None:
+        self.address = self.admin_address = ""
+
+    async def open(self) -> None:
+        """Nothing."""
+
+    async def close(self, grace_s: float) -> None:
+        """Nothing."""
+
+
+def test_a_wait_is_said_again_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database does not answer for ten hours, of which a look takes a second."""
+    seconds = itertools.count()
+    begun: list[float | None] = []
+
+    def begin(waited_s: float | None) -> Recovered:
+        begun.append(waited_s)
+        if len(begun) > 36_000:
+            raise ValueError("enough")
+        raise StoreUnreachable("db.example cannot be reached")
+
+    async def at_once(stop: asyncio.Event) -> None:
+        """No second goes by."""
+
+    async def here(function: Callable[..., Any], *values: Any) -> Any:
+        return function(*values)
+
+    monkeypatch.setattr(standby, "_pause", at_once)
+    monkeypatch.setattr(standby.asyncio, "to_thread", here)
+    monkeypatch.setattr(standby, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 2))
+    with pytest.raises(ValueError, match="enough"):
+        asyncio.run(await_turn(begin, server_config(tmp_path / "data"), NoPorts(), asyncio.Event()))
+    said = [(r.levelname, r.message) for r in caplog.records if r.name == "anabranch.server.standby"]
+    assert {level for level, _ in said} == {"WARNING"}
+    assert 8 <= len(said) <= 12  # at once, after a minute, two, four ...
+    assert all(text.endswith("db.example cannot be reached") for _, text in said)
+    assert said[0][1].startswith("waiting for the database: ")

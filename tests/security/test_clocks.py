@@ -18,7 +18,7 @@ from anabranch.client.stopping import Bell
 from anabranch.core.errors import ClocksDisagree, NotAuthenticated
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import DAY_S, Authority
-from anabranch.identity.certificates import SKEW_S, Kind, lifetime
+from anabranch.identity.certificates import SKEW_S, Kind, lifetime, time_text
 from anabranch.identity.wallet import read_wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.tls import CertificateSupply, ServerIdentity
@@ -59,6 +59,26 @@ def test_a_server_whose_clock_was_set_back_shows_a_certificate_of_now(authority:
         begin, end = lifetime(identity.certificate)
         assert begin <= time.time() < end
         assert identity.sign(b"")[1] == shown  # and then keeps it
+
+
+def test_the_end_of_an_authority_is_said_half_a_year_before(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead_s = [0.0]
+    end = lifetime(authority.certificate)[1]
+    with clock(authority, lambda: ahead_s[0]) as moved:
+        identity = ServerIdentity(moved, 7 * DAY_S)
+        for at, said in (
+            (end - 190 * DAY_S, ""),
+            (end - 170 * DAY_S, "ends on"),
+            (end + DAY_S, "has ended, on"),
+        ):
+            caplog.clear()
+            ahead_s[0] = at - time.time()
+            identity.sign(b"")
+            warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+            assert len(warnings) == bool(said)
+            assert all(f" {said} {time_text(end)}: then no device" in text for text in warnings)
 
 
 def test_a_handshake_is_given_a_certificate_only_where_it_is_another(authority: Authority) -> None:

@@ -78,15 +78,23 @@ def test_the_revisions_make_the_tables_of_the_schema(database: Database) -> None
         assert _shape(connection) == wanted
 
 
-def test_a_start_finds_the_newest_tables_or_makes_them(database: Database) -> None:
+def test_a_start_finds_the_newest_tables_or_makes_them(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "anabranch.server.store.revision")
     with database.writing() as connection:
         assert not has_tables(connection)
         upgrade(connection, "0003")
         assert has_tables(connection)
         bring_up(connection)
+        (said,) = caplog.messages
+        assert said.startswith(
+            f"the database was of revision 0003 and is of {BROUGHT_UP} now: an older release"
+        )
         assert current_revision(connection) == BROUGHT_UP
         found = _shape(connection)
         bring_up(connection)
+        assert caplog.messages == [said]
         assert has_tables(connection)
         assert _shape(connection) == found
 

@@ -41,6 +41,8 @@ def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
         "mysql://me:secret@host/db",
         "postgresql://me:secret@host:port/db",
         "postgresql://me:secret@host/",
+        "postgresql://me:p@secret@host/db",
+        "postgresql://me:p@secret/w#rd@host/db",
         "me:secret@host",
         "data.db",
     ],
@@ -50,6 +52,10 @@ def test_another_address_is_refused_without_its_password(database: str, tmp_path
         open_store(database, tmp_path)
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_a_password_may_have_what_is_quoted(tmp_path: Path) -> None:
+    assert isinstance(open_store("postgresql://me:p%40s/s#w?rd@nowhere/db", tmp_path), SqlStore)
 
 
 def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
