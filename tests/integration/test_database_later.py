@@ -100,7 +100,7 @@ def test_a_wait_is_said_again_ever_more_seldom(
         return function(*values)
 
     monkeypatch.setattr(standby, "_pause", at_once)
-    monkeypatch.setattr(standby.asyncio, "to_thread", here)
+    monkeypatch.setattr(asyncio, "to_thread", here)
     monkeypatch.setattr(standby, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 2))
     with pytest.raises(ValueError, match="enough"):
         asyncio.run(await_turn(begin, server_config(tmp_path / "data"), NoPorts(), asyncio.Event()))
