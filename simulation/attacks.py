@@ -41,7 +41,7 @@ import numpy as np
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.engine.robust import RobustTable
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.params import Vector
 from anabranch.core.parts import PartKind
 from anabranch.core.rng import rank
@@ -321,6 +321,11 @@ class Attack:
     def poisoned(self, deltas: Sequence[Vector]) -> Vector:
         """The hostile update, of the honest ones of the helpers; shape and dtype are theirs.
 
-        A copy: an attack of one's own may go on with the array that it has returned.
+        A copy: an attack of one's own may go on with the array that it has returned. Raises `AppError` for
+        another shape: a server would refuse every update of it, which would look like a defence.
         """
-        return np.array(self._poison.update(deltas, self._strength), deltas[0].dtype)
+        found = np.array(self._poison.update(deltas, self._strength), deltas[0].dtype)
+        if found.shape != deltas[0].shape:
+            wanted, name = deltas[0].shape, self._poison.name
+            raise AppError(f"attack {name!r}: update must give an array of shape {wanted}, not {found.shape}")
+        return found

@@ -13,6 +13,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from anabranch.core.engine.answers import checked_plan, checked_refusal
 from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.chains import parse_chain
@@ -56,6 +57,10 @@ class Scheduled:
         return _state_of((self.scheduler.state_type, self.strategy.state_type))
 
     @property
+    def _scheduler(self) -> str:
+        return f"scheduler {self.scheduler.name!r}"
+
+    @property
     def keeps_updates(self) -> bool:
         """As the strategy, where that knows of it."""
         return bool(getattr(self.strategy, "keeps_updates", False))
@@ -85,12 +90,13 @@ class Scheduled:
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """Whoever both admit."""
         refusal = self.strategy.admit(state.rest, ask, context)
-        return refusal or self.scheduler.admit(state.schedule, ask, context)
+        return refusal or checked_refusal(self.scheduler.admit(state.schedule, ask, context), self._scheduler)
 
     def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """The strategy's task, as the scheduler changes it."""
         planned = self.strategy.plan(state.rest, ask, local, context)
-        dealt = self.scheduler.plan(state.schedule, ask, planned, context)
+        found = self.scheduler.plan(state.schedule, ask, planned, context)
+        dealt = checked_plan(found, self._scheduler, self.scheduler.state_type)
         if dealt.local.steps < 0 or not _parses(dealt.uplink):  # the ask is in the log: no error may stop it
             dealt = replace(dealt, local=planned.local, uplink=planned.uplink)
         return replace(dealt, state=_with(state, dealt.state, planned.state))

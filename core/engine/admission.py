@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from anabranch.core.effects import Refused
+from anabranch.core.engine.answers import checked_refusal
 from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Ledger
@@ -68,7 +69,7 @@ def refusal_of(ask: Ask, now: float, books: AdmissionView, ahead: int = 0) -> Re
     for task in gone:
         state = books.strategy.on_lost(state, task, context)
     seen = context if live == context.live_tasks else replace(context, live_tasks=live)
-    return books.strategy.admit(state, ask, seen)
+    return checked_refusal(books.strategy.admit(state, ask, seen), f"strategy {books.strategy.name!r}")
 
 
 def _spent(client_id: str, live: int, books: AdmissionView) -> Refusal | None:

@@ -34,6 +34,7 @@ from anabranch.core.effects import (
     Unbarred,
 )
 from anabranch.core.engine.admission import refusal_of, superseded
+from anabranch.core.engine.answers import checked_plan
 from anabranch.core.engine.beforehand import Beforehand, LongPart
 from anabranch.core.engine.broadcast import Broadcast, BroadcastState
 from anabranch.core.engine.buffers import Buffers
@@ -174,7 +175,8 @@ class Engine:
         if task := self.ledger.tasks.get(ask.task_id):
             return [Granted(task, again=True)]
         effects = [e for t in superseded(ask, self) for e in self._lose(t, LeaseEnd.SUPERSEDED, now)]
-        plan = self.strategy.plan(self.state, ask, self.settings.local, self.context(now))
+        found = self.strategy.plan(self.state, ask, self.settings.local, self.context(now))
+        plan = checked_plan(found, f"strategy {self.strategy.name!r}", self.strategy.state_type)
         self.state = plan.state
         submodel = self._submodel(ask)
         client = self.ledger.clients[ask.client_id]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
+from anabranch.core.engine.answers import checked_step
 from anabranch.core.engine.buffers import Buffers, ReachedBuffers
 from anabranch.core.engine.clipping import clipped
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Context, State, Step, Strategy
-from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import Update, Verdict
 
@@ -34,35 +32,14 @@ def stepped(update: Update, context: Context, books: StepView, vector: Vector) -
     `vector` is the strategy's to write on.
     """
     given = as_given(update, context, books, vector)
-    step = books.strategy.step(books.state, vector, given.update, context)
-    _check(step, books)
+    found = books.strategy.step(books.state, vector, given.update, context)
+    step = checked_step(found, f"strategy {books.strategy.name!r}", books.spec)
     if step.decision is None or step.decision.verdict is Verdict.REJECTED:
         return step
     books.buffers.count(given.reached)
     detail = given.detail
     books.guard.taken(update.client_id, given.length, bool(detail), books.settings)
     return replace(step, decision=replace(step.decision, detail=detail)) if detail else step
-
-
-def _check(step: Step, books: StepView) -> None:
-    """Raises `AppError` for what no step is: no device could read a version of another form."""
-    whose = f"strategy {books.strategy.name!r}"
-    if not isinstance(step, Step) or step.decision is None:
-        raise AppError(f"{whose}: step must return a Step with a decision, not {_word(step)}")
-    if step.vector is None:
-        return
-    wanted = f"a vector of {books.spec.size} values of {books.spec.vector_dtype.name}"
-    if not isinstance(step.vector, np.ndarray):
-        raise AppError(f"{whose}: step must give {wanted}, not {_word(step.vector)}")
-    if step.vector.shape != (books.spec.size,) or step.vector.dtype != books.spec.vector_dtype:
-        found = f"an array of shape {step.vector.shape} and {step.vector.dtype.name}"
-        raise AppError(f"{whose}: step must give {wanted}, as its argument is, not {found}")
-
-
-def _word(found: object) -> str:
-    if found is None:
-        return "None"
-    return "one without" if isinstance(found, Step) else f"a {type(found).__name__}"
 
 
 class Given(NamedTuple):

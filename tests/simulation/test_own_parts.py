@@ -65,6 +65,18 @@ class Scheduler(scheduler.Resting):
     name: ClassVar[str] = "breaking"
     def plan(self, state, ask, plan, context): return look_up()
 @dataclass(frozen=True)
+class Lax(scheduler.Resting):
+    name: ClassVar[str] = "lax"
+    how: str = ""
+    def admit(self, state, ask, context): return True if self.how == "true" else None
+    def plan(self, state, ask, plan, context): return None if self.how == "none" else plan
+class Short(attack.Backwards):
+    name = "short"
+    def update(self, deltas, s): return deltas[0][:-1]
+class Nothing(attack.Backwards):
+    name = "nothing"
+    def update(self, deltas, s): return None
+@dataclass(frozen=True)
 class Rule(rule.NormBound):
     name: ClassVar[str] = "breaking"
     def combine(self, rows, before): return look_up()
@@ -208,3 +220,23 @@ def test_a_part_that_remembers_in_itself_is_refused(here: Path) -> None:
         ConfigError, match=r"mine\.py:Counts: a strategy is .*: write @dataclass\(frozen=True\)"
     ):
         simulated({"strategy": "FILE:Counts"})
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("true", "admit must return None or a Refusal, not a bool"),
+        ("none", "plan must return a Plan, not None"),
+        ("strategys", "plan must return its own state, a LastTasks, not a "),
+    ],
+)
+def test_what_a_scheduler_answers_is_looked_at(here: Path, how: str, told: str) -> None:
+    with pytest.raises(AppError, match=f"^scheduler 'lax': {told}"):
+        simulated({"strategy.scheduler": {"name": "FILE:Lax", "how": how}})
+
+
+@pytest.mark.parametrize(("name", "shape"), [("Short", r"\(\d+,\)"), ("Nothing", r"\(\)")])
+def test_an_attack_that_no_server_would_take_ends_the_run(here: Path, name: str, shape: str) -> None:
+    """All of its updates would be refused, which would look like a defence that holds."""
+    with pytest.raises(AppError, match=f"^attack '{name.lower()}': update must give an array .* not {shape}"):
+        simulated({"fleet.attackers": 0.5, "fleet.attack": f"FILE:{name}"})

@@ -1,0 +1,51 @@
+"""What strategies and schedulers answer, looked at before it is gone by: they may be somebody's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anabranch.core.engine.strategy import Plan, Refusal, Step
+from anabranch.core.errors import AppError
+from anabranch.core.model.params import ParamSpec
+
+
+def checked_refusal(found: Any, whose: str) -> Refusal | None:
+    """Raises `AppError` for what `admit` must not answer."""
+    if found is None or isinstance(found, Refusal):
+        return found
+    raise AppError(f"{whose}: admit must return None or a Refusal, not {_word(found)}")
+
+
+def checked_plan(found: Any, whose: str, state_type: type[Any]) -> Plan:
+    """Raises `AppError` for what `plan` must not answer."""
+    if not isinstance(found, Plan):
+        raise AppError(f"{whose}: plan must return a Plan, not {_word(found)}")
+    if not isinstance(found.state, state_type):
+        raise AppError(
+            f"{whose}: plan must return its own state, a {state_type.__name__}, not {_word(found.state)}"
+        )
+    return found
+
+
+def checked_step(found: Any, whose: str, spec: ParamSpec) -> Step:
+    """Raises `AppError` for what no step is: no device could read a version of another form."""
+    if not isinstance(found, Step) or found.decision is None:
+        raise AppError(f"{whose}: step must return a Step with a decision, not {_word(found)}")
+    vector = found.vector
+    if vector is None:
+        return found
+    wanted = f"a vector of {spec.size} values of {spec.vector_dtype.name}"
+    if not isinstance(vector, np.ndarray):
+        raise AppError(f"{whose}: step must give {wanted}, not {_word(vector)}")
+    if vector.shape != (spec.size,) or vector.dtype != spec.vector_dtype:
+        shown = f"an array of shape {vector.shape} and {vector.dtype.name}"
+        raise AppError(f"{whose}: step must give {wanted}, as its argument is, not {shown}")
+    return found
+
+
+def _word(found: Any) -> str:
+    if found is None:
+        return "None"
+    return "one without" if isinstance(found, Step) else f"a {type(found).__name__}"
