@@ -35,8 +35,9 @@ def test_the_files_are_whole(template: str, tmp_path: Path) -> None:
 def test_it_runs_and_its_tests_pass(template: str, tmp_path: Path) -> None:
     answer(anabranch(tmp_path, "new", "mine", "--template", template, "--json"))
     folder = tmp_path / "mine"
-    run = answer(anabranch(folder, "simulate", "run.toml", "--updates", 20, "--json"))
-    assert run["updates_applied"] == 20
+    simulated = anabranch(folder, "simulate", "run.toml", "--updates", 20, "--json")
+    assert answer(simulated)["updates_applied"] == 20
+    assert "changes nothing" not in simulated.stderr
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1000)
     assert "3 passed" in done.stdout, done.stdout + done.stderr

@@ -269,7 +269,8 @@ def test_a_packed_app_with_a_codec_has_the_mod(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("serverapp", "tables"), [(ASYNCHRONOUS, {"run": {}}), (BASELINE, {"uplink": {"codec": "int8"}})]
+    ("serverapp", "tables"),
+    [(ASYNCHRONOUS, {"run": {"updates_max": 1}}), (BASELINE, {"uplink": {"codec": "int8"}})],
 )
 def test_other_packed_apps_keep_their_client_app(serverapp: str, tables: Any, tmp_path: Path) -> None:
     app = write_app(tmp_path)
