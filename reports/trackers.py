@@ -45,24 +45,30 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """`metrics.jsonl` in the run's folder: a line for each measurement."""
+    """`metrics.jsonl` in the run's folder: a line for each measurement, once, also where it is told again."""
 
     name: ClassVar[str] = "jsonl"
 
     def __init__(self) -> None:
         self._lines: TextIO | None = None
+        self._there: set[str] = set()
 
     def start(self, run: TrackedRun) -> None:
         """Opens the file; lines that are there stay. Raises `ConfigError` where there is no folder."""
         if run.folder is None:
             raise ConfigError("the tracker jsonl writes into the run's folder, and this run has none")
         run.folder.mkdir(parents=True, exist_ok=True)
-        self._lines = (run.folder / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
+        self._lines = (run.folder / METRICS_FILE).open("a+", encoding="utf-8", errors="replace", buffering=1)
+        self._lines.seek(0)
+        self._there.update(self._lines)
 
     def metrics(self, version: int, values: Mapping[str, float]) -> None:
         """One line."""
         assert self._lines is not None, "started"
-        self._lines.write(json.dumps({"version": version, **values}) + "\n")
+        line = json.dumps({"version": version, **values}) + "\n"
+        if line not in self._there:
+            self._there.add(line)
+            self._lines.write(line)
 
     def finish(self, result: Mapping[str, Any]) -> None:  # noqa: ARG002 - the contract's
         """Closes the file."""

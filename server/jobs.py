@@ -80,7 +80,8 @@ class Jobs:
             raise ConfigError("this server serves several jobs: name one in its address, as HOST:PORT/JOB")
         job = self._jobs.get(name)
         if job is None or job.run is None:
-            raise Unavailable(f"no job {name!r} is served here now")
+            says = "`anabranch admin jobs list` says which there are, and how they stand"
+            raise Unavailable(f"no job {name!r} is served here now: {says}")
         job.calls += 1
         job.idle.clear()
         try:

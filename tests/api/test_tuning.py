@@ -114,6 +114,12 @@ def test_a_choice_at_an_end_is_extended_and_said() -> None:
     assert set(left.trials.column(RATE)) == {0.001, 0.01}
 
 
+def test_a_budget_of_which_no_version_comes_is_said() -> None:
+    given = {**SMALL, "until": ab.Until(updates=2), "settings": {"strategy.buffer_size": 8}}
+    tuned = ab.tune("synthetic", {RATE: [0.01, 0.1]}, **given)
+    assert any("nothing was learned" in said for said in tuned.report.said)
+
+
 @pytest.mark.parametrize("kill_at", [2, 40])
 def test_a_tuning_that_was_killed_goes_on_to_the_same(
     kill_at: int, whole: tuple[ab.Tuning, int], tmp_path: Path

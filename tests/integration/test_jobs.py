@@ -194,7 +194,9 @@ def test_a_call_that_names_no_job_is_told_to(two: Path) -> None:
             grpc.StatusCode.INVALID_ARGUMENT,
             "this server serves several jobs: name one in its address, as HOST:PORT/JOB",
         )
-        with pytest.raises(Unavailable, match="no job 'three' is served here now"):
+        with pytest.raises(
+            Unavailable, match="no job 'three' is served here now: `anabranch admin jobs list`"
+        ):
             host.operator("three").status()
         with pytest.raises(grpc.RpcError) as streamed:
             host.device("three").fetch()

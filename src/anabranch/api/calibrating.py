@@ -42,6 +42,7 @@ TASKS_MIN = 5  # of a device, for its spread
 UNIFORM = 0.8  # of a uniform distribution's width lies between its tenth and its ninetieth percentile
 SPREAD_MAX = 0.95
 LATENCIES_OF_TASK, LATENCIES_BETWEEN = 4, 2
+TRAVEL_MIN_S = 1e-6  # less is what subtraction leaves of equal times
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class _Times:
         travel_s = fmean(self.rests_s) - LATENCIES_OF_TASK * latency_s
         down = share.downlink_bytes / len(self.asked) if share else 0.0
         task_bytes = down + fmean(self.up_bytes)
-        mbps = 8e-6 * task_bytes / travel_s if travel_s > 0 else 0.0
+        mbps = 8e-6 * task_bytes / travel_s if travel_s > TRAVEL_MIN_S else 0.0
         step_s = fmean(self.steps_s)
         spread = 0.0
         if len(self.steps_s) >= TASKS_MIN:

@@ -523,6 +523,10 @@ def _said(ranges: Sequence[TunedRange], best: int, fresh: FreshFigures) -> list[
     ]
     if not best:
         found.append("nothing that was tried is better than the settings as given")
+    if not any(fresh.updates):
+        found.append(
+            "from no fresh seed a version has come of this budget: nothing was learned, give it more"
+        )
     if any(value is None for value in fresh.values):
         found.append("the recommendation has diverged from some fresh seed: take it with care")
     return found

@@ -77,13 +77,15 @@ def list_jobs(server: OperatorClient, output: Output) -> None:
     rows = server.jobs()
     for row in rows:
         output.event("job", "", **asdict(row))
-    cells = [_cells(row) for row in rows]
+    cells = [cells_of(row) for row in rows]
     output.table("", ["job", "state", "version", "App", "devices", "bundle", "why"], cells)
 
 
-def _cells(job: ListedJob) -> list[str]:
+def cells_of(job: ListedJob) -> list[str]:
+    """A row of `admin jobs list`."""
     signed = "" if job.bundle is None else f"of {job.bundle.signer[:SIGNER_CHARS]}"
-    return [job.name, job.state, str(job.version), job.app, ", ".join(job.devices) or "all", signed, job.why]
+    version = str(job.version) if job.run_id else "–"  # of one that is not served nobody has looked
+    return [job.name, job.state, version, job.app, ", ".join(job.devices) or "all", signed, job.why]
 
 
 @jobs_app.command("add")

@@ -34,7 +34,7 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
   const [follow, setFollow] = useState(run.goesOn);
   const [lit, setLit] = useState<Thread | null>(null);
   const [, again] = useReducer((n: number) => n + 1, 0);
-  const it = useRef({ model: new RiverModel(), view: { from: 0, to: 1 } as Window, span: 0, now: 0, asked: 0, dirty: true, reading: false, at: null as Layout | null, touched: false });
+  const it = useRef({ model: new RiverModel(), view: { from: 0, to: 1 } as Window, span: 0, now: 0, asked: 0, dirty: true, reading: false, at: null as Layout | null, touched: false, went: false });
   const s = it.current;
   const state = useRef({ by, follow, lit, ink });
   state.current = { by, follow, lit, ink };
@@ -120,11 +120,12 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
         element.height = Math.round(height * ratio);
       }
       s.now = clock(run, s.now, moving);
-      if (follow && run.goesOn) {
+      if (follow && (run.goesOn || s.went)) {
         const end = by === "time" ? s.now : s.model.versionAt(s.now);
         const span = by === "time" && !s.touched ? s.span : s.view.to - s.view.from;
         s.view = { from: Math.max(0, end - span * 0.97), to: Math.max(end + span * 0.03, span) };
       }
+      s.went = run.goesOn; // where it stops, its clock was ahead of it: once more, to its end
       s.at = layout(s.model, by, s.view, width, height);
       context.setTransform(ratio, 0, 0, ratio, 0, 0);
       draw(context, { model: s.model, by, view: s.view, at: s.at, now: s.now, lit, litLane: lit?.lane ?? null, ripples: moving }, ink);
