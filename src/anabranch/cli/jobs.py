@@ -84,7 +84,7 @@ def list_jobs(server: OperatorClient, output: Output) -> None:
 def cells_of(job: ListedJob) -> list[str]:
     """A row of `admin jobs list`."""
     signed = "" if job.bundle is None else f"of {job.bundle.signer[:SIGNER_CHARS]}"
-    version = str(job.version) if job.run_id else "–"  # of one that is not served nobody has looked
+    version = str(job.version) if job.run_id else ""  # of one that is not served nobody has looked
     return [job.name, job.state, version, job.app, ", ".join(job.devices) or "all", signed, job.why]
 
 
