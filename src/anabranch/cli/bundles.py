@@ -32,7 +32,9 @@ def key(
     from anabranch.identity.signers import make_signer
 
     signer = make_signer(out)
-    text = f"{out}: keep it to yourself, it runs code on every device that allows this signer\nsigner: {signer}"
+    text = (
+        f"{out}: keep it to yourself, it runs code on every device that allows this signer\nsigner: {signer}"
+    )
     Output(as_json).result({"key": str(out), "signer": signer}, text)
 
 
