@@ -93,16 +93,12 @@ def _dense(x: Vector, group: Group) -> Dense:
         scratch = np.empty(min(BLOCK, group.size), np.float32)
         for start in range(0, group.size, BLOCK):
             stop = min(start + BLOCK, group.size)
-            first, *rest = group.pieces(start, stop)
-            if not rest and x.dtype == np.float32:
-                yield x[first]
+            parts = [x[piece] for piece in group.pieces(start, stop)]
+            if len(parts) == 1 and x.dtype == np.float32:
+                yield parts[0]
                 continue
-            at = 0
             with np.errstate(over="ignore"):  # of float64; what is infinite then is refused by the quantiser
-                for piece in (first, *rest):
-                    scratch[at : at + piece.stop - piece.start] = x[piece]
-                    at += piece.stop - piece.start
-            yield scratch[:at]
+                yield np.concatenate(parts, out=scratch[: stop - start])
 
     return Dense(group.size, blocks)
 
@@ -128,12 +124,11 @@ def _sparse(values: list[Dense | Sparse], exact: Vector, layout: Layout) -> Spar
     indices, found, at = np.empty(total, np.int64), np.empty(total, layout.dtype), 0
     for value, group in zip(values, layout.groups, strict=True):
         own = slice(at, at + value.size)
-        chosen = value.indices if isinstance(value, Sparse) else np.arange(group.size)
-        indices[own] = group.places(chosen)
+        indices[own] = group.places(value.indices) if isinstance(value, Sparse) else group.all_places
         found[own] = value.values if isinstance(value, Sparse) else value.gather()
         at = own.stop
     if exact.size:
-        indices[at:], found[at:] = layout.exact.places(np.arange(exact.size)), exact
+        indices[at:], found[at:] = layout.exact.all_places, exact
     return SparseVector(indices, found, layout.size)
 
 

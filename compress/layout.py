@@ -82,10 +82,19 @@ class Group:
         if len(self.runs) == 1:
             return indices + self.runs[0][0]
         places = indices.copy()
-        bounds = [*np.searchsorted(indices, self.begins), indices.size]
+        bounds = [*indices.searchsorted(self._begins).tolist(), indices.size]
         for (start, _), begin, own in zip(self.runs, self.begins, itertools.pairwise(bounds), strict=True):
             places[slice(*own)] += start - begin
         return places
+
+    @cached_property
+    def all_places(self) -> Indices:
+        """Where all its elements lie: for a small group."""
+        return self.places(np.arange(self.size))
+
+    @cached_property
+    def _begins(self) -> Indices:
+        return np.array(self.begins, np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,8 @@ from anabranch.core.model.params import Indices, Vector
 Flags = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.integer[Any]]
 # Values that the first guess of a threshold is made of: which are kept does not depend on them.
-SAMPLE_MIN, SAMPLE_MAX, SAMPLED_SHARE = 1 << 12, 1 << 14, 64
+SAMPLE_MIN, SAMPLE_MAX, SAMPLED_SHARE = 1 << 10, 1 << 14, 64
+FEW = 4  # one value of so many is kept, or fewer; for more, memory is asked for when they are counted
 SIGMAS = 4.0  # the guess lies so far under the sampled quantile that it is too high almost never
 SMALLEST = 1  # the bits of the smallest magnitude that is not zero
 
@@ -72,11 +73,13 @@ def fraction(text: str, stage: str) -> float:
 
 def kept_count(rho: float, n: int) -> int:
     """ceil(rho n), at least 1."""
-    return min(n, max(1, int(np.ceil(rho * n - 1e-9))))
+    return min(n, max(1, math.ceil(rho * n - 1e-9)))
 
 
 def largest(dense: Dense, k: int) -> Sparse:
     """The k values of the largest magnitudes; of equal ones the first, and none that are zero."""
+    if 0 < dense.size <= BLOCK:  # it is looked at twice, and need not be gathered as often
+        dense = Dense.of(next(dense.blocks()))
     found = over(dense, _guess(dense, k))
     if found.size < k:
         found = over(dense, SMALLEST)
@@ -97,17 +100,26 @@ def _k_largest(ranks: Ranks, k: int) -> Flags:
 
 def over(dense: Dense, bits_min: int) -> Sparse:
     """The values of magnitudes of at least these bits. Raises `InvalidUpdate` if any is not finite."""
-    indices, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-    room = min(BLOCK, dense.size)
+    indices: list[Indices] = []
+    values: list[Vector] = []
+    room = min(BLOCK, dense.size) // FEW
     places, kept = np.empty(room, np.int64), np.empty(room, np.float32)
     for start, block in zip(range(0, dense.size, BLOCK), dense.blocks(), strict=True):
-        count = loops.over(block, bits_min, places, kept)
+        if (count := loops.over(block, bits_min, places, kept)) > places.size:
+            room = min(block.size, count + count // 4)
+            places, kept = np.empty(room, np.int64), np.empty(room, np.float32)
+            loops.over(block, bits_min, places, kept)
         indices.append(places[:count] + start)
         values.append(kept[:count].copy())
-    found = Sparse(np.concatenate(indices), np.concatenate(values))
+    found = Sparse(_joined(indices, np.int64), _joined(values, np.float32))
     # What is not finite has the largest bits of all, so it is among what was found.
     check_sendable(loops.top(found.values))
     return found
+
+
+def _joined(parts: list[npt.NDArray[Any]], dtype: type[Any]) -> npt.NDArray[Any]:
+    """What was found in blocks, one behind the other; of no block none."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
 
 
 def _guess(dense: Dense, k: int) -> int:

@@ -57,13 +57,13 @@ def k_max(stages: tuple[Stage, ...], n: int) -> int:
 
 def write(parts: list[WireGroup], layout: Layout, tail: bytes | memoryview = b"") -> bytes:
     """The bytes of all groups of a layout, and a tail behind them as it is."""
-    body: list[bytes | memoryview] = []
+    heads: list[bytes] = []
     for group, part in zip(layout.groups, parts, strict=True):
         streams = part.coded.streams
-        body.append(GROUP.pack(group.name != MAIN, len(part.stages), len(streams), group.size, part.coded.k))
-        body += [STAGE.pack(stage.number, stage.version) for stage in part.stages]
-        body += [STREAM.pack(role, s.coder, s.raw_len, len(s.data)) for role, s in streams.items()]
-    body += [stream.data for part in parts for stream in part.coded.streams.values()]
+        heads.append(GROUP.pack(group.name != MAIN, len(part.stages), len(streams), group.size, part.coded.k))
+        heads += [STAGE.pack(stage.number, stage.version) for stage in part.stages]
+        heads += [STREAM.pack(role, s.coder, s.raw_len, len(s.data)) for role, s in streams.items()]
+    body = [b"".join(heads), *(stream.data for part in parts for stream in part.coded.streams.values())]
     crc = 0
     for part_of_body in body:
         crc = loops.crc32(part_of_body, crc)

@@ -71,7 +71,7 @@ class Loops(Protocol):
     def over(self, values: Vector, least: int, places: Indices, kept: Vector) -> int:
         """Write where (n,) has magnitudes of at least these bits, and what; returns how many there are.
 
-        `places` and `kept` have room for n.
+        Of those the first are written that `places` and `kept`, of one size, have room for.
         """
         ...
 

@@ -39,55 +39,79 @@ WIDE static uint32_t top_of(const float *x, Py_ssize_t n) {
     return top;
 }
 
-WIDE static Py_ssize_t select_over(const float *x, Py_ssize_t n, uint32_t least, int64_t *places, float *kept) {
-    Py_ssize_t count = 0, i = 0;
-    for (; i + 32 <= n; i += 32) { /* mostly there is none: thirty-two are passed over at once */
-        uint32_t any = 0;
-        for (int j = 0; j < 32; j++) any |= (bits_of(x[i + j]) & MAGNITUDE) >= least;
-        if (!any) continue;
-        for (int j = 0; j < 32; j++) {
-            places[count] = i + j;
-            kept[count] = x[i + j];
-            count += (bits_of(x[i + j]) & MAGNITUDE) >= least;
+static inline int any_over(const float *x, int n, uint32_t least) {
+    uint32_t any = 0;
+    for (int i = 0; i < n; i++) any |= (bits_of(x[i]) & MAGNITUDE) >= least;
+    return (int)any;
+}
+
+/* Those of a range behind `count` others: how many there are then. */
+static Py_ssize_t select_few(
+    const float *x, Py_ssize_t start, Py_ssize_t stop, uint32_t least, Py_ssize_t count, Py_ssize_t room,
+    int64_t *places, float *kept
+) {
+    for (Py_ssize_t i = start; i < stop; i++) {
+        if (!any_over(x + i, 1, least)) continue;
+        if (count < room) {
+            places[count] = i;
+            kept[count] = x[i];
         }
-    }
-    for (; i < n; i++) {
-        places[count] = i;
-        kept[count] = x[i];
-        count += (bits_of(x[i]) & MAGNITUDE) >= least;
+        count++;
     }
     return count;
 }
 
+/* How many there are; the first `room` of them are written. */
+WIDE static Py_ssize_t select_over(
+    const float *x, Py_ssize_t n, uint32_t least, Py_ssize_t room, int64_t *places, float *kept
+) {
+    Py_ssize_t count = 0, i = 0;
+    for (; i + 32 <= n; i += 32) { /* mostly there is none: thirty-two are passed over at once, or else eight */
+        if (!any_over(x + i, 32, least)) continue;
+        for (Py_ssize_t at = i; at < i + 32; at += 8) {
+            if (!any_over(x + at, 8, least)) continue;
+            if (count + 8 > room) {
+                count = select_few(x, at, at + 8, least, count, room, places, kept);
+                continue;
+            }
+            for (int j = 0; j < 8; j++) {
+                places[count] = at + j;
+                kept[count] = x[at + j];
+                count += any_over(x + at + j, 1, least);
+            }
+        }
+    }
+    return select_few(x, i, n, least, count, room, places, kept);
+}
+
 /* --- codes of blocks --------------------------------------------------------------------------- */
 
-WIDE static void whole_numbers(const float *x, Py_ssize_t n, float inverse, float most, int32_t *out) {
+/* To the sum of the nearest whole number and `offset`, which is even: it is the lowest byte of the float. */
+WIDE static void whole_numbers(
+    const float *restrict x, Py_ssize_t n, float inverse, float most, float offset, uint8_t *restrict out
+) {
     for (Py_ssize_t i = 0; i < n; i++) {
         float level = x[i] * inverse;
         level = level < -most ? -most : level;
         level = level > most ? most : level;
-        out[i] = (int32_t)((level + TO_WHOLE) - TO_WHOLE);
+        out[i] = (uint8_t)bits_of(level + (TO_WHOLE + offset));
     }
 }
 
-WIDE static void powers(const float *x, Py_ssize_t n, float inverse, int32_t *out) {
+WIDE static void powers(const float *restrict x, Py_ssize_t n, float inverse, uint8_t *restrict out) {
     for (Py_ssize_t i = 0; i < n; i++) {
         uint32_t bits = bits_of(x[i] * inverse), size = bits & MAGNITUDE;
         int32_t least = size >= (120u << 23), code = (int32_t)((size + (1u << 22)) >> 23) - 120;
         code = code < least ? least : code;
         code = code > 7 ? 7 : code;
-        out[i] = code | (code ? (int32_t)(bits >> 28) & 8 : 0);
+        out[i] = (uint8_t)(code | (code ? (int32_t)(bits >> 28) & 8 : 0));
     }
 }
 
-WIDE static void as_bytes(const int32_t *codes, Py_ssize_t n, uint8_t *out) {
-    for (Py_ssize_t i = 0; i < n; i++) out[i] = (uint8_t)codes[i];
-}
-
-WIDE static void as_halves(const int32_t *codes, Py_ssize_t n, int32_t offset, uint8_t *out) {
-    for (Py_ssize_t i = 0; i < n / 2; i++)
-        out[i] = (uint8_t)((codes[2 * i] + offset) | (codes[2 * i + 1] + offset) << 4);
-    if (n % 2) out[n / 2] = (uint8_t)(codes[n - 1] + offset);
+/* Two codes of four bits to a byte. */
+WIDE static void as_halves(const uint8_t *restrict codes, Py_ssize_t n, uint8_t *restrict out) {
+    for (Py_ssize_t i = 0; i < n / 2; i++) out[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+    if (n % 2) out[n / 2] = codes[n - 1];
 }
 
 /* The largest magnitude's bits; from INFINITE on the codes are worth nothing. */
@@ -95,7 +119,7 @@ static uint32_t encode(
     const float *x, Py_ssize_t n, Py_ssize_t block, enum kind kind, float most, uint32_t scale_max,
     uint8_t *codes, uint8_t *scales
 ) {
-    int32_t levels[256];
+    uint8_t fours[256];
     uint32_t largest = 0;
     for (Py_ssize_t start = 0; start < n; start += block) {
         Py_ssize_t size = n - start < block ? n - start : block;
@@ -109,10 +133,12 @@ static uint32_t encode(
         memcpy(scales, &half, 2);
         scales += 2;
         float inverse = 1.0f / float_of(bits << 16);
-        if (kind == E3M0) powers(x + start, size, inverse, levels);
-        else whole_numbers(x + start, size, inverse, most, levels);
-        if (kind == INT8) as_bytes(levels, size, codes + start);
-        else as_halves(levels, size, kind == INT4 ? 8 : 0, codes + start / 2);
+        if (kind == INT8) whole_numbers(x + start, size, inverse, most, 0.0f, codes + start);
+        else {
+            if (kind == E3M0) powers(x + start, size, inverse, fours);
+            else whole_numbers(x + start, size, inverse, most, 8.0f, fours);
+            as_halves(fours, size, codes + start / 2);
+        }
     }
     return largest;
 }
@@ -291,9 +317,9 @@ static PyObject *py_over(PyObject *self, PyObject *args) {
     unsigned int least;
     (void)self;
     if (!PyArg_ParseTuple(args, "y*Iw*w*", &b[0], &least, &b[1], &b[2])) return NULL;
-    Py_ssize_t n = b[0].len / 4, count = -1;
-    if (aligned(&b[0], 4) && aligned(&b[1], 8) && aligned(&b[2], 4) && b[1].len >= 8 * n && b[2].len >= 4 * n)
-        FREELY(n, count = select_over(b[0].buf, n, least, b[1].buf, b[2].buf));
+    Py_ssize_t n = b[0].len / 4, count = -1, room = b[1].len / 8;
+    if (aligned(&b[0], 4) && aligned(&b[1], 8) && aligned(&b[2], 4) && b[2].len >= 4 * room)
+        FREELY(n, count = select_over(b[0].buf, n, least, room, b[1].buf, b[2].buf));
     release(b, 3);
     return PyLong_FromSsize_t(count);
 }

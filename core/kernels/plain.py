@@ -59,8 +59,9 @@ def over(values: Vector, least: int, places: Indices, kept: Vector) -> int:
     flags = np.zeros(-(-values.size // 8) * 8, bool)
     np.greater_equal(magnitude_bits(values), least, out=flags[: values.size])
     found = _places(flags)
-    places[: found.size] = found
-    kept[: found.size] = values[found]
+    fit = found[: places.size]
+    places[: fit.size] = fit
+    kept[: fit.size] = values[fit]
     return found.size
 
 

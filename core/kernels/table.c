@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define LEAF 128                  /* of numpy's pairwise sum: so many values have eight sums side by side */
+#define AHEAD 256                 /* values of a row that are asked of the memory beforehand; it may lie behind its end */
 #define TILE 64                   /* coordinates of all rows that are put in order at a time */
 
 struct row {
@@ -17,6 +18,7 @@ struct row {
     const float *values;
     const int64_t *places;        /* NULL: every coordinate has a value */
     Py_ssize_t count;             /* of places */
+    Py_ssize_t at;                /* of them lie before the coordinate that is next */
     double scale;
 };
 
@@ -79,21 +81,18 @@ WIDE static void widen(const float *restrict x, Py_ssize_t n, double scale, doub
     for (Py_ssize_t i = 0; i < n; i++) out[i] = (double)x[i] * scale;
 }
 
-/* The row's values from `start` on. */
-static void fill(const struct row *row, Py_ssize_t start, Py_ssize_t n, double *out) {
+/* The row's values from `start` on; one call after the other goes on to higher coordinates. */
+static void fill(struct row *row, Py_ssize_t start, Py_ssize_t n, double *out) {
     if (!row->places) {
+        for (Py_ssize_t i = 0; i < n; i += 16) __builtin_prefetch(row->values + start + i + AHEAD);
         widen(row->values + start, n, row->scale, out);
         return;
     }
-    Py_ssize_t low = 0, high = row->count;
-    while (low < high) {
-        Py_ssize_t middle = low + (high - low) / 2;
-        if (row->places[middle] < start) low = middle + 1;
-        else high = middle;
-    }
     memset(out, 0, sizeof(double) * (size_t)n);
-    for (; low < row->count && row->places[low] - start < n; low++)
-        if (row->places[low] >= start) out[row->places[low] - start] = (double)row->values[low] * row->scale;
+    for (; row->at < row->count && row->places[row->at] - start < n; row->at++) {
+        Py_ssize_t place = row->places[row->at] - start;
+        if (place >= 0) out[place] = (double)row->values[row->at] * row->scale;
+    }
 }
 
 static void fill_all(const struct table *t, Py_ssize_t start, Py_ssize_t n, Py_ssize_t stride, double *out) {

@@ -66,6 +66,22 @@ def test_what_is_over(compiled: Loops, bits: list[int], least: int) -> None:
         _same(kept[:count], values[wanted])
 
 
+@given(st.lists(BITS, max_size=150), st.integers(0, INFINITY_BITS), st.integers(0, 150))
+@example([0x3F800000] * 64, 1, 31)
+@example([0, 0, 0, 0, 0, 0, 0, 0x3F800000] * 8, 1, 8)
+def test_of_what_is_over_the_first_are_written(
+    compiled: Loops, bits: list[int], least: int, room: int
+) -> None:
+    values = _floats(bits)
+    wanted = [i for i, b in enumerate(bits) if b & 0x7FFFFFFF >= least]
+    for loops in (compiled, plain):
+        places, kept = np.full(room + 9, -1), np.full(room + 9, -1, np.float32)
+        assert loops.over(values, least, places[:room], kept[:room]) == len(wanted)
+        assert places[:room][: len(wanted)].tolist() == wanted[:room]
+        _same(kept[:room][: len(wanted)], values[wanted[:room]])
+        assert set(places[room:].tolist()) == set(kept[room:].tolist()) == {-1}, "written beyond its end"
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 1.0])
 def test_what_is_over_of_many(compiled: Loops, share: float) -> None:
     values = np.where(np.random.default_rng(1).random(LARGE + 17) < share, 5.0, 1.0).astype(np.float32)

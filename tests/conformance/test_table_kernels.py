@@ -155,6 +155,20 @@ def test_over_many_blocks(compiled: TableLoops, sparse: float) -> None:
     assert counts.tolist() == wanted.tolist()
 
 
+@pytest.mark.usefixtures("loops_module")
+@pytest.mark.parametrize("start", [1, 64, 1000, BLOCK, MANY - 1])
+def test_a_loop_may_begin_anywhere(start: int) -> None:
+    from anabranch.core.kernels import _loops
+
+    table = table_of(4, MANY, 0.7, 8)
+    rows = tuple((row.values, row.places, row.scale) for row in table.rows)
+    out, inside = np.full(MANY, 7.0), np.zeros(4, np.int64)
+    assert _loops.row_middle(rows, network(4, 1, 2), 1, 2, start, MANY, out, inside)
+    wanted, _ = plain_tables.row_middle(table, np.array([0, 0, 0, 1, 1]))
+    same(out[start:], wanted[start:])
+    assert (out[:start] == 7.0).all()
+
+
 class Twin(Exception):
     """Numpy's loop was called."""
 
