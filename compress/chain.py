@@ -98,7 +98,8 @@ def _dense(x: Vector, group: Group) -> Dense:
                 yield parts[0]
                 continue
             with np.errstate(over="ignore"):  # of float64; what is infinite then is refused by the quantiser
-                yield np.concatenate(parts, out=scratch[: stop - start])
+                np.concatenate(parts, out=scratch[: stop - start])
+            yield scratch[: stop - start]
 
     return Dense(group.size, blocks)
 

@@ -8,6 +8,7 @@ import codec_golden as golden
 import numpy as np
 import pytest
 
+from anabranch.compress.chain import _dense
 from anabranch.compress.codec import accumulate
 from anabranch.compress.feedback import make_uplink
 from anabranch.compress.grid import PLANES, DenseLevels, Grid
@@ -135,6 +136,15 @@ def test_the_raw_chain_changes_no_bit() -> None:
         kept = slice(None) if text == "raw" else slice(*MAIN.runs[0])
         assert np.array_equal(decoded[kept].view(np.uint32), x[kept].view(np.uint32))
     assert make_codec("raw").encode(x, LAYOUT) == x.tobytes()
+
+
+def test_who_goes_through_blocks_hears_of_errors_as_before() -> None:
+    """Wide values are narrowed without a warning, inside alone."""
+    spec = model(dtype=np.float64)
+    group, before = Layout.of(spec).groups[0], np.geterr()
+    for block in _dense(np.full(spec.size, 1e300), group).blocks():
+        assert np.geterr() == before
+        assert np.isinf(block).all()
 
 
 @pytest.mark.parametrize("n", [2, 8192, 9000, 300_000])
