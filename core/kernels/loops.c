@@ -66,19 +66,16 @@ WIDE static Py_ssize_t select_over(
     const float *x, Py_ssize_t n, uint32_t least, Py_ssize_t room, int64_t *places, float *kept
 ) {
     Py_ssize_t count = 0, i = 0;
-    for (; i + 32 <= n; i += 32) { /* mostly there is none: thirty-two are passed over at once, or else eight */
+    for (; i + 32 <= n; i += 32) { /* mostly there is none: thirty-two are passed over at once */
         if (!any_over(x + i, 32, least)) continue;
-        for (Py_ssize_t at = i; at < i + 32; at += 8) {
-            if (!any_over(x + at, 8, least)) continue;
-            if (count + 8 > room) {
-                count = select_few(x, at, at + 8, least, count, room, places, kept);
-                continue;
-            }
-            for (int j = 0; j < 8; j++) {
-                places[count] = at + j;
-                kept[count] = x[at + j];
-                count += any_over(x + at + j, 1, least);
-            }
+        if (count + 32 > room) {
+            count = select_few(x, i, i + 32, least, count, room, places, kept);
+            continue;
+        }
+        for (int j = 0; j < 32; j++) { /* without branches: which it is nobody foresees */
+            places[count] = i + j;
+            kept[count] = x[i + j];
+            count += any_over(x + i + j, 1, least);
         }
     }
     return select_few(x, i, n, least, count, room, places, kept);
