@@ -1,4 +1,7 @@
-"""A live server in a real browser: what happens shows, an order is asked twice, a lost line is told."""
+"""A live server in a real browser: what happens shows, an order is asked twice, a lost line is told.
+
+And a server that a cockpit beside it outlives.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 from cockpits import Printed
 from nursery import COMMAND, PIPE, Process, run
 from playwright.sync_api import Browser, Page, Route, expect
+from ports import free_port
 from watched import Watched
 
 CONFIG = """
@@ -140,3 +144,45 @@ def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
         assert process.wait(600) == 0
         expect(page.locator(".line.lost")).to_contain_text("trying again")
         page.close()
+
+
+def test_pages_tell_that_a_server_is_away_and_go_on_when_it_is_back(chromium: Browser, tmp_path: Path) -> None:
+    """The page that saw it go, and one that was opened meanwhile."""
+    (tmp_path / "run.toml").write_text(CONFIG)
+    assert run(COMMAND, "init", "synthetic", "--out", "model", "--json", cwd=tmp_path).returncode == 0
+    address, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    where = ("--address", address, "--admin-address", admin)
+    server = (COMMAND, "server", "run.toml", "--model", "model", "--data-dir", "data", *where, "--json")
+    work = (COMMAND, "client", "synthetic", "--server", address, "--id", "phone", "--tasks-max", TASKS)
+    ui = (COMMAND, "ui", "--admin", admin, "--listen", "127.0.0.1:0", "--json")
+    with (tmp_path / "log").open("ab") as log:
+        with Process(*server, cwd=tmp_path, stdout=PIPE, stderr=log) as process:
+            Printed(process).next("serving")
+            assert run(*work, "--json", cwd=tmp_path).returncode == 0
+            cockpit = Process(*ui, cwd=tmp_path, stdout=PIPE, stderr=log)
+            with cockpit:
+                somebody = chromium.new_context()
+                pages = [somebody.new_page()]
+                pages[0].goto(str(Printed(cockpit).next("cockpit")["link"]))
+                expect(pages[0].locator(".top .state")).to_have_text("running")
+                process.kill()
+                process.wait(60)
+                expect(pages[0].locator(".top .state")).to_have_text("interrupted")
+                pages.append(somebody.new_page())
+                pages[1].goto(pages[0].url)
+                for page in pages:
+                    expect(page.locator(".notice")).to_contain_text(f"{admin}: nobody answers")
+                    expect(page.locator(".line.open")).to_have_count(0)
+                with Process(*server, cwd=tmp_path, stdout=PIPE, stderr=log) as back:
+                    Printed(back).next("serving")
+                    for page in pages:
+                        expect(page.locator(".top .state")).to_have_text("running")
+                        expect(page.locator(".notice")).to_have_count(0)
+                    assert run(*work, "--json", cwd=tmp_path).returncode == 0
+                    for page in pages:
+                        updates = page.locator(".strip div", has_text="updates").locator("dd")
+                        expect(updates).to_have_text(str(2 * TASKS))
+                    somebody.close()
+                    back.terminate()
+                    assert back.wait(600) == 0
+                cockpit.terminate()
