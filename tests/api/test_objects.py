@@ -215,12 +215,20 @@ def test_a_strategy_of_ones_own_is_an_object_like_any_other() -> None:
     assert strategy_of(config) == Damped(by=0.25)
 
 
-@dataclass
+@dataclass(frozen=True)
 class NoStrategy:
     """Lacks everything."""
 
     name: ClassVar[str] = "none of it"
     rule: Any = field(default=None)
+
+
+@dataclass
+class Counting:
+    """May remember in itself what no snapshot has."""
+
+    name: ClassVar[str] = "counting"
+    count: int = 0
 
 
 LEVELS: Any = "levels"  # as the table has it
@@ -232,6 +240,7 @@ LEVELS: Any = "levels"  # as the table has it
         ({"strategy": ab.strategies.Teasq}, r"give Teasq\(\.\.\.\), an object"),
         ({"strategy": FedBuff(rule=Krum(0.2))}, r"robust=Robust\(rule='\.\.\.'\)"),
         ({"strategy": NoStrategy()}, "is no strategy: it lacks"),
+        ({"strategy": Counting()}, "one whose class is a dataclass, frozen=True"),
         ({"strategy": "teask"}, "did you mean 'teasq'"),
         ({"fleet": ab.Links()}, r"fleet=Links\(.*: give an object of it, anabranch\.Fleet\(\.\.\.\)"),
         ({"training": {"epochs": 2}}, r"training=.*anabranch\.Training\(\.\.\.\)"),

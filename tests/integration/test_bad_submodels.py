@@ -267,6 +267,7 @@ def test_a_manifest_of_tensors_that_numpy_does_not_know_is_refused(dtype: str) -
 
 
 def test_a_task_whose_map_does_not_fit_is_no_task() -> None:
-    message = devices.Task(task_id="t", base_kind=model.BASE_KIND_VERSION, submodel=Map(kept=[b"\0", b"\1"]))
+    part = Map(kept=[b"\0", b"\1"])
+    message = devices.Task(task_id="t", base_kind=model.BASE_KIND_VERSION, submodel=part, lease_s=9.0)
     with pytest.raises(InvalidUpdate, match="group 'hidden'"):
         convert.task_from_proto(message, "a", SPEC)

@@ -143,7 +143,9 @@ def strategy_keys(strategy: Strategy) -> dict[str, Any]:
     """
     kind: Any = type(strategy)
     if isinstance(strategy, type) or not is_data(kind):
-        what = f"{strategy.__name__}(...)" if isinstance(strategy, type) else "a dataclass of its parameters"
+        what = "one whose class is a dataclass, frozen=True"
+        if isinstance(strategy, type):
+            what = f"{strategy.__name__}(...)"
         raise ConfigError(f"strategy={strategy!r}: give {what}, an object, or the name of one")
     for f in fields(kind):
         if f.metadata == NO_KEY and getattr(strategy, f.name) != _default(f):

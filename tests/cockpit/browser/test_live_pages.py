@@ -146,7 +146,9 @@ def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
         page.close()
 
 
-def test_pages_tell_that_a_server_is_away_and_go_on_when_it_is_back(chromium: Browser, tmp_path: Path) -> None:
+def test_pages_tell_that_a_server_is_away_and_go_on_once_it_is_back(
+    chromium: Browser, tmp_path: Path
+) -> None:
     """The page that saw it go, and one that was opened meanwhile."""
     (tmp_path / "run.toml").write_text(CONFIG)
     assert run(COMMAND, "init", "synthetic", "--out", "model", "--json", cwd=tmp_path).returncode == 0
@@ -155,34 +157,36 @@ def test_pages_tell_that_a_server_is_away_and_go_on_when_it_is_back(chromium: Br
     server = (COMMAND, "server", "run.toml", "--model", "model", "--data-dir", "data", *where, "--json")
     work = (COMMAND, "client", "synthetic", "--server", address, "--id", "phone", "--tasks-max", TASKS)
     ui = (COMMAND, "ui", "--admin", admin, "--listen", "127.0.0.1:0", "--json")
-    with (tmp_path / "log").open("ab") as log:
-        with Process(*server, cwd=tmp_path, stdout=PIPE, stderr=log) as process:
-            Printed(process).next("serving")
-            assert run(*work, "--json", cwd=tmp_path).returncode == 0
-            cockpit = Process(*ui, cwd=tmp_path, stdout=PIPE, stderr=log)
-            with cockpit:
-                somebody = chromium.new_context()
-                pages = [somebody.new_page()]
-                pages[0].goto(str(Printed(cockpit).next("cockpit")["link"]))
-                expect(pages[0].locator(".top .state")).to_have_text("running")
-                process.kill()
-                process.wait(60)
-                expect(pages[0].locator(".top .state")).to_have_text("interrupted")
-                pages.append(somebody.new_page())
-                pages[1].goto(pages[0].url)
+    with (
+        (tmp_path / "log").open("ab") as log,
+        Process(*server, cwd=tmp_path, stdout=PIPE, stderr=log) as process,
+    ):
+        Printed(process).next("serving")
+        assert run(*work, "--json", cwd=tmp_path).returncode == 0
+        cockpit = Process(*ui, cwd=tmp_path, stdout=PIPE, stderr=log)
+        with cockpit:
+            somebody = chromium.new_context()
+            pages = [somebody.new_page()]
+            pages[0].goto(str(Printed(cockpit).next("cockpit")["link"]))
+            expect(pages[0].locator(".top .state")).to_have_text("running")
+            process.kill()
+            process.wait(60)
+            expect(pages[0].locator(".top .state")).to_have_text("interrupted")
+            pages.append(somebody.new_page())
+            pages[1].goto(pages[0].url)
+            for page in pages:
+                expect(page.locator(".notice")).to_contain_text(f"{admin}: nobody answers")
+                expect(page.locator(".line.open")).to_have_count(0)
+            with Process(*server, cwd=tmp_path, stdout=PIPE, stderr=log) as back:
+                Printed(back).next("serving")
                 for page in pages:
-                    expect(page.locator(".notice")).to_contain_text(f"{admin}: nobody answers")
-                    expect(page.locator(".line.open")).to_have_count(0)
-                with Process(*server, cwd=tmp_path, stdout=PIPE, stderr=log) as back:
-                    Printed(back).next("serving")
-                    for page in pages:
-                        expect(page.locator(".top .state")).to_have_text("running")
-                        expect(page.locator(".notice")).to_have_count(0)
-                    assert run(*work, "--json", cwd=tmp_path).returncode == 0
-                    for page in pages:
-                        updates = page.locator(".strip div", has_text="updates").locator("dd")
-                        expect(updates).to_have_text(str(2 * TASKS))
-                    somebody.close()
-                    back.terminate()
-                    assert back.wait(600) == 0
-                cockpit.terminate()
+                    expect(page.locator(".top .state")).to_have_text("running")
+                    expect(page.locator(".notice")).to_have_count(0)
+                assert run(*work, "--json", cwd=tmp_path).returncode == 0
+                for page in pages:
+                    updates = page.locator(".strip div", has_text="updates").locator("dd")
+                    expect(updates).to_have_text(str(2 * TASKS))
+                somebody.close()
+                back.terminate()
+                assert back.wait(600) == 0
+            cockpit.terminate()

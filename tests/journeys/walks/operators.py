@@ -77,9 +77,7 @@ YEAR = Walk(
         also_starts(SERVER, until="devices join on"),
         also("anabranch client synthetic --state-dir new --tasks-max 2", says="2 updates"),
         # The authority's folder from a backup: the server says what it would forget.
-        End(SERVER, by=SIGINT, says="drained"),
-        also("cp -a anabranch-identity identity-backup"),
-        also_starts(SERVER, until="devices join on"),
+        also("anabranch admin ca copy identity-backup"),
         also("anabranch admin revoke device-1"),
         also("anabranch client synthetic --state-dir new", ends=50, says="revoked"),
         End(SERVER, by=SIGINT, says="drained"),
