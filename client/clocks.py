@@ -9,9 +9,10 @@ from contextlib import suppress
 
 from cryptography import x509
 
-from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated
+from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated, Unavailable
 from anabranch.identity.addresses import host_and_port, split_job
 from anabranch.identity.certificates import SET_CLOCK, is_issued_by, lifetime, read_certificate, times_text
+from anabranch.identity.wallet import Wallet
 from anabranch.support.shown import shown_certificate
 
 PROBE_S = 2.0
@@ -25,7 +26,13 @@ def check_valid(certificate: x509.Certificate, address: str, now: float) -> None
         raise ClocksDisagree(f"{text}: {SET_CLOCK}")
 
 
-def check_shown(address: str, authority: x509.Certificate, now: float) -> None:
+def check_unreached(error: Unavailable, address: str, wallet: Wallet | None, now: float) -> None:
+    """Raises `ClocksDisagree` where that is why a call over TLS has reached nobody."""
+    if wallet is not None and not error.reached:
+        _check_shown(address, wallet.authority, now)
+
+
+def _check_shown(address: str, authority: x509.Certificate, now: float) -> None:
     """`check_valid` of what is shown at `host:port`, if it is of this authority and can be had."""
     host, port = host_and_port(split_job(address)[0])
     with suppress(OSError, ConfigError, NotAuthenticated):

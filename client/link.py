@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import grpc
 
 from anabranch.client.channel import CONTROL_S, RECONNECT_MAX_S, mapped_errors, open_channel
-from anabranch.client.clocks import check_shown
+from anabranch.client.clocks import check_unreached
 from anabranch.client.servers import Servers
 from anabranch.client.tracing import traced
 from anabranch.core.errors import AnabranchError, ClocksDisagree, Unavailable
@@ -78,8 +78,7 @@ class Link:
                 yield
         except Unavailable as error:
             self.servers.failed(server)
-            if self.wallet is not None and not error.reached:
-                check_shown(server.address, self.wallet.authority, self._now())
+            check_unreached(error, server.address, self.wallet, self._now())
             raise
         except ClocksDisagree as error:
             here = time_text(self._now())

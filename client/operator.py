@@ -23,7 +23,7 @@ from anabranch.client.channel import (
     says_serving,
     stream_deadline_s,
 )
-from anabranch.client.clocks import check_shown
+from anabranch.client.clocks import check_unreached
 from anabranch.client.listed import ListedJob, read_jobs
 from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -469,8 +469,7 @@ class OperatorClient:
             with mapped_errors(self.address, plain=self._wallet is None):
                 yield
         except Unavailable as error:
-            if self._wallet is not None and not error.reached:
-                check_shown(self.address, self._wallet.authority, time.time())
+            check_unreached(error, self.address, self._wallet, time.time())
             raise
 
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:

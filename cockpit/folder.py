@@ -14,6 +14,7 @@ from typing import IO, Any
 from safetensors import safe_open
 
 from anabranch.cockpit.source import Head, RunKind, State
+from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.goal import Goal
 from anabranch.core.errors import DataError, UnknownVersion
 from anabranch.reports.journal_files import INITIAL, JOURNAL
@@ -25,7 +26,6 @@ from anabranch.reports.result import RESULT_FILE
 
 LOOK_S = 0.1  # so often it is looked whether a file has grown
 SILENT_S = 120.0  # a run that has written nothing for so long, and left no result, was killed
-FLOWER = "flower:"
 
 
 class RunFolder:
@@ -174,7 +174,7 @@ def _name_of(config: Mapping[str, Any], name: str) -> str:
 
 
 def _kind_of(kind: str, workload: str) -> RunKind:
-    if workload.startswith(FLOWER):
+    if workload.startswith(SCHEME):
         return "flower"
     return "live" if kind == "live" else "simulated"
 

@@ -163,8 +163,9 @@ class Run:
     def apply(self, settled: Settlement, beforehand: Beforehand | None = None) -> list[Effect]:
         """What becomes of an event that is in the log. `beforehand`: see `Engine.handle`."""
         assert settled.event is not None, "what is answered is not applied"
+        applied = self.engine.counters.applied
         effects = [*self.engine.handle(settled.event, beforehand), *settled.effects]
-        if isinstance(settled.event, ev.UpdateArrived):
+        if self.engine.counters.applied > applied:  # not after one that was refused: the count stands still
             self._check_state()
         self.line.heard(settled.event.now, effects)
         return effects

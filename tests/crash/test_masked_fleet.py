@@ -108,15 +108,20 @@ def test_a_fleet_whose_server_sees_only_sums(tmp_path: Path, stack: ExitStack) -
     check_log(fleet, 3)
 
 
-def test_kills_of_all_three_kinds(tmp_path: Path, stack: ExitStack) -> None:
-    """A keeper that is away holds up sums, not devices; what waits outlives the server."""
-    fleet = MaskedFleet(tmp_path, stack)
+def held_up_by_a_keeper(fleet: MaskedFleet) -> tuple[Process, list[Process], dict[str, Any]]:
+    """A server and four devices whose first sum waits for the keeper 1, which was killed; how they stand."""
     keepers, server = [fleet.keeper(i) for i in range(2)], fleet.server()
     devices = [fleet.device(i) for i in range(3)]
     fleet.until("updates_applied", 3)  # no sum is asked for before the fourth
     keepers[1].kill()
     devices.append(fleet.device(3))
-    held_up = fleet.until("waiting", 1)
+    return server, devices, fleet.until("waiting", 1)
+
+
+def test_kills_of_all_three_kinds(tmp_path: Path, stack: ExitStack) -> None:
+    """A keeper that is away holds up sums, not devices; what waits outlives the server."""
+    fleet = MaskedFleet(tmp_path, stack)
+    server, devices, held_up = held_up_by_a_keeper(fleet)
     devices[2].kill()
     server.kill()
     server.wait()  # its lock goes with it
@@ -131,12 +136,7 @@ def test_kills_of_all_three_kinds(tmp_path: Path, stack: ExitStack) -> None:
 def test_a_server_whose_database_is_lost(tmp_path: Path, stack: ExitStack) -> None:
     """Made anew of its log, in which are the keepers' answers and a sum that waits for one."""
     fleet = MaskedFleet(tmp_path, stack)
-    keepers, server = [fleet.keeper(i) for i in range(2)], fleet.server()
-    devices = [fleet.device(i) for i in range(3)]
-    fleet.until("updates_applied", 3)  # no sum is asked for before the fourth
-    keepers[1].kill()
-    devices.append(fleet.device(3))
-    fleet.until("waiting", 1)
+    server, devices, _ = held_up_by_a_keeper(fleet)
     server.kill()
     server.wait()
     for path in (tmp_path / "data").glob("anabranch.db*"):

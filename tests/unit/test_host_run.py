@@ -58,6 +58,20 @@ def test_a_batch_is_settled_before_any_of_it_is_applied() -> None:
     assert isinstance(desk.run.apply(granted)[-1], Granted)
 
 
+def test_the_state_is_not_looked_at_again_for_an_update_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be large, and a device can have as many refused as it likes."""
+    desk, looks = Desk(), list[int]()
+    monkeypatch.setattr(
+        "anabranch.host.run.check_kept", lambda *_: looks.append(desk.engine.counters.applied)
+    )
+    for number in range(4):  # but for the first they are of a task that has its answer
+        desk.run.apply(desk.settled(desk.arrived(f"u-{number}"))[0])
+    assert (desk.engine.counters.applied, desk.engine.counters.rejected) == (1, 3)
+    assert looks == [1]
+
+
 def test_who_asks_anew_in_vain_gives_its_task_up_unless_its_update_is_in_the_batch() -> None:
     desk = Desk(concurrency=1)
     desk.settled(ask("b", "t-b"))

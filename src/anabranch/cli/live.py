@@ -46,6 +46,7 @@ from anabranch.cli.parts import Parts, admit_parts
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
 from anabranch.cli.starter import UntilEof
 from anabranch.client.state import state_dir_of
+from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import COHORT_MIN, MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
@@ -508,7 +509,7 @@ def _check_model(model: Path, app: str, flower: Path | None) -> None:
 
 def _folder_name(app: str) -> str:
     """That of the Flower app which an App's name stands for; of a relative one too."""
-    return Path(app.removeprefix("flower:")).resolve().name
+    return Path(app.removeprefix(SCHEME)).resolve().name
 
 
 def _there(model: Path) -> Path:
