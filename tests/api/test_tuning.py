@@ -21,7 +21,7 @@ from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.folders import CHECKPOINT, TRIALS_FILE
 from anabranch.reports.result import Result
 
-RATE, SIZE = "client.learning_rate", "strategy.buffer_size"
+RATE, SIZE, CODEC = "client.learning_rate", "strategy.buffer_size", "uplink.codec"
 SMALL: dict[str, Any] = {
     "fleet": ab.Fleet(clients=3, examples_per_client=40),
     "strategy": ab.strategies.FedBuff(buffer_size=2),
@@ -212,7 +212,10 @@ def test_a_budget_of_bytes_ends_runs_and_becomes_updates(tmp_path: Path) -> None
         ({"ranges": {"clint.epochs": [1, 2]}}, "'clint.epochs' is no setting"),
         ({"ranges": {"strategy.alpha": [0.1, 0.2]}}, "no setting 'strategy.alpha'"),
         ({"ranges": {"run.seed": [1, 2]}}, "run.seed is what a tuning is for"),
-        ({"ranges": {SIZE: [0, 2]}}, "strategy.buffer_size must be at least 1, not 0"),
+        ({"ranges": {SIZE: [0, 2]}}, f"^tune.ranges: {SIZE} = 0: {SIZE} must be at least 1, not 0"),
+        ({"ranges": {CODEC: ["int8", "nope"]}}, f"^tune.ranges: {CODEC} = 'nope': codec 'nope': unknown"),
+        ({"ranges": {RATE: [0.1, -1.0]}}, f"^tune.ranges: {RATE} = -1.0: {RATE} must be .*, not -1.0$"),
+        ({"ranges": {RATE: [-1.0]}}, f"^tune.ranges: {RATE} = -1.0: {RATE} must be .*, not -1.0$"),
         ({"ranges": {RATE: []}}, f"{RATE} is empty"),
         ({"ranges": {RATE: [0.1, 0.2]}, "trials": 1}, "tune.trials = 1: give a whole number, at least 2"),
         ({"ranges": {RATE: [0.1, 0.2]}, "parallel": 0}, "tune.parallel = 0"),

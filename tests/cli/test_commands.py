@@ -211,6 +211,16 @@ def test_bad_input_has_an_exit_code_and_says_what_to_do(
     assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
 
 
+@pytest.mark.parametrize(
+    "words", [["simulat"], ["admin", "paus"], ["admin", "ca", "shw"], ["simulate", "--sed"]]
+)
+def test_a_near_word_is_offered_once(words: list[str], tmp_path: Path) -> None:
+    """Of a command by typer and by click 8.4, of an option by click alone."""
+    done = anabranch(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.replace("\n", " ").count("Did you mean") == 1, done.stderr
+
+
 def test_the_list_of_commands_needs_none_of_them() -> None:
     code = """
 import sys

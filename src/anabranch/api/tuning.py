@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -221,7 +221,8 @@ class TuneRequest:
         if held := {r.path: r.points[0] for r in table.ranges if len(r.points) == 1}:
             settings = {**(objects.get("settings") or {}), **settings_of(self.base, held)}
             self._objects = {**objects, "settings": settings}
-            self.base = plan_run(source, self._objects, ends=False).config
+            with _of_ranges(held):
+                self.base = plan_run(source, self._objects, ends=False).config
         run = self.base.run
         self.aim = self._aim(Goal.of(run))
         updates = run.updates_max
@@ -254,7 +255,8 @@ class TuneRequest:
                 )
             value_of(self.base, r.path)
             for value in r.points:
-                self.plan({r.path: value})
+                with _of_ranges({r.path: value}):
+                    self.plan({r.path: value})
         if all(len(r.points) < 2 for r in self.ranges):
             raise ConfigError(
                 "there is nothing to tune: give tune.ranges (--range) a setting with two values"
@@ -299,6 +301,16 @@ class TuneRequest:
                 "(--target), or aim = 'value'"
             )
         return aim
+
+
+@contextmanager
+def _of_ranges(choice: Choice) -> Iterator[None]:
+    """What is wrong with a choice is said of the ranges that it is from, and not of `settings=`."""
+    try:
+        yield
+    except ConfigError as error:
+        points = ", ".join(f"{path} = {value!r}" for path, value in choice.items())
+        raise ConfigError(f"tune.ranges: {points}: {str(error).removesuffix(' (settings=)')}") from None
 
 
 class TuneRun:

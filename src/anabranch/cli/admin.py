@@ -106,7 +106,9 @@ def versions(
 def pause(server: OperatorClient, output: Output) -> None:
     """Hand out no more tasks; updates are still taken."""
     server.pause()
-    output.result({"paused": True}, "paused")
+    finished = server.status().finished
+    after = f": the run has ended ({finished}), and stays paused if `admin set` has it go on"
+    output.result({"paused": True, "finished": finished}, "paused" + (after if finished else ""))
 
 
 @admin_app.command()
@@ -114,7 +116,9 @@ def pause(server: OperatorClient, output: Output) -> None:
 def resume(server: OperatorClient, output: Output) -> None:
     """Hand out tasks again."""
     server.resume()
-    output.result({"paused": False}, "resumed")
+    finished = server.status().finished
+    after = f": but the run has ended ({finished}), and hands out none"
+    output.result({"paused": False, "finished": finished}, "resumed" + (after if finished else ""))
 
 
 @admin_app.command()
@@ -223,6 +227,8 @@ def rollback(
     ] = False,
 ) -> None:
     """Publish the model as if some clients' updates after a version, or all, had been rejected."""
+    if not (without or everyone):
+        raise ConfigError("name whose updates are left out with --without CLIENT, or give --everyone")
     version, left_out = server.rollback(to, without or (), everyone)
     found = {"version": version, "updates_left_out": left_out}
     output.result(found, f"version {version}, without {left_out} updates")

@@ -118,6 +118,10 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             Console(stderr=True).print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            if "Did you mean" in getattr(error, "message", ""):  # typer's, which click 8.4 would say again
+                vars(error)["possibilities"] = None
+            raise
 
 
 app = typer.Typer(
