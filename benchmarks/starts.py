@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from anabranch.client.operator import check_health
+from anabranch.client.health import check_health
 from anabranch.core.errors import OUTCOMES, Unavailable
 
 ROUNDS = 5

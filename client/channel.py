@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from anabranch.client.guarded import check_not_guarded
 from anabranch.client.metadata import saying
 from anabranch.client.windows import window_of
 from anabranch.core.errors import (
@@ -17,7 +18,6 @@ from anabranch.core.errors import (
     AnabranchError,
     ConfigError,
     IdentityError,
-    NotAuthenticated,
     Overloaded,
     ProtocolError,
     Unavailable,
@@ -29,17 +29,12 @@ from anabranch.identity.addresses import JOB_KEY, host_and_port, is_loopback, pa
 from anabranch.identity.certificates import SERVER_NAME
 from anabranch.identity.wallet import Wallet
 from anabranch.support.proxies import options_to, proxy_to
-from anabranch.support.shown import shown_certificate
 
 T = TypeVar("T")
-Answer = Any  # grpc.Future, which is generic in its stubs alone
 
 CONTROL_S = 10.0  # the deadline of every call that is no stream
 RECONNECT_MAX_S = 20.0
-PROBE_S = 2.0
 CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it goes again after a second
-HEALTH_METHOD = "/grpc.health.v1.Health/Check"
-SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 NO_CONNECTION = "failed to connect to all addresses"
 OTHER_PORT = (
     "does not know this call: devices reach a server at its server.address (port 7070 unless it is set), "
@@ -71,18 +66,6 @@ def check_plain(addresses: str, insecure: bool) -> None:
             f"{others[0]} is another machine, and nothing says who this one is: join with --token and "
             "--ca-sha256 (an operator: --identity), or say --insecure"
         )
-
-
-def check_not_guarded(address: str) -> None:
-    """Raises `NotAuthenticated`, with the fix, where a server speaks TLS; for when plain text failed."""
-    try:
-        shown_certificate(*host_and_port(split_job(address)[0]), PROBE_S)
-    except OSError:  # nobody is there, or no TLS
-        return
-    raise NotAuthenticated(
-        f"{address} wants a certificate: a device joins with --token and --ca-sha256, an operator names its "
-        "papers with --identity (`anabranch admin operator NAME` makes them)"
-    )
 
 
 def open_channel(
@@ -185,28 +168,6 @@ def mapped_errors(address: str, plain: bool = False) -> Iterator[None]:
         raise found from error
     except (grpc.FutureCancelledError, ValueError) as error:  # a channel that was closed meanwhile
         raise Unavailable(f"{address}: the call was cut off: {error}") from error
-
-
-def asked_health(channel: grpc.Channel, timeout_s: float, service: str = "") -> Answer:
-    """Ask a server whether it serves, by the standard health protocol; `says_serving` has the answer.
-
-    The messages are so small that they are written by hand: a device need not have grpcio-health-checking.
-    """
-    name = service.encode()
-    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest{service}
-    check = channel.unary_unary(
-        HEALTH_METHOD, request_serializer=lambda data: data, response_deserializer=lambda data: data
-    )
-    future: Answer = check.future(request, timeout=timeout_s)
-    return future
-
-
-def says_serving(asked: Answer) -> bool:
-    """Whether the answer is yes; whatever goes wrong is a no."""
-    try:
-        return bool(asked.result() == SERVING)
-    except (grpc.RpcError, grpc.FutureCancelledError):
-        return False
 
 
 class StallGuard:

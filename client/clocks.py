@@ -1,6 +1,7 @@
-"""What a TLS handshake does not say: that a server's certificate does not count by this machine's clock.
+"""What a TLS handshake does not say: that a certificate does not count by the other's clock.
 
-A device without a battery begins in 1970. All that gRPC says then is that there was no connection.
+A device without a battery begins in 1970, and so does a server. All that gRPC says then is that there was no
+connection.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from cryptography import x509
 from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated, Unavailable
 from anabranch.identity.addresses import host_and_port, split_job
 from anabranch.identity.certificates import SET_CLOCK, is_issued_by, lifetime, read_certificate, times_text
-from anabranch.identity.wallet import Wallet
-from anabranch.support.shown import shown_certificate
+from anabranch.identity.wallet import IDENTITY, Wallet
+from anabranch.support.shown import is_turned_away, shown_certificate
 
 PROBE_S = 2.0
 
@@ -27,9 +28,13 @@ def check_valid(certificate: x509.Certificate, address: str, now: float) -> None
 
 
 def check_unreached(error: Unavailable, address: str, wallet: Wallet | None, now: float) -> None:
-    """Raises `ClocksDisagree` where that is why a call over TLS has reached nobody."""
+    """Raises `ClocksDisagree` where that is why a call over TLS has reached nobody.
+
+    And `NotAuthenticated` where the papers have ended by both clocks.
+    """
     if wallet is not None and not error.reached:
         _check_shown(address, wallet.authority, now)
+        _check_let_in(address, wallet, now)
 
 
 def _check_shown(address: str, authority: x509.Certificate, now: float) -> None:
@@ -39,3 +44,16 @@ def _check_shown(address: str, authority: x509.Certificate, now: float) -> None:
         certificate = read_certificate(shown_certificate(host, port, PROBE_S).encode(), address)
         if is_issued_by(certificate, authority):
             check_valid(certificate, address, now)
+
+
+def _check_let_in(address: str, wallet: Wallet, now: float) -> None:
+    """Whether the server hangs up on the wallet's certificate: one that it would know, but for the dates."""
+    host, port = host_and_port(split_job(address)[0])
+    papers = wallet.folder / IDENTITY
+    with suppress(OSError):
+        if is_turned_away(host, port, papers, PROBE_S):
+            wallet.check(now)
+            valid = lifetime(wallet.certificate)
+            text = times_text(f"the certificate in {papers}", valid, "this machine's", now)
+            why = "hangs up when it sees it, as one does by whose clock it does not count"
+            raise ClocksDisagree(f"{text}; {address} {why}: {SET_CLOCK}")

@@ -16,11 +16,9 @@ import grpc
 from anabranch.client.channel import (
     CONTROL_S,
     StallGuard,
-    asked_health,
     check_plain,
     mapped_errors,
     open_channel,
-    says_serving,
     stream_deadline_s,
 )
 from anabranch.client.clocks import check_unreached
@@ -510,14 +508,6 @@ def open_operator(address: str, wallet: Wallet | None, insecure: bool = False) -
     if wallet is None:
         check_plain(address, insecure)
     return OperatorClient(address, wallet=wallet)
-
-
-def check_health(
-    address: str, service: str = "", timeout_s: float = CONTROL_S, wallet: Wallet | None = None
-) -> bool:
-    """Whether the server at `address` serves, by the standard health protocol; never raises for a no."""
-    with open_channel(address, wallet=wallet) as channel:
-        return says_serving(asked_health(channel, timeout_s, service))
 
 
 def _standing(told: operators.Client) -> ClientStanding:

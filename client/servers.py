@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from anabranch.client.channel import asked_health, says_serving
+from anabranch.client.health import asked_health, says_serving
 from anabranch.identity.addresses import parse_addresses
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 from anabranch.support.proxies import connected
+
+T = TypeVar("T")
 
 READ_BYTES = 64 * 1024
 
@@ -15,27 +21,62 @@ def shown_certificate(host: str, port: int, timeout_s: float) -> str:
     As `ssl.get_server_certificate`, which leaves a socket open where the server is killed at that moment, and
     passes proxies by.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    session = context.wrap_bio(incoming, outgoing, server_hostname=host)
+    session = _Session(host, _unchecking())
     with connected(host, port, timeout_s) as connection:
-        while not _is_done(session):
-            connection.sendall(outgoing.read())
-            if data := connection.recv(READ_BYTES):
-                incoming.write(data)
-            else:
-                incoming.write_eof()
-    certificate = session.getpeercert(binary_form=True)
+        session.shake_hands(connection)
+    certificate = session.tls.getpeercert(binary_form=True)
     if certificate is None:
         raise OSError(f"{host}:{port} shows no certificate")
     return ssl.DER_cert_to_PEM_cert(certificate)
 
 
-def _is_done(session: ssl.SSLObject) -> bool:
-    """A step of the handshake; whether it was the last."""
-    try:
-        session.do_handshake()
-    except ssl.SSLWantReadError:
-        return False
-    return True
+def is_turned_away(host: str, port: int, papers: Path, timeout_s: float) -> bool:
+    """Whether a gRPC server hangs up as soon as it has seen the certificate in `papers` (PEM, with its key).
+
+    It says no word of why, not by TLS either. Raises `OSError`.
+    """
+    context = _unchecking()
+    context.load_cert_chain(papers)
+    context.set_alpn_protocols(["h2"])
+    session = _Session(host, context)
+    with connected(host, port, timeout_s) as connection:
+        session.shake_hands(connection)  # in TLS 1.3 the client's certificate is looked at when this is over
+        return not session.hears(connection)
+
+
+def _unchecking() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+class _Session:
+    """TLS over a connection, which may be a proxy's tunnel."""
+
+    def __init__(self, host: str, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+
+    def shake_hands(self, connection: socket.socket) -> None:
+        self._until(connection, self.tls.do_handshake)
+
+    def hears(self, connection: socket.socket) -> bool:
+        """Whether a first byte comes, or the end."""
+        try:
+            return bool(self._until(connection, lambda: self.tls.read(1)))
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+    def _until(self, connection: socket.socket, step: Callable[[], T]) -> T:
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                pass
+            finally:
+                if self._outgoing.pending:
+                    connection.sendall(self._outgoing.read())
+            if data := connection.recv(READ_BYTES):
+                self._incoming.write(data)
+            else:
+                self._incoming.write_eof()

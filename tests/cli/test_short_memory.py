@@ -41,3 +41,14 @@ def test_who_looks_on_is_the_first_to_go(words: str, first: bool) -> None:
         check=True,
     )
     assert done.stdout.splitlines()[-1] == ("1000" if first else OF_THIS.read_text().strip())
+
+
+def test_a_check_of_health_imports_little() -> None:
+    """A container asks every few seconds, of the memory that its server has."""
+    code = PROGRAM.replace(f'print(open("{OF_THIS}").read(), end="")', "print(*sys.modules, sep=chr(10))")
+    words = [sys.executable, "-c", code, "health", "127.0.0.1:1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert "127.0.0.1:1 does not serve" in done.stderr
+    imported = {name.partition(".")[0] for name in done.stdout.split()}
+    assert {"grpc", "typer"} <= imported
+    assert not imported & {"numpy", "google", "cattrs", "cryptography", "sqlalchemy", "torch"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import anabranch as ab
-from anabranch.cli.options import summary
+from anabranch.cli.summary import summary
 
 
 @pytest.mark.parametrize(("updates", "told"), [(3, True), (4, False)])

@@ -17,7 +17,7 @@ from flaky_proxy import FlakyProxy
 from live_server import live_server
 
 from anabranch.client.channel import ERROR_KEY, RETRY_KEY, error_of
-from anabranch.client.operator import check_health
+from anabranch.client.health import check_health
 from anabranch.client.stopping import Bell, persist
 from anabranch.client.transport import GrpcTransport
 from anabranch.client.transports import open_transport

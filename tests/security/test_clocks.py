@@ -15,7 +15,7 @@ from guarded import TENSORS, Federation, federation, issued
 from anabranch.client.agent import Agent
 from anabranch.client.link import Link
 from anabranch.client.stopping import Bell
-from anabranch.core.errors import ClocksDisagree, NotAuthenticated
+from anabranch.core.errors import ClocksDisagree, NotAuthenticated, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import SKEW_S, Kind, lifetime, time_text
@@ -194,6 +194,37 @@ def test_an_operator_who_is_behind_the_server_is_told_so(tmp_path: Path) -> None
             guarded.operators(wallet).status()
         wall.ahead_s = 0.0
         assert guarded.operators(wallet).status().version == 0
+
+
+def test_who_is_ahead_of_the_server_is_told_that_it_hangs_up(tmp_path: Path) -> None:
+    """gRPC's TLS goes by the machine's clock, and sends no alert: who calls hears "Socket closed"."""
+    told = (
+        r"identity\.pem is valid from 20.*by this machine's.*hangs up when it sees it.*: set the clock that"
+    )
+    request = devices.EnrolRequest(client_id="device-1", protocol_version=1)
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS) as guarded:
+        with clock(guarded.authority, lambda: 3 * DAY_S) as ahead:
+            operator = issued(ahead, Kind.OPERATOR, "bob", tmp_path / "bob")
+            device = issued(ahead, Kind.DEVICE, "device-1", tmp_path / "device-1")
+        with pytest.raises(ClocksDisagree, match=told):
+            guarded.operators(operator).status()
+        link = Link(guarded.address, wallet=device, now=lambda: time.time() + 3 * DAY_S)
+        with pytest.raises(ClocksDisagree, match=told), link.calling():
+            link.stub().Enrol(request)
+        link.close()
+        with clock(guarded.authority, lambda: -300 * DAY_S) as behind:
+            expired = issued(behind, Kind.OPERATOR, "carol", tmp_path / "carol")
+        with pytest.raises(NotAuthenticated, match=r"expired at 20.*anabranch admin operator"):
+            guarded.operators(expired).status()
+        assert guarded.operators(guarded.operator()).status().version == 0
+
+
+def test_a_server_that_is_gone_hangs_up_on_nobody(tmp_path: Path) -> None:
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS) as guarded:
+        client = guarded.operators(guarded.operator())
+        client.status()
+    with pytest.raises(Unavailable):
+        client.status()
 
 
 def test_a_certificate_that_the_server_signs_by_a_wrong_clock_is_not_put_in_the_place_of_a_good_one(

@@ -15,9 +15,9 @@ from guarded import Federation, issued
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
 
+from anabranch.client.health import check_health
 from anabranch.client.joining import joined_wallet
 from anabranch.client.link import Link
-from anabranch.client.operator import check_health
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable

@@ -16,9 +16,9 @@ from guarded import Federation, federation, impostor, issued, shown_serial, yest
 from wire import CALL_S, QUICK, Device, Served, server_config
 
 from anabranch.client.channel import secure_channel
+from anabranch.client.health import check_health
 from anabranch.client.joining import join, join_addresses, joined_wallet
 from anabranch.client.link import Link
-from anabranch.client.operator import check_health
 from anabranch.client.run import ClientOptions, device_wallet, run_client
 from anabranch.client.state import device_id
 from anabranch.core.config.tables import merge

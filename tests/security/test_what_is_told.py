@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from guarded import Federation
 
-from anabranch.client.channel import check_not_guarded
+from anabranch.client.guarded import check_not_guarded
 from anabranch.client.operator import OperatorClient
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import NotAuthenticated, Unavailable

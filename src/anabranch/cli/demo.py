@@ -15,9 +15,10 @@ import typer
 from anabranch.api.configuration import Layer, load_run
 from anabranch.api.live_result import report_of_data
 from anabranch.cli.left import say_what_is_left
-from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, short_name, summary
+from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, short_name
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.processes import FleetProcesses
+from anabranch.cli.summary import summary
 from anabranch.client.operator import OperatorClient, RunStatus
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config

@@ -8,8 +8,8 @@ import typer
 
 from anabranch.cli.options import AsJson, Identity
 from anabranch.cli.output import Output
-from anabranch.client.channel import check_not_guarded
-from anabranch.client.operator import check_health, operator_wallet
+from anabranch.client.guarded import check_not_guarded
+from anabranch.client.health import check_health
 from anabranch.core.errors import Unavailable
 from anabranch.identity.addresses import JOB_HEALTH, split_job
 
@@ -22,7 +22,13 @@ def health(
     as_json: AsJson = False,
 ) -> None:
     """Ask a server whether it serves; exit code 0 if it does."""
-    wallet = operator_wallet(identity)
+    wallet = None
+    if identity is not None:
+        from anabranch.client.operator import (
+            operator_wallet,
+        )  # here: a port of this machine's is asked without
+
+        wallet = operator_wallet(identity)
     where, job = split_job(address)
     if not check_health(where, wallet=wallet):
         if wallet is None:

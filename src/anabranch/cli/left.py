@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from anabranch.cli.next_steps import resume_command
-from anabranch.cli.options import summary
 from anabranch.cli.output import Output
+from anabranch.cli.summary import summary
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.model.chains import AUTO

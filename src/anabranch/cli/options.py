@@ -1,4 +1,4 @@
-"""Options that several commands share, and the lines that they print alike."""
+"""Options that several commands share. They import little, as `health` has some of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.core.config.tables import parse_override
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
-from anabranch.reports.metrics import final_text, metric_text
-from anabranch.reports.models import BEST, FINAL
-from anabranch.reports.result import Result
-from anabranch.reports.text import bytes_text, counted, duration_text, energy_text
-
-MODELS = {"": FINAL, "the best version ": BEST}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 Overrides = Annotated[
@@ -59,6 +52,8 @@ def app_spec(app: str, flower: Path | None) -> str:
 
 def parse_setting(text: str) -> tuple[str, Any]:
     """`key=value` as a pair; the value is read as TOML, or else as a string. Raises `ConfigError`."""
+    from anabranch.core.config.tables import parse_override  # here, as `health` reads none
+
     key, equals, _ = text.partition("=")
     if not (key.strip() and equals):
         raise ConfigError(f"--option {text!r}: write key=value")
@@ -95,43 +90,3 @@ def parse_seeds(text: str) -> list[int]:
 def short_name(part: str) -> str:
     """What a part is called in a file's name: `Mine` for `path/to/file.py:Mine`."""
     return part.rpartition(":")[2]
-
-
-def summary(result: Result, folder: Path | None) -> str:
-    """A run in a few lines."""
-    goal, reached = result.goal, "target not reached"
-    if result.time_to_target_s is not None:
-        reached = (
-            f"target {metric_text(goal.metric, goal.target)} after {duration_text(result.time_to_target_s)}"
-        )
-    reasons = ", ".join(reason.replace("_", " ") for reason in result.rejections)
-    updates = (
-        f"{counted(result.versions, 'version')} of {counted(result.updates_applied, 'update')}, "
-        f"{result.updates_rejected} rejected" + (f" ({reasons})" if reasons else "")
-    )
-    stale = f"staleness {result.staleness.mean:.2f} on average, {result.staleness.max} at most"
-    traffic = f"{bytes_text(result.uplink_bytes)} up, {bytes_text(result.downlink_bytes)} down"
-    target = f", {reached}" if goal.target is not None else ""
-    lines = [
-        f"{result.strategy} on {result.workload}, seed {result.seed}: {final_text(result)}{target}",
-        f"  {updates}; {stale}",
-        f"  {traffic}; {duration_text(result.wall_s)} of real time",
-    ]
-    if result.updates_applied and not result.versions:
-        lines.append(
-            "  nothing was learned: so few updates fill no buffer of the strategy's, and no round; give the "
-            "run more of them, or the strategy a smaller size"
-        )
-    lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
-    if (energy := result.energy) is not None:
-        each = f"{energy_text(energy.device_median_j)} a device, {energy_text(energy.device_worst_tenth_j)}"
-        reached = "" if energy.to_target_j is None else f", {energy_text(energy.to_target_j)} to the target"
-        lines.append(f"  energy: {energy_text(energy.total_j)}{reached}; {each} in the worst tenth")
-    if result.devices_unfit:
-        unfit, there = result.devices_unfit, result.config["fleet"]["clients"]
-        lines.append(f"  {unfit} of {there} devices were not let in: their memory bears no task of the run")
-    if folder is not None:
-        models = [f"{told}{folder / name}" for told, name in MODELS.items() if (folder / name).is_file()]
-        lines += [f"  model: {', '.join(models)}"] if models else []
-        lines.append(f"  report: {folder / 'report.html'}")
-    return "\n".join(lines)

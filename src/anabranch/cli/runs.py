@@ -14,9 +14,10 @@ from anabranch.api.comparing import Comparison
 from anabranch.api.comparing import compare as compare_runs
 from anabranch.api.live_result import report_of_data, same_before
 from anabranch.api.run import open_run
-from anabranch.cli.options import Archive, AsJson, Out, RunFolder, summary
+from anabranch.cli.options import Archive, AsJson, Out, RunFolder
 from anabranch.cli.output import Output
 from anabranch.cli.parts import LoadCode, admit_data, admit_trackers
+from anabranch.cli.summary import summary
 from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY

@@ -23,7 +23,6 @@ from anabranch.cli.options import (
     Overrides,
     parse_seeds,
     run_folder,
-    summary,
     writing,
 )
 from anabranch.cli.output import Output, Ticker
@@ -42,6 +41,7 @@ from anabranch.cli.run_options import (
     run_source,
 )
 from anabranch.cli.runs import tell_comparison
+from anabranch.cli.summary import summary
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, Diverged
