@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -62,8 +63,21 @@ def _app_of(module: ModuleType) -> Any:
 
 def _from_name(name: str, spec: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
+        _check_no_folder(spec)
         raise AppError(f"unknown workload {spec!r}; {_choices(spec)}")
-    return code.from_name(name, spec, f"; {_choices(spec)}")
+    module = code.from_name(name, spec, f"; {_choices(spec)}")
+    if getattr(module, "__file__", None) is None:  # Python takes any folder for a package
+        _check_no_folder(spec)
+    return module
+
+
+def _check_no_folder(spec: str) -> None:
+    if spec and Path(spec).is_dir():
+        place = spec.rstrip("/")
+        raise AppError(
+            f"{spec} is a folder: of a Flower app write flower:{place} (or --flower {place}), of your own "
+            f"App its file, such as {place}/app.py:App"
+        )
 
 
 def _choices(spec: str) -> str:

@@ -122,6 +122,18 @@ def test_each_mistake_is_named(file: Path, spec: str, text: str) -> None:
         load_app(spec.format(file=file, folder=folder))
 
 
+@pytest.mark.parametrize("spec", ["a_folder", "./a_folder/", "a-folder"])
+def test_a_folder_is_told_from_an_app(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path(spec).mkdir()
+    place = spec.rstrip("/")
+    with pytest.raises(
+        AppError, match=rf"is a folder: .*flower:{place} \(or --flower {place}\).*/app\.py:App"
+    ):
+        load_app(spec)
+
+
 def test_torch_is_asked_for_only_by_those_who_need_it() -> None:
     code = """
 import sys
