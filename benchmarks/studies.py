@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -20,6 +21,10 @@ from anabranch.reports.result import Point as Measured
 from anabranch.reports.result import Result
 
 Tables = Mapping[str, Mapping[str, Any]]
+# Its strategy, its tables, the strategy's parameters, and the values of the one that matters most.
+Method = tuple[str, Tables, Mapping[str, Any], Mapping[str, Sequence[float]]]
+Scores = Sequence[tuple[Mapping[str, float], float, bool]]  # chosen values, seconds, whether it is the best
+Finals = Mapping[str, Sequence[Result]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,35 @@ class Tuned:
 
     best: Point
     scores: tuple[tuple[Point, float], ...]
+
+    def plain(self) -> Scores:
+        """As JSON."""
+        return [(dict(point.chosen), score, point == self.best) for point, score in self.scores]
+
+
+def grid(name: str, method: Method, base: Sequence[Tables], rates: Sequence[float]) -> list[Point]:
+    """The points of a method: every learning rate with every value of what matters most to it."""
+    strategy, tables, params, choices = method
+    ((key, values),) = choices.items()
+    return [
+        Point(
+            name,
+            (
+                *base,
+                tables,
+                {"client": {"learning_rate": rate}, "strategy": {"name": strategy, **params, key: value}},
+            ),
+            {"learning_rate": rate, key: value},
+        )
+        for rate, value in itertools.product(rates, values)
+    ]
+
+
+def chosen_of(points: Sequence[Point], scores: Scores) -> Point:
+    """The one that tuning has chosen, of the points of the grid."""
+    (chosen,) = (values for values, _, best in scores if best)
+    (point,) = (p for p in points if p.chosen == chosen)
+    return point
 
 
 # A point, a seed, the part it is measured on, and how many evaluations in a row must be at the target.
@@ -145,7 +179,7 @@ def late_accuracy(result: Result) -> float:
 
 
 def tuning_rows(
-    tuned: Mapping[str, Iterable[tuple[Mapping[str, float], float, bool]]],
+    tuned: Mapping[str, Scores],
 ) -> Iterator[list[str]]:
     """A row for each point of each method: its values, its score, and whether it was chosen."""
     for method, scores in tuned.items():

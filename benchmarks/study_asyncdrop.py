@@ -12,7 +12,6 @@ whose code has changed.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import time
@@ -26,9 +25,14 @@ from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Point as Measured
 from anabranch.reports.result import Result
 from benchmarks.studies import (
+    Finals,
+    Method,
     Point,
+    Scores,
     Tables,
+    chosen_of,
     compare,
+    grid,
     late_accuracy,
     mean,
     plain,
@@ -88,8 +92,6 @@ def planned(name: str) -> Tables:
     return {"submodel": {"name": name}}
 
 
-# For each method: its tables, its strategy's parameters, and two values of the one that matters most.
-Method = tuple[str, Tables, dict[str, Any], dict[str, Sequence[float]]]
 METHODS: dict[str, Method] = {
     "async fedavg": ("fedasync", WHOLE, CONSTANT, ALPHAS),
     "async fedprox": ("fedasync", WHOLE, {**CONSTANT, "rho": 0.01}, ALPHAS),
@@ -113,26 +115,9 @@ CHANGED: dict[str, tuple[str, Tables]] = {
 }
 
 
-def grid(method: str) -> list[Point]:
+def points_of(method: str) -> list[Point]:
     """The six points of a method."""
-    strategy, tables, params, choices = METHODS[method]
-    ((name, values),) = choices.items()
-    return [
-        Point(
-            method,
-            (
-                BASE,
-                tables,
-                {"client": {"learning_rate": rate}, "strategy": {"name": strategy, **params, name: value}},
-            ),
-            {"learning_rate": rate, name: value},
-        )
-        for rate, value in itertools.product(LEARNING_RATES, values)
-    ]
-
-
-Finals = dict[str, list[Result]]
-Scores = dict[str, list[tuple[dict[str, float], float, bool]]]  # chosen values, seconds, whether the best
+    return grid(method, METHODS[method], (BASE,), LEARNING_RATES)
 
 
 def main() -> None:
@@ -157,8 +142,8 @@ def _run(data_file: Path, quick: bool) -> None:
     data: dict[str, Any] = {"tuned": {}, "runs": {}}
     with pool_of("fork" if quick else "spawn") as pool:
         for method in METHODS:
-            found = tune(pool, grid(method), TUNING_SEEDS, HORIZON_S, IN_A_ROW)
-            data["tuned"][method] = [[dict(p.chosen), s, p == found.best] for p, s in found.scores]
+            found = tune(pool, points_of(method), TUNING_SEEDS, HORIZON_S, IN_A_ROW)
+            data["tuned"][method] = found.plain()
             data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
         for method in [*METHODS, *CHANGED]:
             data["runs"][method] = _compared(pool, data, method, SEEDS[:1] if quick else SEEDS)
@@ -179,8 +164,7 @@ def _repeat(data_file: Path, methods: Sequence[str]) -> None:
 def _compared(pool: ProcessPoolExecutor, data: Mapping[str, Any], method: str, seeds: Sequence[int]) -> Any:
     """The tuned point of a method, or of the one whose fleet is changed, on the seeds."""
     tuned, extra = CHANGED.get(method, (method, {}))
-    (chosen,) = (values for values, _, best in data["tuned"][tuned] if best)
-    (point,) = (p for p in grid(tuned) if p.chosen == chosen)
+    point = chosen_of(points_of(tuned), data["tuned"][tuned])
     return plain(compare(pool, replace(point, method=method, layers=(*point.layers, extra)), seeds))
 
 
@@ -228,7 +212,7 @@ HEAD = (
 )
 
 
-def document(tuned: Scores, finals: Finals, minutes: float) -> str:
+def document(tuned: Mapping[str, Scores], finals: Finals, minutes: float) -> str:
     """The page."""
     fleet, client, run = BASE["fleet"], BASE["client"], BASE["run"]
     step_s, ratio, shards = fleet["step_time_s"], fleet["speed_ratio"], fleet["shards_per_client"]

@@ -24,9 +24,14 @@ from typing import Any
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Result
 from benchmarks.studies import (
+    Finals,
+    Method,
     Point,
+    Scores,
     Tables,
+    chosen_of,
     compare,
+    grid,
     late_accuracy,
     mean,
     plain,
@@ -83,8 +88,7 @@ ASYNC: Tables = {"server": {"concurrency": CONCURRENCY}}
 ROUNDS = {"clients_per_round": 16, "over_selection": CONCURRENCY / 16, "deadline_s": 60.0}
 TEASQ = {"concurrency_fraction": CONCURRENCY / 100}
 
-# For each method: its tables, its strategy's parameters, and two values of the one that matters most.
-METHODS: dict[str, tuple[str, Tables, dict[str, Any], dict[str, Sequence[float]]]] = {
+METHODS: dict[str, Method] = {
     "fedavg": ("fedavg", {}, ROUNDS, {"clients_per_round": (8, 16)}),
     "fedprox": ("fedprox", {}, ROUNDS, {"mu": (0.01, 0.1)}),
     "fedasync": ("fedasync", ASYNC, {}, {"alpha": (0.3, 0.6)}),
@@ -110,29 +114,9 @@ METHODS: dict[str, tuple[str, Tables, dict[str, Any], dict[str, Sequence[float]]
 }
 
 
-def grid(method: str, split: str) -> list[Point]:
+def points_of(method: str, split: str) -> list[Point]:
     """The six points of a method on a split."""
-    strategy, tables, params, choices = METHODS[method]
-    ((name, values),) = choices.items()
-    return [
-        Point(
-            method,
-            (
-                BASE,
-                SPLITS[split],
-                tables,
-                {"client": {"learning_rate": rate}, "strategy": {"name": strategy, **params, name: value}},
-            ),
-            {"learning_rate": rate, name: value},
-        )
-        for rate, value in itertools.product(LEARNING_RATES, values)
-    ]
-
-
-Finals = dict[str, list[Result]]
-Scores = dict[
-    str, list[tuple[dict[str, float], float, bool]]
-]  # chosen values, seconds, whether it is the best
+    return grid(method, METHODS[method], (BASE, SPLITS[split]), LEARNING_RATES)
 
 
 def study(
@@ -140,10 +124,10 @@ def study(
 ) -> dict[str, Any]:
     """Tune and compare every method on one split; what came of it, as JSON."""
     print(f"--- {split}", flush=True)
-    tuned = {m: tune(pool, grid(m, split), tuning_seeds, HORIZON_S) for m in METHODS}
+    tuned = {m: tune(pool, points_of(m, split), tuning_seeds, HORIZON_S) for m in METHODS}
     finals = {m: compare(pool, t.best, seeds) for m, t in tuned.items()}
     return {
-        "tuned": {m: [[dict(p.chosen), s, p == t.best] for p, s in t.scores] for m, t in tuned.items()},
+        "tuned": {m: t.plain() for m, t in tuned.items()},
         "runs": {m: plain(rs) for m, rs in finals.items()},
     }
 
@@ -179,8 +163,7 @@ def _repeat(data_file: Path, methods: Sequence[str]) -> None:
     with pool_of() as pool:
         for split, method in itertools.product(data["splits"], methods):
             found = data["splits"][split]
-            (chosen,) = (values for values, _, best in found["tuned"][method] if best)
-            (point,) = (p for p in grid(method, split) if p.chosen == chosen)
+            point = chosen_of(points_of(method, split), found["tuned"][method])
             found["runs"][method] = plain(compare(pool, point, SEEDS))
             data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
     data["minutes"] += (time.monotonic() - started) / 60
@@ -267,7 +250,7 @@ def _ratio(theirs: tuple[float, ...] | None, mine: tuple[float, ...] | None, whi
     return f"{theirs[which] / mine[which]:.2f}x"
 
 
-def document(found: Mapping[str, tuple[Scores, Finals]], minutes: float) -> str:
+def document(found: Mapping[str, tuple[Mapping[str, Scores], Finals]], minutes: float) -> str:
     """The page."""
     fleet, client = BASE["fleet"], BASE["client"]
     parts = [
@@ -310,7 +293,7 @@ the validation part; a run that never got there counts {2 * HORIZON_S:.0f} s.
 
 
 def _write(data: Mapping[str, Any], folder: Path) -> None:
-    found: dict[str, tuple[Scores, Finals]] = {}
+    found: dict[str, tuple[Mapping[str, Scores], Finals]] = {}
     for split, part in data["splits"].items():
         finals = {m: [Result.from_json(r) for r in rs] for m, rs in part["runs"].items()}
         found[split] = part["tuned"], finals
