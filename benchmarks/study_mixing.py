@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from anabranch.reports.intervals import mean_interval
 from anabranch.reports.result import Result
 from benchmarks.studies import Point, late_accuracy, mean, pool_of, publish, run, study_parser, table
 from benchmarks.study_attacks import ATTACKERS, BASE, GOAL_LOST, NOBODY, SHARED, STUDIES
@@ -46,7 +47,6 @@ COMPARED = {
     MIXING: ATTACKS,
     "multi_krum": (NOBODY, "alie"),
 }
-T95 = 2.776  # of Student's t with four degrees of freedom, for five paired seeds
 GOAL_PRICE = 1.0
 WORKLOAD = f"{Path(__file__).parent / 'fashion_mlp.py'}:FashionMlp"
 
@@ -143,10 +143,10 @@ def measure(runs: Runs, seeds: Sequence[int]) -> None:
 
 def interval(values: Sequence[float]) -> str:
     """Mean, and the 95 % interval of paired differences."""
-    if len(values) < len(SEEDS):
+    between = mean_interval(values) if len(values) == len(SEEDS) else None
+    if between is None:
         return mean(values)
-    middle, half = statistics.fmean(values), T95 * statistics.stdev(values) / len(values) ** 0.5
-    return f"{middle:+.1f} ({middle - half:+.1f} to {middle + half:+.1f})"
+    return f"{statistics.fmean(values):+.1f} ({between[0]:+.1f} to {between[1]:+.1f})"
 
 
 def document(runs: Runs) -> str:

@@ -46,7 +46,7 @@ from anabranch.reports.text import (
     unit_for,
 )
 
-__all__ = ["Against", "compare", "compare_html", "comparison_svg", "mean_curve"]
+__all__ = ["Against", "compare", "compare_html", "comparison_svg"]
 
 Colours = Mapping[str, int]
 Curve = Sequence[tuple[float, float]]
@@ -165,11 +165,6 @@ def spans(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
     ys = np.array([np.interp(xs, *np.array(c).T) for c in curves])
     lines = (xs, ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0))
     return list(zip(*(line.tolist() for line in lines), strict=True))
-
-
-def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
-    """The mean of curves over the range that all of them cover."""
-    return list(curves[0]) if len(curves) == 1 else [(x, mean) for x, mean, _, _ in spans(curves)]
 
 
 Column = tuple[str, Callable[[SpreadRow], str]]

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 LEVEL = 0.95
 
 
-def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Where the mean is that these were drawn about, by this probability; None of less than two values."""
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where the mean is that these were drawn about, by the probability `LEVEL`; None of less than two."""
     if len(values) < 2:
         return None
-    mean, wide = statistics.fmean(values), t_quantile(len(values) - 1, level)
+    mean, wide = statistics.fmean(values), t_quantile(len(values) - 1, LEVEL)
     half = wide * statistics.stdev(values) / math.sqrt(len(values))
     return mean - half, mean + half
 

@@ -116,10 +116,6 @@ class Versions:
         """The server's own model of this moment, to the bit."""
         return Model(self.engine.version, self.engine.vector.copy())
 
-    def in_use(self) -> list[int]:
-        """The versions that somebody holds."""
-        return sorted(self._in_use)
-
     def _kept(self) -> Model:
         """The version that devices get, one copy for all."""
         version = self.engine.offered

@@ -52,14 +52,6 @@ def laplace(size: int, seed: int = 0, dtype: type = np.float32) -> Vector:
     return np.asarray(1e-3 * draw.laplace(size=size) * scales, dtype)
 
 
-def with_density(x: Vector, kept: int, seed: int = 0) -> Vector:
-    """All but so many values of x made zero."""
-    out = np.zeros_like(x)
-    where = np.random.default_rng(seed).permutation(x.size)[:kept]
-    out[where] = x[where]
-    return out
-
-
 def resealed(payload: bytes) -> bytes:
     """With the checksum that the rest now has."""
     return payload[:12] + struct.pack("<I", zlib.crc32(payload[16:])) + payload[16:]

@@ -294,21 +294,15 @@ def dense(x: Delta) -> Vector:
     return x.dense() if isinstance(x, SparseVector) else x
 
 
-def add_scaled(
-    out: Vector, scale: float, x: Delta, where: slice | npt.NDArray[np.int64] = slice(None)
-) -> None:
-    """`out[where] += scale * x`, in place, without a temporary of the model's size.
+def add_scaled(out: Vector, scale: float, x: Delta) -> None:
+    """`out += scale * x`, in place, of equal shapes, without a temporary of the model's size.
 
-    `x` has the shape of `out[where]`; a sparse one costs its own length only. Blocks change nothing
-    in the result: the operation is elementwise.
+    A sparse x costs its own length only.
     """
     if isinstance(x, SparseVector):
-        at = x.indices if isinstance(where, slice) else where[x.indices]
-        loops.add_sparse(out[where] if isinstance(where, slice) else out, scale, at, x.values)
-    elif isinstance(where, slice):
-        add_dense(out[where], scale, x)
+        loops.add_sparse(out, scale, x.indices, x.values)
     else:
-        loops.add_sparse(out, scale, where, x)
+        add_dense(out, scale, x)
 
 
 def add_dense(out: Vector, scale: float, x: Vector) -> None:

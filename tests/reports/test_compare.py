@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from anabranch.core.errors import DataError
-from anabranch.reports.compare import compare, compare_html, comparison_svg, mean_curve
+from anabranch.reports.compare import compare, compare_html, comparison_svg, spans
 from anabranch.reports.result import Result
 from anabranch.reports.spreads import Spread, spread
 
@@ -91,10 +91,10 @@ def test_one_run_has_no_deviation(record: Callable[..., Result]) -> None:
     assert spread([2.0]) == Spread(2.0, 0.0, 2.0, 2.0, 1)
 
 
-def test_the_mean_curve_covers_what_all_curves_cover() -> None:
-    assert mean_curve([[(0, 0.0), (4, 4.0)], [(2, 4.0), (6, 8.0)]]) == [(2.0, 3.0), (4.0, 5.0)]
-    assert mean_curve([[(0, 1.0)], [(5, 1.0)]]) == []
-    assert mean_curve([[(0, 1.0), (1, 2.0)]]) == [(0, 1.0), (1, 2.0)]
+def test_a_band_covers_what_all_curves_cover() -> None:
+    curves = [[(0, 0.0), (4, 4.0)], [(2, 4.0), (6, 8.0)]]
+    assert spans(curves) == [(2.0, 3.0, 2.0, 4.0), (4.0, 5.0, 4.0, 6.0)]
+    assert spans([[(0, 1.0)], [(5, 1.0)]]) == []
 
 
 def test_the_page_has_charts_for_each_workload_and_a_table(record: Callable[..., Result]) -> None:

@@ -98,12 +98,6 @@ def test_add_scaled_is_the_plain_expression(size: Any, scale: Any) -> None:
     assert np.array_equal(out, expected)
 
 
-def test_add_scaled_on_some_coordinates() -> None:
-    out = np.zeros(5, np.float32)
-    add_scaled(out, 2.0, np.array([1, 2], np.float32), np.array([1, 4]))
-    assert out.tolist() == [0, 2, 0, 0, 4]
-
-
 def test_the_digest_is_of_the_little_endian_bytes() -> None:
     x = np.arange(3, dtype=np.float32)
     assert digest(x) == digest(x.astype(">f4")) == hashlib.sha256(x.tobytes()).hexdigest()
