@@ -33,24 +33,20 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from anabranch.core.engine.strategy import Context, State
-from anabranch.core.model.params import Vector
-from anabranch.core.model.submodels import add_to_part
-from anabranch.core.model.updates import Update
-from anabranch.strategies.buffer import Aggregate, BufferState, BufferStrategy, averaged, counted
+from anabranch.strategies.buffer import WeighedBuffer, WeighedState
 from anabranch.strategies.optimisers import Optimiser, Sgd, outer_in_place
 from anabranch.strategies.parameters import AT_LEAST_ONE, LESS_THAN_ONE, NOT_NEGATIVE, POSITIVE
 
 
 @dataclass(frozen=True)
-class AnnealedState(BufferState):
-    """A buffer's; `share`: sum of s(tau_i), which `covered` has for each coordinate; `taken`: n."""
+class AnnealedState(WeighedState):
+    """A buffer's; `share`: sum of s(tau_i); `taken`: n."""
 
-    share: float = 0.0
     taken: int = 0
 
 
 @dataclass(frozen=True)
-class Annealed(BufferStrategy):
+class Annealed(WeighedBuffer):
     """Gathers a fixed part of all updates so far, and adds their mean by staleness.
 
     Symbols and equations: see the module.
@@ -58,7 +54,6 @@ class Annealed(BufferStrategy):
 
     name: ClassVar[str] = "annealed"
     state_type: ClassVar[type[Any]] = AnnealedState
-    supports_submodels: ClassVar[bool] = True
 
     buffer_size: Annotated[int, AT_LEAST_ONE] = 5
     growth: Annotated[float, LESS_THAN_ONE] = 0.02
@@ -72,23 +67,10 @@ class Annealed(BufferStrategy):
         """Plain, by eta, or `outer`."""
         return outer_in_place(self, {"server_lr": "lr"}, Sgd(self.server_lr))
 
-    def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
-        """Add s(tau_i) Delta_i to the buffer."""
-        since = context.now if state.since is None else state.since
-        add_to_part(state.buffer, weight, update.delta, update.submodel)
-        covered = counted(state.covered, state.share, update, weight, state.buffer.size)
-        return replace(state, count=state.count + 1, since=since, covered=covered, share=state.share + weight)
-
     def full(self, state: State, context: Context) -> bool:
         """With K updates."""
         return bool(state.count >= max(self.buffer_size, int(self.growth * state.taken)))
 
-    def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
-        """The weighted sum and the sum of weights, or their quotient on each coordinate."""
-        if state.covered is not None:
-            return Aggregate(averaged(state.buffer, state.covered), 1, state)
-        return Aggregate(state.buffer, state.share, state)
-
     def emptied(self, state: State, context: Context) -> State:
         """The state for the next buffer."""
-        return replace(super().emptied(state, context), share=0.0, taken=state.taken + state.count)
+        return replace(super().emptied(state, context), taken=state.taken + state.count)

@@ -169,6 +169,41 @@ class BufferStrategy(GatheringStrategy):
         return replace(state, count=0, since=None, rows=[], covered=None)
 
 
+@dataclass(frozen=True)
+class WeighedState(BufferState):
+    """A buffer's; `share`: what its updates count together. `covered` has that for each coordinate."""
+
+    share: float = 0.0
+
+
+class WeighedBuffer(BufferStrategy):
+    """Divides the sum by what its updates count together, and not by their number."""
+
+    state_type: ClassVar[type[Any]] = WeighedState
+    supports_submodels: ClassVar[bool] = True
+
+    def share_of(self, update: Update, weight: float) -> float:
+        """How much an update counts: its weight."""
+        return weight
+
+    def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
+        """Add share_i Delta_i to the buffer."""
+        since, share = context.now if state.since is None else state.since, self.share_of(update, weight)
+        add_to_part(state.buffer, share, update.delta, update.submodel)
+        covered = counted(state.covered, state.share, update, share, state.buffer.size)
+        return replace(state, count=state.count + 1, since=since, covered=covered, share=state.share + share)
+
+    def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
+        """The weighed sum and what its updates count, or their quotient on each coordinate."""
+        if state.covered is not None:
+            return Aggregate(averaged(state.buffer, state.covered), 1, state)
+        return Aggregate(state.buffer, state.share, state)
+
+    def emptied(self, state: State, context: Context) -> State:
+        """The state for the next buffer."""
+        return replace(super().emptied(state, context), share=0.0)
+
+
 def counted(covered: Vector | None, before: float, update: Update, amount: float, size: int) -> Vector | None:
     """What counts on each of `size` coordinates, with an update of `amount` more than `before`.
 

@@ -30,36 +30,27 @@ version before the last, whatever the device's own base was; here with that base
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from anabranch.core.engine.strategy import Context, State
+from anabranch.core.engine.strategy import Context
 from anabranch.core.model.params import Vector, dense
-from anabranch.core.model.submodels import add_to_part, gathered
+from anabranch.core.model.submodels import gathered
 from anabranch.core.model.updates import Update
-from anabranch.strategies.buffer import Aggregate, BufferState, BufferStrategy, averaged, counted
+from anabranch.strategies.buffer import WeighedBuffer
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 
 
 @dataclass(frozen=True)
-class PortState(BufferState):
-    """A buffer's; `share`: sum of p_i. `covered` has that sum for each coordinate."""
-
-    share: float = 0.0
-
-
-@dataclass(frozen=True)
-class PORT(BufferStrategy):
+class PORT(WeighedBuffer):
     """Gathers K updates, and averages them by examples, age and direction.
 
     Symbols and equations: see the module.
     """
 
     name: ClassVar[str] = "port"
-    state_type: ClassVar[type[Any]] = PortState
-    supports_submodels: ClassVar[bool] = True
 
     buffer_size: Annotated[int, AT_LEAST_ONE] = 10
     staleness_bound: Annotated[float, POSITIVE] = 10.0
@@ -84,23 +75,9 @@ class PORT(BufferStrategy):
         towards = (1.0 + similarity(vector, context.base, update)) / 2
         return self.similarity_weight * towards + self.staleness_weight * fresh
 
-    def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
-        """Add p_i Delta_i to the buffer."""
-        since = context.now if state.since is None else state.since
-        share = weight * update.examples
-        add_to_part(state.buffer, share, update.delta, update.submodel)
-        covered = counted(state.covered, state.share, update, share, state.buffer.size)
-        return replace(state, count=state.count + 1, since=since, covered=covered, share=state.share + share)
-
-    def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
-        """The weighted sum and sum p_i, or their quotient on each coordinate."""
-        if state.covered is not None:
-            return Aggregate(averaged(state.buffer, state.covered), 1, state)
-        return Aggregate(state.buffer, state.share, state)
-
-    def emptied(self, state: State, context: Context) -> State:
-        """The state for the next buffer."""
-        return replace(super().emptied(state, context), share=0.0)
+    def share_of(self, update: Update, weight: float) -> float:
+        """p_i."""
+        return weight * update.examples
 
 
 def similarity(vector: Vector, base: Vector, update: Update) -> float:
