@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from anabranch.core.errors import ConfigError
-from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, without_model
 from anabranch.simulation.executors.models import ModelFiles, model_at
 from anabranch.simulation.executors.pool import WorkerState, worker_pool
 from anabranch.simulation.executors.queued import Queue
@@ -41,14 +41,6 @@ class ProcessesExecutor(Queue):
     def of(cls, source: ProblemSource, problem: Problem, workers: int) -> ProcessesExecutor:
         """See `Executor`."""
         return cls(source, workers or os.cpu_count() or 1)
-
-    def train(self, job: Job) -> Pending[LocalResult]:
-        """Training by whichever worker is free."""
-        return self.enqueue(job)
-
-    def evaluate(self, evaluation: Evaluation) -> Pending[Mapping[str, float]]:
-        """An evaluation by whichever worker is free."""
-        return self.enqueue(evaluation)
 
     def close(self) -> None:
         """Drops what waits and ends the workers."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Generic, TypeVar
 
-from anabranch.simulation.executors.base import Evaluation, Job
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
 from anabranch.simulation.executors.pool import lost_workers_told
 
 T = TypeVar("T")
@@ -54,8 +55,15 @@ class Queue(ABC):
     def _submit(self, work: Job | Evaluation) -> Future[Any]:
         """Begin a piece of work."""
 
-    def enqueue(self, work: Job | Evaluation) -> Queued[Any]:
-        """Take a piece of work in hand."""
+    def train(self, job: Job) -> Pending[LocalResult]:
+        """Training by whichever worker is free."""
+        return self._enqueue(job)
+
+    def evaluate(self, evaluation: Evaluation) -> Pending[Mapping[str, float]]:
+        """An evaluation by whichever worker is free."""
+        return self._enqueue(evaluation)
+
+    def _enqueue(self, work: Job | Evaluation) -> Queued[Any]:
         self._count += 1
         queued: Queued[Any] = Queued(self, work)
         heapq.heappush(self._waiting, (work.due_s, self._count, queued))

@@ -167,11 +167,11 @@ class RayExecutor:
     def train(self, job: Job) -> Pending[LocalResult]:
         """Training by an actor with the resources that the device needs."""
         group = min(int(self._groups[job.device]), len(self._by_group) - 1)
-        return self._by_group[group].enqueue(job)
+        return self._by_group[group].train(job)
 
     def evaluate(self, evaluation: Evaluation) -> Pending[Mapping[str, float]]:
         """An evaluation, where the fastest devices are trained."""
-        return self._by_group[0].enqueue(evaluation)
+        return self._by_group[0].evaluate(evaluation)
 
     def close(self) -> None:
         """Drops what waits, ends the actors, and Ray if it was started here."""
