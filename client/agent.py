@@ -158,7 +158,7 @@ class Agent(DeviceShell):
             except Interrupted as reason:
                 self.summary.why = str(reason)
             finally:
-                self._lease.stop()
+                self._lease.pulse.stop()
                 if self._sync is not None:
                     self._sync.stop()
                 if self._elastic is not None:
@@ -183,7 +183,7 @@ class Agent(DeviceShell):
             self._step_time_s,
         )
         self._follow(self._enrolled(), self._work)
-        self._lease.start()
+        self._lease.pulse.start()
         self._begin()
         while self._todo or not self._ended:
             self._check()
@@ -458,7 +458,7 @@ class Agent(DeviceShell):
 
     def _set_timer(self, timer: ef.SetTimer) -> None:
         if timer.name == "heartbeat":
-            self._lease.set(timer.at)
+            self._lease.pulse.set(timer.at)
         else:
             self._timers.set(timer)
 

@@ -61,25 +61,13 @@ class WorkProgress:
 
 
 class LeaseKeeper:
-    """Calls `beat` in a thread of its own when a heartbeat is due, and knows which tasks are not wanted."""
+    """Calls `beat` in a thread of its own when `pulse` says so, and knows which tasks are not wanted."""
 
     def __init__(self, transport: Transport, beat: Callable[[], None], bell: Bell, tell: OnEvent) -> None:
         self._transport, self._bell, self._tell = transport, bell, tell
-        self._pulse = Pulse(beat, bell.now)
+        self.pulse = Pulse(beat, bell.now)
         self._unwanted: set[str] = set()
         self.progress = WorkProgress(bell.now)
-
-    def start(self) -> None:
-        """Be ready to beat."""
-        self._pulse.start()
-
-    def stop(self) -> None:
-        """No more heartbeats."""
-        self._pulse.stop()
-
-    def set(self, at: float) -> None:
-        """The next heartbeat is due at this moment."""
-        self._pulse.set(at)
 
     def check(self, task_id: str) -> None:
         """Raises `Cancelled` once a notice has said that this task is not wanted."""
