@@ -152,42 +152,26 @@ def _capped(rows: Rows, examples_max: int, seed: int, device: int) -> Rows:
 
 
 def _draws(
-    labels: Labels,
-    count: int,
-    fleet: FleetTable,
-    seed: int,
-    speed_groups: tuple[int, ...],
+    labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...]
 ) -> list[Rows]:
     classes = _Classes.of(labels)
     return [_drawn(classes, device, fleet, seed) for device in range(count)]
 
 
 def _iid(
-    labels: Labels,
-    count: int,
-    fleet: FleetTable,
-    seed: int,
-    speed_groups: tuple[int, ...],
+    labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...]
 ) -> list[Rows]:
     return np.array_split(stream(seed, "split", "iid").permutation(len(labels)), count)
 
 
 def _label_shards(
-    labels: Labels,
-    count: int,
-    fleet: FleetTable,
-    seed: int,
-    speed_groups: tuple[int, ...],
+    labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...]
 ) -> list[Rows]:
     return _deal(_shards(labels, count * fleet.shards_per_client, seed), count, seed)
 
 
 def _dirichlet(
-    labels: Labels,
-    count: int,
-    fleet: FleetTable,
-    seed: int,
-    speed_groups: tuple[int, ...],
+    labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...]
 ) -> list[Rows]:
     alpha = fleet.dirichlet_alpha
     pieces: list[list[Rows]] = [[] for _ in range(count)]
