@@ -65,21 +65,6 @@ class JobServer(Listening):
         self._said: dict[str, tuple[JobState, str]] = {}
         self._done = False
 
-    @property
-    def address(self) -> str:
-        """Where devices reach it: `host:port`, and `host:port/job` for one job."""
-        return str(self._served.address)
-
-    @property
-    def admin_address(self) -> str:
-        """Where operators do."""
-        return str(self._served.admin_address)
-
-    @property
-    def join_address(self) -> str:
-        """Where devices join, whatever job they have; empty where nothing is guarded."""
-        return str(self._served.join_address)
-
     def add(
         self,
         name: str,

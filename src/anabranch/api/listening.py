@@ -37,6 +37,21 @@ class Listening(Background):
             raise ConfigError("the server is not running: enter its context, or call start()")
         return self._info
 
+    @property
+    def address(self) -> str:
+        """Where devices reach it: `host:port`, and of several jobs one at `host:port/job`."""
+        return str(self._served.address)
+
+    @property
+    def admin_address(self) -> str:
+        """Where operators do."""
+        return str(self._served.admin_address)
+
+    @property
+    def join_address(self) -> str:
+        """Where devices join, whatever job they have; empty where nothing is guarded."""
+        return str(self._served.join_address)
+
     def _serving(self, info: Any) -> None:
         self._info = info
         self._ready.set()

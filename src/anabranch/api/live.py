@@ -61,7 +61,7 @@ class DevicesHere:
                 raise Unavailable(f"the run has not ended within {timeout_s:g} s")
 
 
-class Server(Operated, Listening):
+class Server(Listening, Operated):
     """Serves a run while its context lasts: `with Server(app, until=Until(updates=100)) as server: ...`.
 
     The server is that of `anabranch server`, in a thread. `source` and the objects are those of `simulate`;
@@ -104,21 +104,6 @@ class Server(Operated, Listening):
         it ends with its process. `source` and the objects are as for `Server`.
         """
         return InProcessServer(source, **objects)
-
-    @property
-    def address(self) -> str:
-        """Where devices reach it: `host:port`."""
-        return str(self._served.address)
-
-    @property
-    def admin_address(self) -> str:
-        """Where operators do."""
-        return str(self._served.admin_address)
-
-    @property
-    def join_address(self) -> str:
-        """Where devices join; empty where nothing is guarded."""
-        return str(self._served.join_address)
 
     @property
     def insecure(self) -> bool:
