@@ -43,6 +43,7 @@ from anabranch.core.effects import (
 )
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.updates import FLAWS, Reason, Verdict
+from anabranch.host.standstill import WANTS_ONE, Pause
 from anabranch.reports.text import counted, duration_text
 from anabranch.server.glance import Glance
 
@@ -55,7 +56,6 @@ STARVING_S = 300.0
 ASKS_S = 120.0  # who has not asked for so long is not waiting any more
 NAMED = 3  # devices that a line names at most
 
-WANTS_ONE = (Reason.AT_CAPACITY, Reason.NOT_SELECTED, Reason.OVER_SHARE, Reason.TOO_FAST)
 PASSED_OVER = (Reason.RUN_FINISHED, Reason.NONE)
 
 
@@ -93,25 +93,6 @@ class _Wait:
     since: float
     asked_at: float
     why: str
-
-
-@dataclass
-class Pause:
-    """When to say again what lasts: after `first_s`, then twice as long each time."""
-
-    first_s: float
-    after_s: float = 0.0
-
-    def due(self, lasted_s: float) -> bool:
-        """Whether to say it now, after so long."""
-        if lasted_s < max(self.after_s, self.first_s):
-            return False
-        self.after_s = 2.0 * lasted_s
-        return True
-
-    def over(self) -> None:
-        """It lasts no longer."""
-        self.after_s = 0.0
 
 
 @dataclass(frozen=True)

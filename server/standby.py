@@ -29,8 +29,8 @@ from anabranch.core.errors import (
     Unavailable,
 )
 from anabranch.core.limits import Limits
+from anabranch.host.standstill import Pause
 from anabranch.reports.text import duration_text
-from anabranch.server.chronicle import Pause
 from anabranch.server.notify import READY, notify
 from anabranch.server.ports import NOT_SERVING, Ports
 from anabranch.server.recovery import Recovered

@@ -61,6 +61,7 @@ from anabranch.simulation.parts import PARTS as OWN_PARTS
 from anabranch.simulation.problem import Problem, ProblemSource, device_name
 from anabranch.simulation.server import DirectServer, Process
 from anabranch.simulation.server_time import ServerTime, SteppedTime
+from anabranch.simulation.standstill import Standstill
 from anabranch.simulation.storage import EMPTY, Storage
 from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.transfers import lines_of
@@ -300,6 +301,8 @@ class Simulation:
         self.devices, self._newcomers = self._fleet()
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
+        self._standstill = Standstill(self.clock, versions)
+        self.world.refused.append(self._standstill.refused)
         self.best: Best[Vector] = Best(Goal.of(config.run))
         self._evaluator = Evaluator(
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
@@ -332,7 +335,10 @@ class Simulation:
             if isinstance(self.time, SteppedTime):
                 self.faults.set_clock(self.time.step)
         self.begin_devices()
-        self.clock.run(self._config.run.virtual_s_max or math.inf)
+        until_s = self._config.run.virtual_s_max or math.inf
+        self.clock.run(until_s)
+        if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:
+            self._standstill.ended(len(self.room))
         self._evaluator.finish()
 
     def begin_devices(self) -> None:

@@ -31,6 +31,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from anabranch.core.config.tables import NO_KEY, Config
+from anabranch.core.engine.answers import checked_decision, checked_plan
 from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
@@ -249,7 +250,9 @@ class Phased:
         """As this phase does, with its local training."""
         training = self.tables[state.phase].phase.client
         local = replace(local, **{key: value for key, value in vars(training).items() if value is not None})
-        plan = self.part(state).plan(self.inner(state), ask, local, self._seen(state, context))
+        part = self.part(state)
+        found = part.plan(self.inner(state), ask, local, self._seen(state, context))
+        plan = checked_plan(found, f"strategy {part.name!r}", part.state_type)
         return replace(plan, state=self._remembers(state, plan.state))
 
     def on_lost(self, state: State, task: Task, context: Context) -> State:
@@ -270,8 +273,8 @@ class Phased:
 
     def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
         """As this phase does; with its last update it ends."""
-        seen = self._seen(state, context)
-        step = self.part(state).step(self.inner(state), vector, update, seen)
+        seen, part = self._seen(state, context), self.part(state)
+        step = checked_decision(part.step(self.inner(state), vector, update, seen), f"strategy {part.name!r}")
         if step.decision is None or step.decision.verdict is Verdict.REJECTED:
             return replace(step, state=state)
         return self._after(replace(state, updates=state.updates + 1), step, vector, seen)

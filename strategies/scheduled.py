@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from anabranch.core.engine.answers import checked_plan, checked_refusal
+from anabranch.core.engine.answers import checked_decision, checked_plan, checked_refusal
 from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.chains import parse_chain
@@ -61,6 +61,10 @@ class Scheduled:
         return f"scheduler {self.scheduler.name!r}"
 
     @property
+    def _strategy(self) -> str:
+        return f"strategy {self.name!r}"
+
+    @property
     def keeps_updates(self) -> bool:
         """As the strategy, where that knows of it."""
         return bool(getattr(self.strategy, "keeps_updates", False))
@@ -94,7 +98,8 @@ class Scheduled:
 
     def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """The strategy's task, as the scheduler changes it."""
-        planned = self.strategy.plan(state.rest, ask, local, context)
+        own = self.strategy.plan(state.rest, ask, local, context)
+        planned = checked_plan(own, self._strategy, self.strategy.state_type)
         found = self.scheduler.plan(state.schedule, ask, planned, context)
         dealt = checked_plan(found, self._scheduler, self.scheduler.state_type)
         if dealt.local.steps < 0 or not _parses(dealt.uplink):  # the ask is in the log: no error may stop it
@@ -115,7 +120,7 @@ class Scheduled:
 
     def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
         """The strategy's; of an update that counts the scheduler is told."""
-        step = self.strategy.step(state.rest, vector, update, context)
+        step = checked_decision(self.strategy.step(state.rest, vector, update, context), self._strategy)
         if step.decision is not None and step.decision.verdict is Verdict.REJECTED:
             return replace(step, state=state)
         schedule = self.scheduler.arrived(state.schedule, update, context)

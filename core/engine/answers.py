@@ -29,20 +29,26 @@ def checked_plan(found: Any, whose: str, state_type: type[Any]) -> Plan:
     return found
 
 
-def checked_step(found: Any, whose: str, spec: ParamSpec) -> Step:
-    """Raises `AppError` for what no step is: no device could read a version of another form."""
+def checked_decision(found: Any, whose: str) -> Step:
+    """Raises `AppError` for what `step` must not answer, whatever its vector is."""
     if not isinstance(found, Step) or found.decision is None:
         raise AppError(f"{whose}: step must return a Step with a decision, not {_word(found)}")
-    vector = found.vector
+    return found
+
+
+def checked_step(found: Any, whose: str, spec: ParamSpec) -> Step:
+    """Raises `AppError` for what no step is: no device could read a version of another form."""
+    step = checked_decision(found, whose)
+    vector = step.vector
     if vector is None:
-        return found
+        return step
     wanted = f"a vector of {spec.size} values of {spec.vector_dtype.name}"
     if not isinstance(vector, np.ndarray):
         raise AppError(f"{whose}: step must give {wanted}, not {_word(vector)}")
     if vector.shape != (spec.size,) or vector.dtype != spec.vector_dtype:
         shown = f"an array of shape {vector.shape} and {vector.dtype.name}"
         raise AppError(f"{whose}: step must give {wanted}, as its argument is, not {shown}")
-    return found
+    return step
 
 
 def _word(found: Any) -> str:

@@ -13,12 +13,14 @@ import anabranch as ab
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.support.code import load
 
-# `look_up` breaks, in line 7.
+# `look_up` breaks, in line 9.
 FILE = f"""import sys
 sys.path.insert(0, {str(FOLDER)!r})
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 import attack, planner, rule, scheduler, stage
+from anabranch.core.engine.strategy import Refusal
+from anabranch.core.model.updates import Reason
 from anabranch.strategies.mixing import MixingStrategy
 def look_up(): return {{}}["word"]
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Answers(MixingStrategy):
     name: ClassVar[str] = "answers"
     how: str = "as it should"
     def weight(self, update, context): return 0.5
+    def plan(self, *a): return None if self.how == "planless" else super().plan(*a)
     def step(self, state, vector, update, context):
         step = super().step(state, vector, update, context)
         if self.how == "none": return None
@@ -68,7 +71,9 @@ class Scheduler(scheduler.Resting):
 class Lax(scheduler.Resting):
     name: ClassVar[str] = "lax"
     how: str = ""
-    def admit(self, state, ask, context): return True if self.how == "true" else None
+    def admit(self, state, ask, context):
+        if self.how in ("AT_CAPACITY", "NOT_SELECTED"): return Refusal(Reason[self.how], "nobody is let in")
+        return True if self.how == "true" else None
     def plan(self, state, ask, plan, context): return None if self.how == "none" else plan
 class Short(attack.Backwards):
     name = "short"
@@ -147,18 +152,18 @@ def test_an_error_of_a_part_names_its_method_and_shows_its_lines_alone(
     with pytest.raises(AppError) as raised:
         simulated(settings)
     text = str(raised.value)
-    assert text.startswith(f"{start} (mine.py:7): KeyError: 'word'\n")
+    assert text.startswith(f"{start} (mine.py:9): KeyError: 'word'\n")
     assert text.count("\n") == 4  # two frames of two lines each
-    assert text.endswith('  mine.py:7 in look_up\n    def look_up(): return {}["word"]')
+    assert text.endswith('  mine.py:9 in look_up\n    def look_up(): return {}["word"]')
 
 
 def test_an_error_in_a_worker_process_is_told_alike(here: Path) -> None:
-    with pytest.raises(AppError, match=r"codec stage Stage\.encode \(mine\.py:7\): KeyError"):
+    with pytest.raises(AppError, match=r"codec stage Stage\.encode \(mine\.py:9\): KeyError"):
         simulated(SETTINGS["codec stage Stage.encode"], workers=1)
 
 
 def test_a_part_at_hand_is_known_as_well(here: Path) -> None:
-    with pytest.raises(AppError, match=r"strategy Strategy\.weight \(mine\.py:7\)"):
+    with pytest.raises(AppError, match=r"strategy Strategy\.weight \(mine\.py:9\)"):
         simulated({}, strategy=load("mine.py:Strategy")())
 
 
@@ -207,6 +212,35 @@ def test_a_step_that_no_device_could_read_ends_the_run_at_once(here: Path, how: 
         simulated({"strategy": "FILE:Answers", "strategy.how": how})
 
 
+PARTS: dict[str, dict[str, Any]] = {
+    "scheduled": {"strategy": "FILE:Answers", "strategy.scheduler": {"name": "capped"}},
+    "phased": {
+        "strategy": "phased",
+        "strategy.phases": [
+            {"strategy": "FILE:Answers", "until_updates": 4},
+            {"strategy": "fedasync"},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [("none", "step must return a Step"), ("planless", "plan must return")]
+)
+@pytest.mark.parametrize("within", PARTS)
+def test_what_a_strategy_within_another_part_answers_is_looked_at(
+    here: Path, within: str, how: str, told: str
+) -> None:
+    settings = dict(PARTS[within])
+    if within == "phased":
+        first, then = settings["strategy.phases"]
+        settings["strategy.phases"] = [{**first, "how": how}, then]
+    else:
+        settings["strategy.how"] = how
+    with pytest.raises(AppError, match=f"^strategy 'answers': {told}"):
+        simulated(settings)
+
+
 @pytest.mark.parametrize("after", [1, 4])
 def test_a_state_that_is_no_data_ends_the_run_soon(here: Path, after: int) -> None:
     """And not at the first snapshot of a server, which a simulation does not have."""
@@ -233,6 +267,24 @@ def test_a_part_that_remembers_in_itself_is_refused(here: Path) -> None:
 def test_what_a_scheduler_answers_is_looked_at(here: Path, how: str, told: str) -> None:
     with pytest.raises(AppError, match=f"^scheduler 'lax': {told}"):
         simulated({"strategy.scheduler": {"name": "FILE:Lax", "how": how}})
+
+
+@pytest.mark.parametrize("reason", ["AT_CAPACITY", "NOT_SELECTED"])
+def test_a_scheduler_that_lets_nobody_in_is_said(
+    here: Path, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    """Where only updates end it, it would go on for ever, and tell of 0 updates."""
+    part = {"strategy.scheduler": {"name": "FILE:Lax", "how": reason}, "fleet.waiting": "ask"}
+    simulated({**part, "run.virtual_s_max": 9000.0})
+    said = [r.message for r in caplog.records if "no device has had a task" in r.message]
+    assert len(said) == 2  # after an hour, and two
+    assert all(f"{reason.lower()}: nobody is let in" in line for line in said)
+
+
+def test_devices_that_nobody_calls_are_said(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    part = {"strategy.scheduler": {"name": "FILE:Lax", "how": "AT_CAPACITY"}, "fleet.waiting": "called"}
+    simulated(part)
+    assert "no device has a task, and 4 devices that asked were never called" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "shape"), [("Short", r"\(\d+,\)"), ("Nothing", r"\(\)")])
