@@ -50,6 +50,8 @@ class RunFolder:
         path = self.folder / EVENTS_FILE
         if not path.is_file():
             raise DataError(f"{path} is missing: the run has left no record of what happened")
+        if (result := self._result()) is not None and result["updates_applied"] and not path.stat().st_size:
+            raise DataError(f"{path} is empty, and the run had updates: put its copy back")
         with path.open("rb") as file:
             rest = b""
             while True:

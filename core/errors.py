@@ -213,8 +213,14 @@ class PortInUse(AnabranchError):
     """The address to serve on is taken."""
 
 
+NOT_ALIKE = (
+    "its files or the program were changed, or a part of one's own (a strategy, an App) gives other results "
+    "for the same arguments: one that draws by itself, or reads a clock"
+)
+
+
 class ReplayMismatch(AnabranchError):
-    """A replay did not reproduce the recorded digest."""
+    """A replay did not reproduce the recorded digest: see `NOT_ALIKE` for why that may be."""
 
 
 class Diverged(AnabranchError):

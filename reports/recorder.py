@@ -45,6 +45,12 @@ from anabranch.reports.trackers import Trackers
 from anabranch.reports.tracking.run import Moment
 
 EVENTS_FILE = "events.jsonl"
+# What its lines are of: docs/files.md.
+EVENT_KINDS = (
+    *("granted", "downloaded", "decided", "trained", "published", "evaluated", "taken_back", "compression"),
+    *("settings_changed", "lease_ended", "sum_wanted", "cohort_lost", "resent", "late", "vanished", "unfit"),
+    *("failed", "quarantined", "released", "finished", "reopened"),
+)
 HEARD_DIGITS = 4  # of a share
 
 Measured = dict[str, float | None]  # by the name of the metric; None where it was not finite

@@ -198,10 +198,11 @@ def _weights_bytes_max(spec: ParamSpec, limits: Limits) -> int:
     return limits.payload_bytes_max + (limits.frozen_bytes_max if spec.apart else 0)
 
 
-def read_weights(path: Path, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> dict[str, Array]:
+def read_weights(path: Path, spec: ParamSpec) -> dict[str, Array]:
     """The weights of the model `spec` in a safetensors file. Raises `ConfigError` for another model's."""
     try:
-        loaded = load(_read_capped(path, _weights_bytes_max(spec, limits)))  # at once: it may be a pipe
+        most = _weights_bytes_max(spec, DEFAULT_LIMITS)
+        loaded = load(_read_capped(path, most))  # at once: it may be a pipe
         spec.check(loaded)
     except KeyError as error:
         raise ConfigError(f"{path} has values of the type {error}, which cannot be read") from error

@@ -26,7 +26,7 @@ from anabranch.core.engine.settable import (
     with_values,
 )
 from anabranch.core.engine.shelf import Shelf
-from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
+from anabranch.core.errors import NOT_ALIKE, ConfigError, LogLost, ReplayMismatch
 from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec, digest
@@ -212,7 +212,7 @@ def check_versions(effects: list[Effect], known: Mapping[int, VersionRow]) -> di
             if recorded and digests[effect.version] != recorded:
                 raise ReplayMismatch(
                     f"version {effect.version} has the digest {digests[effect.version][:16]} in the replay "
-                    f"and {recorded[:16]} on record: run `anabranch verify`"
+                    f"and {recorded[:16]} on record: run `anabranch verify`; {NOT_ALIKE}"
                 )
     return digests
 

@@ -284,7 +284,10 @@ class Segments:
             magic, run, salt, first = _HEADER.unpack_from(data)
             if magic == MAGIC:
                 if run != run_of(run_id):
-                    raise StoreCorrupt(f"{path} is of another run than the database: move {self.folder} away")
+                    raise StoreCorrupt(
+                        f"{path} is of another run than the database: name the log's server.database; or, "
+                        f"if the database is the right one, move {self.folder} away"
+                    )
                 return Segment(number, path, salt, first)
         if size <= HEADER_BYTES:  # the power went while it was made
             return None

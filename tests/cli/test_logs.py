@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from commands import anabranch
-from nursery import COMMAND, PIPE, Process
+from nursery import COMMAND, PIPE, Process, run
 from wire import QUICK, Device
 
 from anabranch.server.manifest import Manifest, read_manifest, write_manifest
@@ -75,6 +75,16 @@ def test_a_servers_log_for_programs(model: Path, tmp_path: Path) -> None:
     )
     (end,) = [line for line in found if line["text"].startswith("end of the run after")]
     assert (end["version"], end["updates"], end["rejected"], end["given_up"]) == (3, 3, 1, False)
+
+
+@pytest.mark.parametrize("command", ["server", "client"])
+def test_what_ends_a_command_for_programs_is_a_line_like_the_others(command: str, tmp_path: Path) -> None:
+    words = {"server": ["--model", "nowhere"], "client": ["no_such_module:App", "--id", "a"]}[command]
+    done = run(COMMAND, command, *words, "--json", cwd=tmp_path)
+    last = json.loads(done.stderr.splitlines()[-1])
+    assert (done.returncode != 0, last["level"]) == (True, "ERROR")
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["kind"], told["detail"]) == ("error", last["text"])
 
 
 def test_the_level_is_a_choice(model: Path, tmp_path: Path) -> None:

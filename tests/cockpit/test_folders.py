@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 from cockpits import Browser, Printed, cockpit, entered
 from nursery import COMMAND, run
 
+from anabranch.cockpit.folder import RunFolder
+from anabranch.core.errors import DataError
+from anabranch.reports.picture.picture import Picture
 from anabranch.reports.result import Result
 
 SMALL = ("--set", "run.workload=synthetic", "--set", "run.updates_max=40", "--set", "fleet.clients=3")
@@ -168,6 +172,13 @@ def test_a_servers_data(tmp_path: Path) -> None:
         assert (row["kind"], row["updates"], row["state"]) == ("live", 4, "finished")
         assert browser.get(f"/api/runs/{row['id']}/fleet")["rows"][0]["updates"] == 4
     assert sorted(path.relative_to(data) for path in data.rglob("*")) == before
+
+
+def test_a_record_that_was_emptied_is_not_a_run_without_updates(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    (copy / "events.jsonl").write_bytes(b"")
+    with pytest.raises(DataError, match=r"events\.jsonl is empty, and the run had updates"):
+        RunFolder(copy).follow(Picture(), threading.Event(), lambda: None)
 
 
 @pytest.mark.parametrize("what", ["nothing", "empty"])

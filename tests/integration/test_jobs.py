@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from commands import anabranch
+from hand_bundles import whole
 from job_hosts import FIRST, UNHELD, Host, spec, with_job
 from streams import Stream, StreamDevice, stream
 from wire import CALL_S, Device, Served, server_config
@@ -382,6 +383,24 @@ def test_a_job_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="empty pattern"):
         add_job(tmp_path / "jobs", "three", None, tmp_path / "model", devices=["ward-*", ""])
     assert not (tmp_path / "jobs" / "three").exists()
+
+
+def test_a_bundle_of_another_app_than_the_models_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "app.bundle").write_bytes(whole())
+    job = with_job(tmp_path, "one")
+    manifest = job / "model" / "manifest.json"
+
+    def add(name: str, app: str) -> str:
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"app": app}))
+        caplog.clear()
+        add_job(tmp_path / "jobs", name, None, job / "model", bundle=tmp_path / "app.bundle")
+        return caplog.text
+
+    assert "the bundle has the App app:Mine, and the model is of synthetic" in add("two", "synthetic")
+    assert "the model is of here/app.py:Other" in add("three", "here/app.py:Other")
+    assert add("four", "here/app.py:Mine") == ""
 
 
 @pytest.mark.parametrize(

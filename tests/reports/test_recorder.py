@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from anabranch.core.config.goal import Goal
 from anabranch.core.errors import DataError
 from anabranch.core.model.updates import Decision, Reason, Verdict
-from anabranch.reports.recorder import Recorder, summarise
+from anabranch.reports.recorder import EVENT_KINDS, Recorder, summarise
 from anabranch.reports.result import ClientShare, Kind, Point, Staleness
 
 
@@ -219,3 +220,10 @@ def test_counts_add_up(events: list[tuple[str, str, int]]) -> None:
     assert got.versions == version
     counts = [(p.time_s, p.version, p.updates, p.uplink_bytes, p.downlink_bytes) for p in got.history]
     assert all(x <= y for one, two in itertools.pairwise(counts) for x, y in zip(one, two, strict=True))
+
+
+def test_the_kinds_of_events_are_those_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs/files.md").read_text()
+    table = page.partition("### `events.jsonl`")[2].partition("### ")[0]
+    names = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(names))) == sorted(EVENT_KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,9 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
 from anabranch.server.job_folder import MODEL, SETTINGS, add, names_in, note_of
 from anabranch.server.manifest import Manifest, read_manifest
+from anabranch.workloads.registry import BUILT_IN
+
+log = logging.getLogger(__name__)
 
 FOLDER = Path("anabranch-jobs")
 
@@ -61,11 +65,23 @@ def add_job(
     `devices`: patterns of the names of those that may serve it; none for all. A database is one job's alone.
     `bundle`: the file of its App's, from which devices may have it; raises as `read_bundle` for a bad one.
     """
-    config, _ = settings_of_job(settings, model, name)
+    config, manifest = settings_of_job(settings, model, name)
     _check_database(config, _others(folder / name))
     if bundle is not None:
-        read_bundle(bundle)
+        _compare_app(read_bundle(bundle).manifest.entry, manifest.app)
     return add(folder, name, settings, model, devices, time.time(), bundle)
+
+
+def _compare_app(entry: str, app: str) -> None:
+    """Warn where a bundle's App bears another name than the model's; only its code could say for sure."""
+    _, colon, modelled = BUILT_IN.get(app, app).rpartition(":")
+    if colon and entry.rpartition(":")[2] != modelled:
+        log.warning(
+            "the bundle has the App %s, and the model is of %s: if these are two models, no device that goes "
+            "by the bundle is let in",
+            entry,
+            app,
+        )
 
 
 def _others(job: Path) -> list[Path]:

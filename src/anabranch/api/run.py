@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shutil
 from functools import cached_property
@@ -16,14 +17,14 @@ from anabranch.api.objects import app_source
 from anabranch.api.records import Records
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import ConfigError, DataError, ReplayMismatch
+from anabranch.core.errors import NOT_ALIKE, ConfigError, DataError, ReplayMismatch
 from anabranch.core.parts import is_code
 from anabranch.reports.compare import Against
 from anabranch.reports.html import REPORT_FILE
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.metrics import final_text
 from anabranch.reports.models import BEST, FINAL
-from anabranch.reports.recorder import EVENTS_FILE
+from anabranch.reports.recorder import EVENT_KINDS, EVENTS_FILE
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, duration_text
 from anabranch.support.code import check_trusted, distrusted
@@ -92,13 +93,18 @@ class Run:
     def events(self, kind: str = "") -> Records:
         """What happened, in order, or what of one kind, such as `decided`; columns are those of its rows.
 
-        Raises `DataError` where the folder has no record of them.
+        Raises `DataError` where the folder has no record of them, `ConfigError` for a kind that is none.
         """
         path = self.folder / EVENTS_FILE
         if not path.is_file():
             raise DataError(f"{path} is missing: the run has left no record of what happened")
         with path.open(encoding="utf-8") as lines:
-            return Records(row for row in map(json.loads, lines) if kind in ("", row["kind"]))
+            found = Records(row for row in map(json.loads, lines) if kind in ("", row["kind"]))
+        if kind not in ("", *EVENT_KINDS) and not found:  # a newer release may have others
+            near = difflib.get_close_matches(kind, EVENT_KINDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EVENT_KINDS)}"
+            raise ConfigError(f"events: no event is of the kind {kind!r}: {hint}")
+        return found
 
     def weights(self, best: bool = False) -> dict[str, Any]:
         """The last version of the model, or the best one that was measured: numpy arrays by name.
@@ -157,7 +163,7 @@ class Run:
         if not outcome.matches:
             raise ReplayMismatch(
                 f"{self.folder}: replayed to model {outcome.model_sha256}, journal {outcome.journal_sha256}; "
-                "result.json says otherwise"
+                f"result.json says otherwise: {NOT_ALIKE}"
             )
         return outcome
 

@@ -22,6 +22,8 @@ from anabranch.core.text import LAYOUT, visible
 from anabranch.support.job import JOB
 from anabranch.support.tracing import begin_tracing, trace_id
 
+log = logging.getLogger("anabranch")
+
 LEVELS = ("debug", "info", "warning", "error")
 
 CONTINUED = "\n  "  # at the margin a line begins of its own: none is forged by what somebody has said
@@ -66,6 +68,11 @@ class _JsonLines(_Lines):
         if (trace := trace_id()) != "":
             line["trace_id"] = trace
         return json_line({**line, **getattr(record, "fields", {})}).rstrip()
+
+
+def is_json() -> bool:
+    """Whether this process logs JSON lines on stderr."""
+    return any(isinstance(handler.formatter, _JsonLines) for handler in logging.getLogger().handlers)
 
 
 def _mask_secrets(record: logging.LogRecord) -> bool:
