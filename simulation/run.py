@@ -301,8 +301,6 @@ class Simulation:
         self.devices, self._newcomers = self._fleet()
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
-        self._standstill = Standstill(self.clock, versions)
-        self.world.refused.append(self._standstill.refused)
         self.best: Best[Vector] = Best(Goal.of(config.run))
         self._evaluator = Evaluator(
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
@@ -335,10 +333,10 @@ class Simulation:
             if isinstance(self.time, SteppedTime):
                 self.faults.set_clock(self.time.step)
         self.begin_devices()
-        until_s = self._config.run.virtual_s_max or math.inf
+        standstill, until_s = Standstill(self.world), self._config.run.virtual_s_max or math.inf
         self.clock.run(until_s)
         if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:
-            self._standstill.ended(len(self.room))
+            standstill.ended(len(self.room))
         self._evaluator.finish()
 
     def begin_devices(self) -> None:

@@ -10,8 +10,7 @@ import logging
 from anabranch.core.effects import Refused
 from anabranch.host.standstill import WANTS_ONE, Pause
 from anabranch.reports.text import counted, duration_text
-from anabranch.simulation.clock import VirtualClock
-from anabranch.simulation.versions import Versions
+from anabranch.simulation.world import World
 
 log = logging.getLogger(__name__)
 
@@ -21,14 +20,15 @@ STANDSTILL_S = 3600.0  # of virtual time
 class Standstill:
     """Hears of refused asks; it changes nothing in the run."""
 
-    def __init__(self, clock: VirtualClock, versions: Versions) -> None:
-        self._clock, self._versions = clock, versions
+    def __init__(self, world: World) -> None:
+        self._world = world
+        world.refused.append(self.refused)
         self._granted, self._since = 0, 0.0
         self._pause = Pause(STANDSTILL_S)
 
     def refused(self, refused: Refused) -> None:
         """A device has no task."""
-        engine, now = self._versions.engine, self._clock.now
+        engine, now = self._world.engine, self._world.clock.now
         granted = engine.counters.granted
         if engine.ledger.live or granted != self._granted or refused.reason not in WANTS_ONE:
             self._granted, self._since = granted, now
