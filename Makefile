@@ -13,6 +13,7 @@ DEMO_ARGS   ?=
 PYTEST_ARGS ?=
 # More than cores: many tests wait, for leases, disks and processes.
 PYTEST_PROCESSES ?= 4
+SPREAD := -n $(PYTEST_PROCESSES) --dist worksteal
 BENCH_ARGS  ?=
 MODULES      ?=
 MUTANTS_ARGS ?=
@@ -37,7 +38,7 @@ $(READY): pyproject.toml setup.py $(wildcard core/kernels/*.[ch]) scripts/setup.
 HANGS := -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true
 
 test: setup  ## every test but the long proofs and the containers
-	$(BIN)/pytest -n $(PYTEST_PROCESSES) --dist worksteal $(HANGS) $(PYTEST_ARGS)
+	$(BIN)/pytest $(SPREAD) $(HANGS) $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts (the tests check them as well)
 	$(BIN)/ruff check .
@@ -75,7 +76,7 @@ docker-test: setup  ## build the images and run them for real
 	VENV="$(VENV)" docker/test.sh
 
 journeys: setup  ## every page typed, in blank environments with the wheel, and its figures
-	TORCH="$(TORCH)" $(BIN)/pytest -m journeys -v tests/journeys tests/cockpit/browser $(PYTEST_ARGS)
+	TORCH="$(TORCH)" $(BIN)/pytest -m journeys -v $(SPREAD) tests/journeys tests/cockpit/browser $(PYTEST_ARGS)
 
 libraries: $(LIBRARIES)/.ready  ## the tests with the large libraries of others, in an environment of their own
 	$(LIBRARIES)/bin/pytest -m libraries tests/libraries $(PYTEST_ARGS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,27 +20,41 @@ GoFor = Callable[[Walk, Path], None]
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run have."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(request.config, "workerinput") else own
+
+
+def once(folder: Path, make: Callable[[Path], Path]) -> Path:
+    """The path that `make` returns of what it makes in a folder: the process that asks first makes it."""
+    made = folder.with_suffix(".made")
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+            made.write_text(str(make(folder)))
+    return Path(made.read_text())
+
+
+@pytest.fixture(scope="session")
+def wheel(shared: Path) -> Path:
     """The wheel of this tree."""
-    work = tmp_path_factory.mktemp("wheel")
-    return build(copy_tree(ROOT, work / "tree"), work / "dist")
+    return once(shared / "wheel", lambda folder: build(copy_tree(ROOT, folder / "tree"), folder / "dist"))
 
 
 @pytest.fixture(scope="session")
-def borrowed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def borrowed(wheel: Path, shared: Path) -> Path:
     """An environment with the wheel and, for speed, the packages of the tests."""
-    return borrowing_environment(wheel, tmp_path_factory.mktemp("borrowed"))
+    return once(shared / "borrowed", lambda folder: borrowing_environment(wheel, folder))
 
 
 @pytest.fixture(scope="session")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def environment(wheel: Path, shared: Path) -> Environment:
     """Blank environments by name, each made once, as the pages say it."""
-
-    @cache
-    def made(name: str) -> Path:
-        return blank_environment(wheel, tmp_path_factory.mktemp(name), ENVIRONMENTS[name])
-
-    return made
+    return lambda name: once(
+        shared / name, lambda folder: blank_environment(wheel, folder, ENVIRONMENTS[name])
+    )
 
 
 @pytest.fixture
