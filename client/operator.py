@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from anabranch.client.channel import (
     CONTROL_S,
@@ -24,7 +25,7 @@ from anabranch.client.channel import (
 from anabranch.client.clocks import check_unreached
 from anabranch.client.listed import ListedJob, read_jobs
 from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.protos import convert
 from anabranch.protos.v1 import jobs_pb2 as jobs_pb
@@ -255,11 +256,10 @@ class OperatorClient:
     `wallet`: the operator's papers, where the port is guarded.
     """
 
-    def __init__(self, address: str, limits: Limits = DEFAULT_LIMITS, wallet: Wallet | None = None) -> None:
+    def __init__(self, address: str, wallet: Wallet | None = None) -> None:
         self.address = address
-        self._limits = limits
         self._wallet = wallet
-        self._channel = open_channel(address, limits, wallet=wallet)
+        self._channel = open_channel(address, wallet=wallet)
         self._stub = OperatorsStub(self._channel)
 
     def __enter__(self) -> OperatorClient:
@@ -275,41 +275,18 @@ class OperatorClient:
     def status(self) -> RunStatus:
         """How the run stands."""
         s = self._call(self._stub.GetStatus, operators.GetStatusRequest())
-        return RunStatus(
-            run=s.run,
-            run_id=s.run_id,
-            strategy=s.strategy,
-            version=s.version,
-            updates_applied=s.updates_applied,
-            updates_rejected=s.updates_rejected,
-            updates_duplicate=s.updates_duplicate,
-            clients=s.clients,
-            live_tasks=s.live_tasks,
-            leases_lost=s.leases_lost,
-            paused=s.paused,
-            finished=s.finished,
-            uplink_bytes=s.uplink_bytes,
-            downlink_bytes=s.downlink_bytes,
-            uplink_bytes_raw=s.uplink_bytes_raw,
-            downlink_bytes_full_equivalent=s.downlink_bytes_full_equivalent,
-            observer_bytes=s.observer_bytes,
-            uptime_s=s.uptime_s,
-            config=json.loads(s.config_json or "{}"),
-            quarantined=dict(s.quarantined),
-            clients_online=s.clients_online,
-            tasks_granted=s.tasks_granted,
-            created_at_s=s.created_at_s,
-            best_version=s.best_version if s.HasField("best_version") else None,
-            best_accuracy=s.best_accuracy if s.HasField("best_version") else None,
-            best_metric=s.best_metric,
-            best_value=s.best_value if s.best_metric else None,
-            settings_changed=_changes(s.settings_changed),
-            run_twice=list(s.run_twice),
-            masked_sums=_masked_sums(s.masked_sums) if s.HasField("masked_sums") else None,
-            phase=s.phase,
-            frozen_sha256=s.manifest.frozen_sha256.hex(),
-            disk_full=s.disk_full,
-        )
+        more: dict[str, Any] = {
+            "config": json.loads(s.config_json or "{}"),
+            "quarantined": dict(s.quarantined),
+            "best_version": s.best_version if s.HasField("best_version") else None,
+            "best_accuracy": s.best_accuracy if s.HasField("best_version") else None,
+            "best_value": s.best_value if s.best_metric else None,
+            "settings_changed": _changes(s.settings_changed),
+            "run_twice": list(s.run_twice),
+            "masked_sums": _masked_sums(s.masked_sums) if s.HasField("masked_sums") else None,
+            "frozen_sha256": s.manifest.frozen_sha256.hex(),
+        }
+        return RunStatus(**_told(s, RunStatus, more))
 
     def jobs(self) -> list[ListedJob]:
         """The runs of a server, in the order in which they were added; the only one has no name."""
@@ -318,7 +295,7 @@ class OperatorClient:
     def metrics(self) -> ServerMetrics:
         """How the server itself does. Raises `ProtocolError` for an older one, which cannot say."""
         found = self._call(self._stub.GetMetrics, operators.GetMetricsRequest())
-        values = {f.name: getattr(found, f.name) for f in fields(ServerMetrics)}
+        values = _told(found, ServerMetrics, {})
         spread = {name: _percentiles(v) for name, v in values.items() if isinstance(v, operators.Percentiles)}
         return ServerMetrics(**(values | spread))
 
@@ -327,13 +304,7 @@ class OperatorClient:
         request = operators.ListVersionsRequest(after=after, limit=limit)
         return [
             PublishedVersion(
-                version=v.version,
-                sha256=v.sha256.hex() or None,
-                updates=v.updates,
-                published_at_s=v.published_at_s,
-                snapshot=v.snapshot,
-                metrics=dict(v.metrics),
-                held=v.held,
+                **_told(v, PublishedVersion, {"sha256": v.sha256.hex() or None, "metrics": dict(v.metrics)})
             )
             for v in self._call(self._stub.ListVersions, request).versions
         ]
@@ -428,17 +399,17 @@ class OperatorClient:
         is whole. Raises `UnknownVersion`, and `ConfigError` where there is no such stage.
         """
         unfinished = path.with_name(path.name + ".tmp")
-        timeout = stream_deadline_s(self._limits.payload_bytes_max)
+        timeout = stream_deadline_s(DEFAULT_LIMITS.payload_bytes_max)
         exported = written = size = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with unfinished.open("wb") as file, self._errors():
                 request = operators.ExportRequest(version=version, best=best, stage=stage)
                 stream = self._stub.Export(request, timeout=timeout)
-                with StallGuard(stream.cancel, self._limits.upload_idle_s) as guard:
+                with StallGuard(stream.cancel, DEFAULT_LIMITS.upload_idle_s) as guard:
                     for message in stream:
                         guard.moved()
-                        size = convert.check_payload_size(message.size_bytes, self._limits)
+                        size = convert.check_payload_size(message.size_bytes)
                         if message.offset != written:
                             raise InvalidUpdate(f"a chunk at {message.offset}: expected {written}")
                         exported, written = message.version, written + file.write(message.data)
@@ -510,18 +481,17 @@ def open_operator(address: str, wallet: Wallet | None, insecure: bool = False) -
     return OperatorClient(address, wallet=wallet)
 
 
+def _told(message: Message, kind: type[Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass: `more`, and those that a message has by the same names."""
+    names = {f.name for f in fields(kind)} & {*message.DESCRIPTOR.fields_by_name}
+    return {**{name: getattr(message, name) for name in names - {*more}}, **more}
+
+
 def _standing(told: operators.Client) -> ClientStanding:
-    return ClientStanding(
-        client_id=told.client_id,
-        updates_taken=told.updates_taken,
-        updates_rejected=told.updates_rejected,
-        flaws=told.flaws,
-        shortened=told.shortened,
-        quarantined=told.quarantined,
-        last_seen_s=told.last_seen_s or None,
-        online=told.online,
-        versions_behind=told.versions_behind if told.HasField("versions_behind") else None,
-        tags=tuple(told.tags),
-        width_max=told.width_max if told.HasField("width_max") else 1.0,
-        memory_bytes=told.memory_bytes,
-    )
+    more = {
+        "last_seen_s": told.last_seen_s or None,
+        "versions_behind": told.versions_behind if told.HasField("versions_behind") else None,
+        "tags": tuple(told.tags),
+        "width_max": told.width_max if told.HasField("width_max") else 1.0,
+    }
+    return ClientStanding(**_told(told, ClientStanding, more))
