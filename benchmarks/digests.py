@@ -12,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -43,10 +43,10 @@ def alone(length: int) -> Pair:
     return {name: min(once(name) for _ in range(ROUNDS)) for name in ALGORITHMS}
 
 
-def in_turns(measured: Callable[[str], float]) -> list[Pair]:
+def in_turns(measured: Callable[[str], float]) -> Iterator[Pair]:
     """Every round measures both, each time another one first."""
-    orders = (ALGORITHMS, ALGORITHMS[::-1])
-    return [{name: measured(name) for name in orders[number % 2]} for number in range(ROUNDS)]
+    for number in range(ROUNDS):
+        yield {name: measured(name) for name in ALGORITHMS[:: -1 if number % 2 else 1]}
 
 
 def live(size: str) -> tuple[list[Pair], list[Pair]]:
@@ -71,9 +71,8 @@ def live(size: str) -> tuple[list[Pair], list[Pair]]:
             return 1e3 * (sum(used_s(pid).values()) - before_s) / UPDATES
 
         pairs = list[Pair]()
-        for number in range(ROUNDS):
-            order = (ALGORITHMS, ALGORITHMS[::-1])[number % 2]
-            pairs.append({name: measured(name) for name in order})
+        for pair in in_turns(measured):
+            pairs.append(pair)
             bare_rate = UPDATES / drive(Load(bare, values, UPDATES, durable=False))
             ratios.append({name: rates[name][-1] / bare_rate for name in ALGORITHMS})
     return pairs, ratios
@@ -99,7 +98,7 @@ def main() -> None:
     for length in LENGTHS:
         print(row(f"a digest of {length:,} bytes, ms", [alone(length)], 4))
     simulation(SHA256)  # each once before it counts
-    print(row("a simulated task without training, 100,000 values, ms", in_turns(simulation), 3))
+    print(row("a simulated task without training, 100,000 values, ms", list(in_turns(simulation)), 3))
     pairs, ratios = live("40 MB")
     print(row("40 MB raw, the server's processor time of an update, ms", pairs, 0))
     print(row("40 MB raw, updates for each of the bare stream", ratios))

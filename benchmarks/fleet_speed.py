@@ -22,7 +22,6 @@ import numpy as np
 import anabranch
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.content import UNNAMED
-from anabranch.core.model.updates import LocalPlan
 from anabranch.flower.app import FlowerApp
 from anabranch.simulation.executors.base import Evaluation
 from anabranch.simulation.run import Simulation, open_simulation
@@ -54,7 +53,7 @@ class Measured:
         return self.tasks / (self.cpu_s or self.wall_s)
 
 
-class NoOp(anabranch.App):
+class NoOp(NoTraining):
     """Four arrays of 100,000 numbers altogether, that come back as they went."""
 
     name = "no-op"
@@ -67,16 +66,6 @@ class NoOp(anabranch.App):
         """One empty example."""
         del shard
         return anabranch.Examples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
-
-    def train(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> dict[str, float]:
-        """Nothing."""
-        del model, examples, plan, seed
-        return {}
-
-    def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
-        """Nothing."""
-        del model, examples
-        return {"accuracy": 0.0, "loss": 0.0}
 
 
 def settings(devices: int, updates: int, **fleet: Any) -> Config:

@@ -15,10 +15,8 @@ from benchmarks.equal_updates import Method, Study
 from benchmarks.studies import Tables
 
 DEVICES, PER_ROUND, BUFFER = 100, 20, 10
-SPREAD, SLOWER = (
-    20,
-    4.0,
-)  # step times from .1 to .5 s in so many levels; every fourth device takes so much longer
+# Step times from .1 to .5 s in so many levels; every fourth device takes so much longer.
+SPREAD, SLOWER = 20, 4.0
 STEPS_S = [
     round(0.1 * (1 + 4 * (i % SPREAD) / (SPREAD - 1)) * (SLOWER if i // SPREAD % 4 == 3 else 1.0), 4)
     for i in range(4 * SPREAD)

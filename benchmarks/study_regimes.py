@@ -69,9 +69,8 @@ class Regime(Cell):
         if self.links in (LINK, SPARSE_LINK):
             bound = {"up_mbps": mbps, "down_mbps": 5 * mbps}
         elif self.links == MEMORY:
-            bound = {
-                "widths_max": [1.0, 0.5]
-            }  # the slower half's; a run of whole models lets none of them in
+            # The slower half's; a run of whole models lets none of them in.
+            bound = {"widths_max": [1.0, 0.5]}
         base: Tables = {
             "run": {
                 "name": "regimes",
