@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from anabranch.client.operator import OperatorClient
     from anabranch.client.run import ClientOptions
     from anabranch.client.stopping import Bell
+    from anabranch.server.app import ServerInfo
     from anabranch.server.hosting import HostInfo
     from anabranch.server.job import JobState
 
@@ -156,11 +157,7 @@ def serve_folder(
     from anabranch.server.hosting import serve_jobs
 
     def ready(info: HostInfo) -> None:
-        text = f"serving the jobs of {folder} on {info.address}, operators on {info.admin_address}"
-        if info.metrics_address:
-            text += f", metrics on http://{info.metrics_address}/metrics"
-        if info.join_address:
-            text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
+        text = serving_text(f"the jobs of {folder}", info)
         output.event("serving", text, folder=str(folder), **asdict(info))
         if cockpit is not None:
             cockpit.start(info.admin_address)
@@ -176,6 +173,16 @@ def serve_folder(
             stack.callback(cockpit.close)
         code = asyncio.run(serve_jobs(folder, host, read, ready=ready, told=told, insecure=insecure))
     raise typer.Exit(code)
+
+
+def serving_text(what: str, info: HostInfo | ServerInfo) -> str:
+    """What is served, and where."""
+    text = f"serving {what} on {info.address}, operators on {info.admin_address}"
+    if info.metrics_address:
+        text += f", metrics on http://{info.metrics_address}/metrics"
+    if info.join_address:
+        text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
+    return text
 
 
 def device_app(app: str, flower: Path | None, signers: Sequence[str], jobs: bool) -> str:

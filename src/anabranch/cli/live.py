@@ -27,6 +27,7 @@ from anabranch.cli.jobs import (
     device_app,
     serve_folder,
     serve_server,
+    serving_text,
 )
 from anabranch.cli.logs import DeviceLogLevel, LogLevel, set_up_logging
 from anabranch.cli.next_steps import once_stopped, while_served, with_commands, with_state
@@ -352,13 +353,7 @@ class _ServerVoice:
 
     def ready(self, info: ServerInfo) -> None:
         self.admin_address = info.admin_address
-        text = (
-            f"serving {visible(self.settings.run.name)} on {info.address}, operators on {info.admin_address}"
-        )
-        if info.metrics_address:
-            text += f", metrics on http://{info.metrics_address}/metrics"
-        if info.join_address:
-            text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
+        text = serving_text(visible(self.settings.run.name), info)
         self.output.event("serving", text, **asdict(info))
         if self.cockpit is not None:
             self.cockpit.start(info.admin_address)
