@@ -117,10 +117,8 @@ class Agent(DeviceShell):
         self.session = Session(client_id, self._seed, self._limits)
         self._lock = threading.Lock()  # of the session
         self._todo: deque[tuple[ef.SessionEffect, float]] = deque()  # for the thread of `run`
-        self._reach, self._sync_reach = (
-            Reachability(),
-            Reachability(),
-        )  # of this thread's calls, of the sync thread's
+        # Of this thread's calls, and of the sync thread's.
+        self._reach, self._sync_reach = Reachability(), Reachability()
         self._timers = Timers(self._bell, lambda left_s: self._tell("waiting", seconds=left_s), self._reach)
         self._sync: SyncThread | None = None
         self._elastic: ElasticTrainer | None = None

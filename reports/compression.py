@@ -132,9 +132,8 @@ def _steps_cards(r: Result) -> list[str]:
     return [card("Compression over versions", steps_chart(lines, r.versions), caption)]
 
 
-Line = tuple[
-    str, int, Sequence[tuple[int, ReportedStrength]]
-]  # its name, its colour, and from which version on
+# Its name, its colour, and from which version on.
+Line = tuple[str, int, Sequence[tuple[int, ReportedStrength]]]
 
 
 def steps_chart(lines: Sequence[Line], last: int) -> str:

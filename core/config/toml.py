@@ -15,9 +15,8 @@ def setting_text(value: object) -> str:
         )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(setting_text, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )  # what TOML forbids and JSON does not
+    # What TOML forbids and JSON does not.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def toml_text(tables: Mapping[str, Mapping[str, Any]]) -> str:

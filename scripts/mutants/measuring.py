@@ -26,10 +26,8 @@ class Profile:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         """After the conftest has loaded its own profile, before the tests are imported."""
-        from hypothesis import (
-            Phase,
-            settings,
-        )  # a plug-in of pytest itself: it shall not be there before pytest
+        # A plug-in of pytest itself: it shall not be there before pytest.
+        from hypothesis import Phase, settings
 
         phases = (Phase.explicit, Phase.generate)
         settings.register_profile("mutants", deadline=None, derandomize=True, database=None, phases=phases)

@@ -199,9 +199,8 @@ def _studied(
         for choice in carried.choices
         for seed in seeds
     ]
-    there = [
-        cell for cell in plans if has_ended(folder.job(cell[2]).folder)
-    ]  # of others the study alone knows
+    # Of others the study alone knows.
+    there = [cell for cell in plans if has_ended(folder.job(cell[2]).folder)]
     return Sweep(tuple(SweptRun(choice, seed, folder.run(plan)) for choice, seed, plan in there))
 
 

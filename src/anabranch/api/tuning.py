@@ -283,11 +283,8 @@ class TuneRequest:
     def _aim(self, goal: Goal) -> str:
         run, aim = self.base.run, self.table.aim
         if goal.target is None and not (run.updates_max or run.virtual_s_max or self.table.bytes_max):
-            ends = (
-                " (run.versions_max is none: versions of another K are other work)"
-                if run.versions_max
-                else ""
-            )
+            why = " (run.versions_max is none: versions of another K are other work)"
+            ends = why if run.versions_max else ""
             raise ConfigError(
                 "there is neither a target nor a budget to tune for: set run.target_accuracy or run.target "
                 f"(--target), run.updates_max (--updates), run.virtual_s_max (--seconds) or tune.bytes_max "

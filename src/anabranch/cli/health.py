@@ -24,9 +24,8 @@ def health(
     """Ask a server whether it serves; exit code 0 if it does."""
     wallet = None
     if identity is not None:
-        from anabranch.client.operator import (
-            operator_wallet,
-        )  # here: a port of this machine's is asked without
+        # Here: a port of this machine's is asked without.
+        from anabranch.client.operator import operator_wallet
 
         wallet = operator_wallet(identity)
     where, job = split_job(address)
