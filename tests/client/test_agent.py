@@ -56,7 +56,7 @@ def test_it_works_until_its_tasks_are_done(federation: Federation) -> None:
     assert federation.server.engine.version == 3
     once = ["granted", "fetched", "trained", "pushed"]
     assert federation.kinds() == ["enrolled", *once, *once, *once, "stopped"]
-    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+    assert federation.outbox.pending() == []
 
 
 def test_it_works_until_the_run_ends(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_push_that_is_refused_for_good_is_discarded_and_work_goes_on(
     summary = federation.agent(transport, tasks_max=2).run()
     assert (summary.answered, summary.rejected, summary.failures) == (2, rejected, 1)
     assert federation.kinds().count("trained") == trained
-    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+    assert federation.outbox.pending() == []
 
 
 def test_an_update_whose_id_is_taken_is_given_up(
@@ -173,12 +173,12 @@ def test_an_update_whose_id_is_taken_is_given_up(
     assert isinstance(task, Task)
     entry = local.train(task, "u-1", base, None, lambda: None)[0]
     transport.push(entry)
-    Outbox(federation.folder / "a" / "outbox").put(replace(entry, payload=bytes(len(entry.payload))))
+    federation.outbox.put(replace(entry, payload=bytes(len(entry.payload))))
     summary = federation.agent(tasks_max=2).run()
     assert (summary.answered, summary.failures) == (2, 1)
     assert federation.kinds().count("trained") == 2
     assert "'u-1' was decided before, with other bytes: an id is used once: it is given up" in caplog.text
-    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+    assert federation.outbox.pending() == []
 
 
 def test_an_ask_that_is_refused_for_good_ends_it(federation: Federation) -> None:
@@ -212,22 +212,10 @@ def test_a_refused_ask_is_repeated_within_the_window(tmp_path: Path) -> None:
 # --- crashes -------------------------------------------------------------------------------------
 
 
-class Crash(BaseException):
-    """The process ends here."""
-
-
 @pytest.mark.parametrize("moment", ["granted", "fetched", "trained", "pushed"])
 def test_after_a_crash_it_goes_on_from_the_outbox(moment: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path)
-
-    def crash(kind: str, **data: Any) -> None:
-        federation.hear(kind, **data)
-        if kind == moment and federation.kinds().count(kind) == 2:
-            raise Crash
-
-    with pytest.raises(Crash):
-        federation.agent(on_event=crash, tasks_max=0).run()
-    held = Outbox(tmp_path / "a" / "outbox").pending()
+    held = federation.crash(moment)
     assert len(held) == (moment in ("trained", "pushed"))
     federation.events.clear()
     federation.agent(seed=8, tasks_max=3).run()

@@ -17,7 +17,7 @@ from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.lease import Cancelled
 from anabranch.client.local import LocalTransport
 from anabranch.client.messages import PushAnswer
-from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.client.outbox import UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.core.config.tables import ClientTable
@@ -70,7 +70,7 @@ def test_it_pushes_now_and_then_and_each_exchange_is_one_task(federation: Elasti
     trained = [data for kind, data in federation.events if kind == "trained"]
     assert all(data["steps"] >= 3 for data in trained)
     assert all(data["metrics"][TRAIN_S] > 0 for data in trained)
-    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+    assert federation.outbox.pending() == []
 
 
 def test_training_goes_on_while_a_push_hangs(federation: Elastic) -> None:
@@ -135,22 +135,10 @@ def test_no_single_fault_loses_or_doubles_an_exchange(
     assert (summary.answered, summary.rejected, federation.server.engine.version) == (3, 0, 3)
 
 
-class Crash(BaseException):
-    """The process ends here."""
-
-
 @pytest.mark.parametrize("moment", ["granted", "fetched", "trained", "pushed"])
 def test_a_crash_at_any_moment_is_harmless(moment: str, tmp_path: Path) -> None:
     federation = Elastic(tmp_path)
-
-    def crash(kind: str, **data: Any) -> None:
-        federation.hear(kind, **data)
-        if kind == moment and federation.kinds().count(kind) == 2:
-            raise Crash
-
-    with pytest.raises(Crash):
-        federation.agent(on_event=crash, tasks_max=0).run()
-    held = Outbox(tmp_path / "a" / "outbox").pending()
+    held = federation.crash(moment)
     federation.events.clear()
     summary = federation.agent(seed=8).run()
     pushed = [data["update"] for kind, data in federation.events if kind == "pushed"]

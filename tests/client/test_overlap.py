@@ -14,7 +14,7 @@ from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.local import LocalTransport
 from anabranch.client.memory import Memories
 from anabranch.client.messages import PushAnswer
-from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
+from anabranch.client.outbox import OutboxBounds, UpdateEntry
 from anabranch.compress.feedback import Memory
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
@@ -54,7 +54,7 @@ def test_the_next_task_is_trained_while_the_result_is_on_its_way(federation: Ove
     third_ask = [i for i, kind in enumerate(kinds) if kind == "granted"][2]
     assert third_ask > kinds.index("pushed"), "the server would have given the first task up"
     assert federation.server.engine.counters.leases_lost == 0
-    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+    assert federation.outbox.pending() == []
 
 
 def test_it_works_until_the_run_ends(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_stop_does_not_wait_for_a_push_and_loses_nothing(federation: Overlappi
     agent.stop()
     thread.join(WAIT_S)
     assert not thread.is_alive()
-    held = Outbox(federation.folder / "a" / "outbox").pending()
+    held = federation.outbox.pending()
     assert 1 <= len(held) <= 2
     transport.gate.set()
     federation.events.clear()
@@ -200,10 +200,6 @@ def test_a_full_outbox_makes_training_wait_and_drops_nothing(bound: str, tmp_pat
 # --- crashes -------------------------------------------------------------------------------------
 
 
-class Crash(BaseException):
-    """The process ends here."""
-
-
 @pytest.mark.parametrize("moment", ["granted", "fetched", "trained", "pushed"])
 @pytest.mark.parametrize("nth", [2, 3])
 @pytest.mark.parametrize("slow", [False, True], ids=["quick", "slow"])
@@ -211,16 +207,11 @@ def test_a_crash_at_any_moment_is_harmless(moment: str, nth: int, slow: bool, tm
     federation = Overlapping(tmp_path)
     transport = Gated(federation.server)
 
-    def crash(kind: str, **data: Any) -> None:
-        federation.hear(kind, **data)
+    def heard() -> None:
         if not slow or federation.kinds().count("trained") == 2:
             transport.gate.set()
-        if kind == moment and federation.kinds().count(kind) == nth:
-            raise Crash
 
-    with pytest.raises(Crash):
-        federation.agent(transport, on_event=crash, tasks_max=0).run()
-    made = Outbox(tmp_path / "a" / "outbox").pending()
+    made = federation.crash(moment, nth, transport, heard)
     transport.gate.set()
     federation.events.clear()
     summary = federation.agent(seed=8, tasks_max=4).run()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from agents import SHARD, Federation
+from agents import SHARD, Crash, Federation
 from federations import first_weights
 from wire import Served, server_config
 
@@ -19,7 +19,7 @@ from anabranch.client.held import PARTS, VECTOR, keep_model, kept, kept_model
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.memory import Memories
 from anabranch.client.messages import FetchedModel, PushAnswer
-from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.client.outbox import UpdateEntry
 from anabranch.client.records import read_record, write_record
 from anabranch.client.state import HELD
 from anabranch.client.trainer import BaseModel, LocalTrainer
@@ -82,10 +82,6 @@ class Listening(LocalTransport):
         return [part for part in found if isinstance(part, UnitMap)]
 
 
-class Crash(BaseException):
-    """The process ends here."""
-
-
 class Scripted:
     """A planner that hands these out, the last for ever; None is the whole model."""
 
@@ -129,7 +125,7 @@ def lose_a_result(f: Federation, transport: Any) -> None:
 
     with pytest.raises(Crash):
         f.agent(transport, on_event=crash).run()
-    box = Outbox(f.folder / "a" / "outbox")
+    box = f.outbox
     for update_id in box.pending():
         box.remove(update_id)
 
@@ -357,16 +353,8 @@ def test_no_single_fault_changes_the_model(call: str, kind: FaultKind, nth: int,
 def test_after_a_crash_it_goes_on_with_the_same_part(moment: str, uplink: str, tmp_path: Path) -> None:
     f = federation(tmp_path, EVEN, ODD, EVEN, uplink={"codec": uplink})
     transport = Listening(f.server)
-
-    def crash(kind: str, **data: Any) -> None:
-        f.hear(kind, **data)
-        if kind == moment and f.kinds().count(kind) == 2:
-            raise Crash
-
-    with pytest.raises(Crash):
-        f.agent(transport, on_event=crash, tasks_max=0).run()
-    box = Outbox(tmp_path / "a" / "outbox")
-    waiting = {update_id: map_of(box.load(update_id)) for update_id in box.pending()}
+    found = f.crash(moment, transport=transport)
+    waiting = {update_id: map_of(f.outbox.load(update_id)) for update_id in found}
     assert list(waiting.values()) == [ODD] * (moment in ("trained", "pushed"))
     before = len(transport.entries)
     f.agent(transport, seed=8, tasks_max=3).run()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from federations import config, first_weights
 from virtual import VirtualTime
 
 from anabranch.client.agent import Agent
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import PushAnswer
-from anabranch.client.outbox import UpdateEntry
+from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.transport import Transport
 from anabranch.core.config.tables import ClientTable
@@ -26,6 +27,10 @@ from anabranch.workloads.synthetic import Synthetic
 SHARD = Shard("train", 0, 4)
 WAIT_S = 600.0
 SOON = ClientTable(retry_base_s=0.001, retry_cap_s=0.01)
+
+
+class Crash(BaseException):
+    """The process ends here."""
 
 
 class Federation:
@@ -48,6 +53,30 @@ class Federation:
             self.folder / "a",
             **(defaults | options),
         )
+
+    @property
+    def outbox(self) -> Outbox:
+        """The device's results that wait."""
+        return Outbox(self.folder / "a" / "outbox")
+
+    def crash(
+        self,
+        moment: str,
+        nth: int = 2,
+        transport: Transport | None = None,
+        heard: Callable[[], object] = lambda: None,
+    ) -> list[str]:
+        """The device ends when it tells of something for the nth time; what waits in its outbox then."""
+
+        def hear(kind: str, **data: Any) -> None:
+            self.hear(kind, **data)
+            heard()
+            if kind == moment and self.kinds().count(kind) == nth:
+                raise Crash
+
+        with pytest.raises(Crash):
+            self.agent(transport, on_event=hear, tasks_max=0).run()
+        return self.outbox.pending()
 
     def hear(self, kind: str, **data: Any) -> None:
         """Keep an event."""
