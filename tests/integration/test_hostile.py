@@ -15,7 +15,6 @@ import pytest
 from wire import Served, server_config
 
 from anabranch.api.live_result import report_of_data
-from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError, UnknownVersion
 from anabranch.core.model.params import digest
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -38,11 +37,6 @@ def buffered(request: Any, tmp_path: Path, manifest: Manifest) -> Iterator[Serve
         yield server
 
 
-def operator(served: Served) -> OperatorClient:
-    assert served.info is not None
-    return OperatorClient(served.info.admin_address)
-
-
 def poisoned(served: Served) -> int:
     """Three rounds of two good devices and a bad one; the version after the first."""
     values = {"good-1": 2.0, "good-2": 4.0, "bad": -100.0}
@@ -60,7 +54,7 @@ def poisoned(served: Served) -> int:
 def test_a_client_in_quarantine_is_told_so_even_after_a_restart(buffered: Served, manifest: Manifest) -> None:
     device = buffered.device("bad")
     task = device.task()
-    with operator(buffered) as admin:
+    with buffered.admin() as admin:
         admin.quarantine("bad", "sends noise")
         assert admin.status().quarantined == {"bad": "sends noise"}
     (notice,) = device.heartbeat(task.task_id).notices
@@ -72,7 +66,7 @@ def test_a_client_in_quarantine_is_told_so_even_after_a_restart(buffered: Served
     buffered.close()
     with Served(buffered.config, manifest) as again:
         _is_barred(again)
-        with operator(again) as admin:
+        with again.admin() as admin:
             assert admin.release("bad")
             assert not admin.release("bad")
         assert again.device("bad").task()
@@ -97,7 +91,7 @@ def test_flaws_put_a_device_into_quarantine(buffered: Served) -> None:
 
 def test_the_clients_are_listed_with_the_most_suspicious_first(tmp_path: Path, manifest: Manifest) -> None:
     config = server_config(tmp_path / "data", robust={"clip": 2.0, "flaws_max": 3})
-    with Served(config, manifest) as served, operator(served) as admin:
+    with Served(config, manifest) as served, served.admin() as admin:
         for _ in range(6):
             for client in GOOD:
                 served.device(client).work(1.0)
@@ -124,7 +118,7 @@ def test_a_rollback_takes_the_poison_out_and_loses_nothing_else(
     task = under_way.task()
     before = float(buffered.model()[0])
     assert before < -50
-    with operator(buffered) as admin:
+    with buffered.admin() as admin:
         version, left_out = admin.rollback(to, ["bad"])
         assert (version, left_out) == (admin.status().version, 3)
         assert "bad" in admin.status().quarantined
@@ -146,7 +140,7 @@ def test_a_crash_right_after_a_rollback_folds_the_log_again(tmp_path: Path, mani
     config = server_config(tmp_path / "data", strategy=BUFFER)
     with Served(config, manifest) as served:
         to = poisoned(served)
-        with operator(served) as admin:
+        with served.admin() as admin:
             version, _ = admin.rollback(to, ["bad"])
     for snapshot in (tmp_path / "data" / "snapshots").iterdir():
         snapshot.unlink()
@@ -160,7 +154,7 @@ def test_a_crash_right_after_a_rollback_folds_the_log_again(tmp_path: Path, mani
 
 def test_rollbacks_add_up_on_the_server_too(buffered: Served, tmp_path: Path) -> None:
     poisoned(buffered)
-    with operator(buffered) as admin:
+    with buffered.admin() as admin:
         admin.rollback(1, ["bad"])
         admin.rollback(1, ["good-2"])
     # What is left after version 1: three updates of 2, of which two make a version.
@@ -172,7 +166,7 @@ def test_rollbacks_add_up_on_the_server_too(buffered: Served, tmp_path: Path) ->
 def test_a_run_with_a_rollback_is_exported_and_replays(tmp_path: Path, manifest: Manifest) -> None:
     with Served(server_config(tmp_path / "data", strategy=BUFFER), manifest) as served:
         to = poisoned(served)
-        with operator(served) as admin:
+        with served.admin() as admin:
             admin.rollback(to, ["bad"])
         model = digest(served.model())
     result = report_of_data(tmp_path / "data", "", tmp_path / "run")
@@ -183,7 +177,7 @@ def test_a_run_with_a_rollback_is_exported_and_replays(tmp_path: Path, manifest:
 def test_what_cannot_be_rolled_back_says_why_and_changes_nothing(buffered: Served) -> None:
     poisoned(buffered)
     before = digest(buffered.model())
-    with operator(buffered) as admin:
+    with buffered.admin() as admin:
         for to, without, error, words in [
             (99, ["bad"], UnknownVersion, "version 99 is not published"),
             (1, [], ConfigError, "name a client"),
@@ -197,7 +191,7 @@ def test_what_cannot_be_rolled_back_says_why_and_changes_nothing(buffered: Serve
 
 def test_rounds_cannot_be_rolled_back(tmp_path: Path, manifest: Manifest) -> None:
     config = server_config(tmp_path / "data", strategy={"name": "fedavg"})
-    with Served(config, manifest) as served, operator(served) as admin:
+    with Served(config, manifest) as served, served.admin() as admin:
         served.device("a")
         with pytest.raises(ConfigError, match="'fedavg' works in rounds"):
             admin.rollback(0, ["a"])

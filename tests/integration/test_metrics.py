@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from streams import StreamDevice
 from wire import CALL_S, Served, server_config
 
-from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError, PortInUse
 from anabranch.core.limits import Limits
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -86,7 +85,7 @@ def busy(served: Served) -> None:
     with pytest.raises(grpc.RpcError):
         device.fetch(version=99)
     assert served.info is not None
-    with OperatorClient(served.info.admin_address) as operator:
+    with served.admin() as operator:
         operator.quarantine("b", "enough")
         operator.pause()
     assert other.ask().WhichOneof("answer") == "refusal"
@@ -214,7 +213,7 @@ def test_operators_see_the_same(tmp_path: Path, manifest: Manifest) -> None:
         for _ in range(3):
             device.work()
         device.task()
-        with OperatorClient(served.info.admin_address) as operator:
+        with served.admin() as operator:
             told, status = operator.metrics(), operator.status()
         assert (told.queue, told.queue_max) == (0, Limits().queue_events_max)
         assert told.commit_s.count == told.append_s.count == told.fsync_s.count == told.log_seq == 8
@@ -276,7 +275,7 @@ def test_a_stuck_disk_is_told_and_not_waited_for(tmp_path: Path, manifest: Manif
             assert found["anabranch_queue_events"] == found["anabranch_queue_events_max"] == 2
             assert found["anabranch_calls_total{code=RESOURCE_EXHAUSTED,method=Enrol}"] >= 1
             assert served.info is not None
-            with OperatorClient(served.info.admin_address) as operator:
+            with served.admin() as operator:
                 assert operator.metrics().queue == 2, "operators need not wait for the writer either"
         finally:
             store.go.set()

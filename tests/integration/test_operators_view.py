@@ -11,7 +11,7 @@ from commands import anabranch
 from safetensors.numpy import load_file
 from wire import Served, server_config
 
-from anabranch.client.operator import OF_THE_RUN, OF_THE_SERVER, OperatorClient, RunStatus
+from anabranch.client.operator import OF_THE_RUN, OF_THE_SERVER, RunStatus
 from anabranch.core.errors import InvalidUpdate, UnknownVersion
 from anabranch.server.manifest import Manifest, write_manifest
 
@@ -21,16 +21,10 @@ def manifest(tmp_path: Path) -> Manifest:
     return write_manifest(tmp_path / "model", "test", {"w": np.zeros(8, np.float32)})
 
 
-def operator(served: Served) -> OperatorClient:
-    """A client of the operators' port."""
-    assert served.info is not None
-    return OperatorClient(served.info.admin_address)
-
-
 def measured(served: Served, accuracy: float) -> int:
     """An evaluator fetches the newest version and reports; returns which."""
     header, _ = served.device("evaluator").fetch(exact=True)
-    with operator(served) as client:
+    with served.admin() as client:
         client.report_metrics(header.version, {"accuracy": accuracy})
     return header.version
 
@@ -38,7 +32,7 @@ def measured(served: Served, accuracy: float) -> int:
 def test_the_best_version_stays_and_can_be_exported(tmp_path: Path, manifest: Manifest) -> None:
     config = server_config(tmp_path / "data")
     with Served(config, manifest) as served:
-        with operator(served) as client, pytest.raises(UnknownVersion, match="anabranch evaluate"):
+        with served.admin() as client, pytest.raises(UnknownVersion, match="anabranch evaluate"):
             client.export(tmp_path / "none", best=True)
         device = served.device()
         for accuracy in (0.5, 0.9, 0.7):
@@ -47,7 +41,7 @@ def test_the_best_version_stays_and_can_be_exported(tmp_path: Path, manifest: Ma
         for _ in range(12):  # long past what is kept for resumed fetches and for evaluators
             device.work()
             measured(served, 0.1)
-        with operator(served) as client:
+        with served.admin() as client:
             held = [row.version for row in client.versions() if row.held]
             assert 2 in held
             assert 1 not in held
@@ -56,7 +50,7 @@ def test_the_best_version_stays_and_can_be_exported(tmp_path: Path, manifest: Ma
             with pytest.raises(UnknownVersion):
                 client.export(tmp_path / "lost", 1)
     assert load_file(tmp_path / "best")["w"].tolist() == [2.0] * 8
-    with Served(config, manifest) as served, operator(served) as client:  # and after a restart
+    with Served(config, manifest) as served, served.admin() as client:  # and after a restart
         served.device().work()
         assert client.export(tmp_path / "again", best=True) == 2
     assert (tmp_path / "again").read_bytes() == (tmp_path / "best").read_bytes()
@@ -64,7 +58,7 @@ def test_the_best_version_stays_and_can_be_exported(tmp_path: Path, manifest: Ma
 
 def test_the_best_is_by_what_the_run_is_judged_by(tmp_path: Path, manifest: Manifest) -> None:
     config = server_config(tmp_path / "data", run={"metric": "mse", "mode": "min"})
-    with Served(config, manifest) as served, operator(served) as client:
+    with Served(config, manifest) as served, served.admin() as client:
         device = served.device()
         for version, mse in enumerate((0.5, 0.2, 0.9), start=1):
             device.work()
@@ -85,7 +79,7 @@ def test_totals_are_told_from_what_the_server_has_done(tmp_path: Path, manifest:
         device = served.device()
         for _ in range(3):
             device.work()
-    with Served(config, manifest) as served, operator(served) as client:
+    with Served(config, manifest) as served, served.admin() as client:
         said = client.status().to_json()
     assert said["since_the_run_began"] == {k: said[k] for k in OF_THE_RUN}
     assert said["since_the_run_began"]["updates_applied"] == said["since_the_run_began"]["tasks_granted"] == 3
@@ -96,7 +90,7 @@ def test_totals_are_told_from_what_the_server_has_done(tmp_path: Path, manifest:
 
 def test_who_is_there_and_how_far_behind(tmp_path: Path, manifest: Manifest) -> None:
     config = server_config(tmp_path / "data")
-    with Served(config, manifest) as served, operator(served) as client:
+    with Served(config, manifest) as served, served.admin() as client:
         slow, quick = served.device("slow"), served.device("quick")
         slow.task()
         for _ in range(3):
@@ -105,7 +99,7 @@ def test_who_is_there_and_how_far_behind(tmp_path: Path, manifest: Manifest) -> 
         assert {name: row.versions_behind for name, row in found.items()} == {"slow": 3, "quick": 1}
         assert all(row.online and row.last_seen_s for row in found.values())
         assert client.status().clients_online == 2
-    with Served(config, manifest) as served, operator(served) as client:  # nobody has called this one
+    with Served(config, manifest) as served, served.admin() as client:  # nobody has called this one
         rows = client.clients()
         assert {(row.online, row.last_seen_s, row.versions_behind) for row in rows} == {(False, None, None)}
         assert (client.status().clients_online, client.status().clients) == (0, 2)
@@ -113,7 +107,7 @@ def test_who_is_there_and_how_far_behind(tmp_path: Path, manifest: Manifest) -> 
 
 def test_all_clients_come_page_by_page(tmp_path: Path, manifest: Manifest) -> None:
     names = ["ant", "bee", "cat", "dog", "eel"]
-    with Served(server_config(tmp_path / "data"), manifest) as served, operator(served) as client:
+    with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as client:
         for name in reversed(names):
             served.device(name).task()
         pages = [[c.client_id for c in page] for page in client.pages_of_clients(limit=2)]
@@ -146,7 +140,7 @@ def test_a_quarantine_of_nobody_that_is_known_says_so(
 ) -> None:
     with Served(server_config(tmp_path / "data"), manifest) as served:
         served.device("device-7").work()
-        with operator(served) as client:
+        with served.admin() as client:
             assert client.quarantine("device-7") == ["device-7"]
             assert "knows no client" not in caplog.text
             assert client.quarantine("devcie-7") == ["devcie-7"]

@@ -53,11 +53,6 @@ def manifest(tmp_path: Path) -> Manifest:
     return write_manifest(tmp_path / "model", "test", unit_groups.tensors(), unit_groups.GROUPS)
 
 
-def operator(served: Served) -> OperatorClient:
-    assert served.info is not None
-    return OperatorClient(served.info.admin_address)
-
-
 def work(device: Device, seed: int, size: float = 0.01) -> devices.PushUpdateResponse:
     """One update of random values."""
     task = device.task()
@@ -87,7 +82,7 @@ def test_devices_go_on_from_a_rollback(kind: str, manifest: Manifest, tmp_path: 
         bad = served.device("bad", STAGES)
         for i in range(9):
             work(good[i % 3], i)
-        with operator(served) as admin:
+        with served.admin() as admin:
             to, clean = admin.status().version, served.model()
             work(bad, 100, 50.0)
             for i in range(3):
@@ -117,7 +112,7 @@ def test_devices_go_on_from_a_rollback(kind: str, manifest: Manifest, tmp_path: 
 
 
 def test_everything_after_a_version_can_go(tmp_path: Path, manifest: Manifest) -> None:
-    with Served(server_config(tmp_path / "data"), manifest) as served, operator(served) as admin:
+    with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as admin:
         device = served.device()
         for i in range(4):
             work(device, i)
@@ -137,7 +132,7 @@ def test_everything_after_a_version_can_go(tmp_path: Path, manifest: Manifest) -
 def test_a_payload_that_is_gone_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     values = {"w": np.zeros((300, 1000), np.float32)}  # 1.2 MB: not inline
     manifest = write_manifest(tmp_path / "model", "test", values)
-    with Served(server_config(tmp_path / "data"), manifest) as served, operator(served) as admin:
+    with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as admin:
         device, bad = served.device(), served.device("bad")
         device.work(1.0)
         bad.work(5.0)
@@ -158,7 +153,7 @@ def _value(path: Path) -> float:
 
 def test_a_run_without_payloads_says_that_it_cannot_be_replayed(tmp_path: Path, manifest: Manifest) -> None:
     settings = server_config(tmp_path / "data", run={"keep_payloads": False})
-    with Served(settings, manifest) as served, operator(served) as admin:
+    with Served(settings, manifest) as served, served.admin() as admin:
         work(served.device("bad"), 1)
         admin.rollback(0, ["bad"])
     assert verify(tmp_path / "data").problems == (), "the server keeps them all the same"

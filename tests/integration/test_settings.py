@@ -13,7 +13,7 @@ import pytest
 from wire import CALL_S, Served, server_config
 
 from anabranch.api.live_result import report_of_data
-from anabranch.client.operator import OperatorClient, RunStatus
+from anabranch.client.operator import RunStatus
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -35,15 +35,9 @@ def config(tmp_path: Path, **run: Any) -> Config:
     return server_config(tmp_path / "data", run=run)
 
 
-def operator(served: Served) -> OperatorClient:
-    """A client of the operators' port."""
-    assert served.info is not None
-    return OperatorClient(served.info.admin_address)
-
-
 def status(served: Served) -> RunStatus:
     """How the run stands."""
-    with operator(served) as client:
+    with served.admin() as client:
         return client.status()
 
 
@@ -65,7 +59,7 @@ def test_an_ended_run_goes_on_by_an_operators_word(tmp_path: Path, manifest: Man
         for _ in range(2):
             device.work()
         assert refusal(served) == "run_finished"
-        with operator(served) as client:
+        with served.admin() as client:
             watched: Iterator[Any] = client.watch(after_seq=1)
             done = client.set_settings({"run.updates_max": 4, "server.lease_s": 30})
             assert (done.reopened, done.finished) == (True, "")
@@ -105,7 +99,7 @@ def test_a_restart_takes_what_its_file_says_otherwise(tmp_path: Path, manifest: 
         assert change.by == "the server's start (test)"
     with Served(config(tmp_path, updates_max=3), manifest) as served:
         assert status(served).settings_changed == (change,), "once"
-        with operator(served) as client:
+        with served.admin() as client:
             client.set_settings({"run.updates_max": 9})
     with Served(config(tmp_path, updates_max=3), manifest) as served:
         assert in_force(served) == 9, "what an operator has set stays"
@@ -119,7 +113,7 @@ def test_a_restart_takes_what_its_file_says_otherwise(tmp_path: Path, manifest: 
 def test_a_crash_keeps_what_was_set(tmp_path: Path, manifest: Manifest) -> None:
     """From the log alone: no snapshot was written after it."""
     with Served(config(tmp_path, updates_max=5), manifest) as served:
-        with operator(served) as client:
+        with served.admin() as client:
             client.set_settings({"run.updates_max": 7})
         assert served.info is not None
     for snapshot in (tmp_path / "data" / "snapshots").glob("*"):
@@ -154,7 +148,7 @@ def test_a_restart_with_what_may_not_change_is_refused_with_the_reason(
 
 
 def test_an_operator_is_told_why_a_setting_may_not_change(tmp_path: Path, manifest: Manifest) -> None:
-    with Served(config(tmp_path), manifest) as served, operator(served) as client:
+    with Served(config(tmp_path), manifest) as served, served.admin() as client:
         for path, words in (("run.seed", "every draw"), ("server.address", "of the server's process")):
             with pytest.raises(ConfigError, match=words):
                 client.set_settings({"run.updates_max": 5, path: 1})
@@ -174,7 +168,7 @@ def test_an_operator_is_told_why_a_setting_may_not_change(tmp_path: Path, manife
 
 def test_devices_are_told_what_is_in_force(tmp_path: Path, manifest: Manifest) -> None:
     with Served(config(tmp_path), manifest) as served:
-        with operator(served) as client:
+        with served.admin() as client:
             client.set_settings({"client.learning_rate": 0.5, "server.tasks_per_client": 2})
             client.set_settings({"server.upload_now_versions": 1, "server.lease_s": 5})
         device = served.device()
@@ -192,7 +186,7 @@ def test_the_report_and_the_folder_know_it(tmp_path: Path, manifest: Manifest) -
     with Served(config(tmp_path, updates_max=1), manifest) as served:
         device = served.device()
         device.work()
-        with operator(served) as client:
+        with served.admin() as client:
             client.set_settings({"run.updates_max": 3})
         device.work()
         device.work()
@@ -214,7 +208,7 @@ def test_the_report_and_the_folder_know_it(tmp_path: Path, manifest: Manifest) -
 def test_a_watch_after_0_has_all_that_is_kept(tmp_path: Path, manifest: Manifest) -> None:
     with Served(config(tmp_path), manifest) as served:
         served.device().work()
-        with operator(served) as client:
+        with served.admin() as client:
             kinds = iter(client.watch(after_seq=0))
             assert [next(kinds).kind for _ in range(3)] == ["granted", "decided", "published"]
             client.set_settings({"server.lease_s": 9.0})
@@ -223,7 +217,7 @@ def test_a_watch_after_0_has_all_that_is_kept(tmp_path: Path, manifest: Manifest
 
 def test_what_is_so_already_is_no_change(tmp_path: Path, manifest: Manifest) -> None:
     """`status` goes on saying what a value was before somebody changed it."""
-    with Served(config(tmp_path, updates_max=9), manifest) as served, operator(served) as client:
+    with Served(config(tmp_path, updates_max=9), manifest) as served, served.admin() as client:
         client.set_settings({"server.lease_s": 5.0})
         assert client.set_settings({"server.lease_s": 5}).changes == ()
         both = client.set_settings({"server.lease_s": 5.0, "run.updates_max": 8}).changes

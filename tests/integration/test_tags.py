@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from wire import Served, server_config
 
-from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.operators import CLIENTS_MAX, TAGS_MAX
@@ -29,14 +28,8 @@ def served(tmp_path: Path, manifest: Manifest) -> Iterator[Served]:
         yield server
 
 
-def operator(served: Served) -> OperatorClient:
-    """Whoever operates it."""
-    assert served.info is not None
-    return OperatorClient(served.info.admin_address)
-
-
 def test_clients_are_found_by_their_tags(served: Served, tmp_path: Path, manifest: Manifest) -> None:
-    with operator(served) as admin:
+    with served.admin() as admin:
         assert admin.tag(["a", "b"], ["eu", "ward-3"]) == {"a": ["eu", "ward-3"], "b": ["eu", "ward-3"]}
         assert admin.tag(["b", "later"], ["eu", "old"], ["ward-3"]) == {
             "b": ["eu", "old"],
@@ -53,14 +46,14 @@ def test_clients_are_found_by_their_tags(served: Served, tmp_path: Path, manifes
         assert admin.clients(tag="nowhere") == []
         before = admin.status().updates_applied
     served.close()
-    with Served(served.config, manifest) as again, operator(again) as admin:
+    with Served(served.config, manifest) as again, again.admin() as admin:
         assert [c.client_id for c in admin.clients(tag="eu")] == ["a", "b"]
         assert admin.status().updates_applied == before
     assert verify(tmp_path / "data").problems == ()
 
 
 def test_tags_are_no_events(served: Served) -> None:
-    with operator(served) as admin:
+    with served.admin() as admin:
         seqs = [e.seq for _, e in zip(range(3), admin.watch(0), strict=False)]
         admin.tag(["a"], ["eu"])
         assert seqs == [e.seq for _, e in zip(range(3), admin.watch(0), strict=False)]
@@ -71,7 +64,7 @@ def test_tags_are_no_events(served: Served) -> None:
 
 
 def test_all_of_a_tag_go_into_quarantine_and_out(served: Served) -> None:
-    with operator(served) as admin:
+    with served.admin() as admin:
         admin.tag(["a", "c"], ["ward-3"])
         assert admin.quarantine("", "a recall", "ward-3") == ["a", "c"]
         assert admin.status().quarantined == {"a": "a recall", "c": "a recall"}
@@ -83,7 +76,7 @@ def test_all_of_a_tag_go_into_quarantine_and_out(served: Served) -> None:
 
 
 def test_what_is_refused(served: Served) -> None:
-    with operator(served) as admin:
+    with served.admin() as admin:
         with pytest.raises(ConfigError, match="no client has the tag 'nobody'"):
             admin.quarantine("", "", "nobody")
         with pytest.raises(ConfigError, match="not both"):

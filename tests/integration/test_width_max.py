@@ -14,7 +14,6 @@ from anabranch.api.devices import Client
 from anabranch.cli.jobs import _device_words
 from anabranch.cli.output import Output
 from anabranch.cli.processes import FleetProcesses
-from anabranch.client.operator import OperatorClient
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError
@@ -52,7 +51,7 @@ def kept(of: Device) -> tuple[int, ...]:
 
 def listed(served: Served) -> dict[str, float]:
     assert served.info is not None
-    with OperatorClient(served.info.admin_address) as admin:
+    with served.admin() as admin:
         return {c.client_id: c.width_max for c in admin.clients()}
 
 
@@ -136,7 +135,7 @@ def test_an_agent_ends_where_the_server_gives_it_more_than_it_bears(
         with pytest.raises(ConfigError, match=r"width_max is 0\.5, and the server gives this device a wider"):
             run_client(options, lambda kind, **_: told.append(kind), app)
         assert {"fetched", "trained", "pushed"} & set(told) == set()
-        with OperatorClient(served.info.admin_address) as admin:
+        with served.admin() as admin:
             assert admin.status().updates_applied == 0
         assert device(served, "b").enrol()
 

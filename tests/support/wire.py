@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 from contents import package
 
+from anabranch.client.operator import OperatorClient
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.config.tables import Config, merge
@@ -244,6 +245,11 @@ class Served:
     def operator(self) -> OperatorsStub:
         """A stub for the admin port."""
         return OperatorsStub(self.channel(admin=True))
+
+    def admin(self) -> OperatorClient:
+        """An operator's client."""
+        assert self.info is not None
+        return OperatorClient(self.info.admin_address)
 
     def channel(self, admin: bool = False) -> grpc.Channel:
         """A new connection, in the clear."""
