@@ -331,9 +331,11 @@ class Intake:
         upload.on_cut = lambda: deadline.move(clock())
         try:
             async for content in contents:
+                before = upload.received
                 await upload.add(*_chunk(content))
                 del content  # the next one may be long in coming
-                deadline.move(min(latest, self._idle_until()))
+                if upload.received != before:  # nothing has come in a chunk of nothing
+                    deadline.move(min(latest, self._idle_until()))
         except BaseException:
             await self.uploads.done(upload)
             raise

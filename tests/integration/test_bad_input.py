@@ -17,6 +17,7 @@ from wire import CALL_S, Device, Served, chunks, requests, server_config
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.server.intake import WHOLE_UPLOAD_S_MIN
 from anabranch.server.manifest import Manifest
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
@@ -381,8 +382,9 @@ def test_small_uploads_are_counted_by_their_bytes(tmp_path: Path, manifest: Mani
         assert {future.result() for future in sent} == {"published"}
 
 
-def test_a_stalled_upload_is_cut(tmp_path: Path, manifest: Manifest) -> None:
-    limits = replace(DEFAULT_LIMITS, upload_idle_s=0.1)
+@pytest.mark.parametrize("with_empty_chunks", [False, True])
+def test_a_stalled_upload_is_cut(tmp_path: Path, manifest: Manifest, with_empty_chunks: bool) -> None:
+    limits = replace(DEFAULT_LIMITS, upload_idle_s=1.0 if with_empty_chunks else 0.1)
     with Served(server_config(tmp_path / "data"), manifest, limits) as served:
         device = served.device()
         task, data = device.task(), ones(device).tobytes()
@@ -390,11 +392,14 @@ def test_a_stalled_upload_is_cut(tmp_path: Path, manifest: Manifest) -> None:
         def stalled() -> Iterator[devices.PushUpdateRequest]:
             parts = messages(device, task, data)
             yield next(parts)
-            yield next(parts)
-            while True:  # until the server has had enough
-                if call.done():
-                    return
+            part = next(parts)
+            yield part
+            reached = part.chunk.offset + len(part.chunk.data)
+            while not call.done():  # until the server has had enough
+                if with_empty_chunks:
+                    yield devices.PushUpdateRequest(chunk=devices.UpdateChunk(offset=reached))
 
         call = device.stub.PushUpdate.future(stalled())
-        assert failure(lambda: call.result(CALL_S))[:2] == ("UNAVAILABLE", "Unavailable")
+        # With empty chunks that counted it would be cut after `WHOLE_UPLOAD_S_MIN`, if at all.
+        assert failure(lambda: call.result(WHOLE_UPLOAD_S_MIN / 3))[:2] == ("UNAVAILABLE", "Unavailable")
         assert device.push(task, ones(device)).decision.verdict == "published"
