@@ -170,7 +170,7 @@ class PartKind:
             )
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else "your own is path/to/file.py:Class"
-        own = f", or name your own with {self.option}" if self.option else ""
+        own = f"{' Or' if near else ', or'} name your own with {self.option}" if self.option else ""
         return f"{setting} must be one of {', '.join(names)}, not {name!r}; {hint}{own}"
 
 

@@ -33,7 +33,7 @@ def on_files(files: Any, config: Any) -> Any:
     files.append(file.generated(config, "reference.md", content=REFERENCE + _reference()))
     for path in sorted((ROOT / DOCS).rglob("*.ipynb")):
         page = path.relative_to(ROOT / DOCS)
-        files.remove(files.get_file_from_path(str(page)))
+        # The notebook stays among the files, to be had.
         files.append(file.generated(config, str(page.with_suffix(".md")), content=notebook(path)))
     return files
 
@@ -83,7 +83,7 @@ def _reference() -> str:
 
 
 def notebook(path: Path) -> str:
-    """A notebook as a page: its words, its code, what came of it."""
+    """A notebook as a page: its words, its code, what came of it, and the way to itself."""
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -91,6 +91,7 @@ def notebook(path: Path) -> str:
             parts.append(source)
         elif cell["cell_type"] == "code":
             parts += [f"```python\n{source}\n```", *map(_output, cell.get("outputs", []))]
+    parts.append(f'<a href="{path.name}" download>The notebook itself</a>, to be run cell by cell.')
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

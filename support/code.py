@@ -112,9 +112,11 @@ def attribute(module: ModuleType, name: str, where: str, place: str) -> Any:
 
 def from_file(path: str) -> ModuleType:
     """The module of a file, executed anew. Raises `AppError`."""
-    file = Path(path).expanduser().resolve()
+    named = Path(path).expanduser()
+    file = named.resolve()
     if not file.is_file():
-        raise AppError(f"{path}: there is no such file")
+        here = "" if named.is_absolute() else f" in {Path.cwd()}, where the command was typed"
+        raise AppError(f"{path}: there is no such file{here}")
     name = f"anabranch_app_{file.stem}_{seed_of(0, str(file)):x}"
     found = importlib.util.spec_from_file_location(name, file)
     if found is None or found.loader is None:

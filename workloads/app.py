@@ -364,8 +364,23 @@ def app_of(target: Any, spec: str, data_path: str = "") -> App:
     for method in ("model", "data"):
         own = getattr(target, method, None)
         if not callable(own) or getattr(own, "__func__", None) is getattr(App, method):
-            raise AppError(f"{spec}: it has no method {method!r}; an App needs model and data")
+            hint = _other_names(target, spec)
+            raise AppError(f"{spec}: it has no method {method!r}; an App needs model and data{hint}")
     return target if isinstance(target, App) else _Adapted(target, spec)
+
+
+def _other_names(target: Any, spec: str) -> str:
+    """Under which names a module has Apps of its own, as the end of a message; empty where it has none."""
+    if not inspect.ismodule(target):
+        return ""
+    own = [name for name, found in vars(target).items() if name[0] != "_" and _is_app_of(found, target)]
+    return f"; did you mean {' or '.join(f'{spec}:{name}' for name in own)}?" if own else ""
+
+
+def _is_app_of(found: Any, module: Any) -> bool:
+    if inspect.isclass(found):
+        return issubclass(found, App) and found.__module__ == module.__name__
+    return isinstance(found, App)
 
 
 def _instantiate(cls: type[Any], spec: str, data_path: str) -> Any:

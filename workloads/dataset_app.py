@@ -188,7 +188,9 @@ class _Source:
 def _parts_of(data: Mapping[str, Any], test: Any) -> tuple[Any, Any]:
     """What trains and what tests. Raises `DataError`."""
     if "train" not in data:
-        raise DataError(f"a mapping of data has the parts {', '.join(data)}: one must be 'train'")
+        raise DataError(
+            f"a mapping of data has the parts {', '.join(data)}: one must be 'train', or give a pair (x, y)"
+        )
     found = next((data[name] for name in TESTS if name in data), None)
     return data["train"], found if test is None else test
 
@@ -201,12 +203,14 @@ def table_of(data: Any, label: str = "", inputs: Sequence[str] = ()) -> Table:
         return _Arrays(Examples(*data))
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         return _of_columns(data, label, inputs)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    no_pairs = isinstance(data, str | bytes | np.ndarray) or hasattr(data, "iloc")  # a path, x alone, a frame
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not no_pairs:
         from anabranch.workloads.dataset_rows import TorchTable
 
         return TorchTable.of(data)
     raise DataError(
-        f"data is a {type(data).__name__}: give a pair (x, y), a torch Dataset with a length, a Dataset of "
+        f"data is a {type(data).__name__}: give a pair (x, y), of a pandas frame "
+        "(frame[[...]].to_numpy(), frame[...].to_numpy()), a torch Dataset with a length, a Dataset of "
         "Hugging Face's, a mapping with 'train' and 'test', or a partitioner"
     )
 

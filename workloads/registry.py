@@ -19,6 +19,8 @@ BUILT_IN = {
 }
 APPS = PartKind("App", "apps", ("run.workload",), BUILT_IN, needs=("model", "data"))
 
+SETTINGS = (".toml", ".json")
+
 # `flower:FOLDER`: what makes an App of another framework's; `bundle:FOLDER:module:App`: of a bundle that a
 # device has opened. By name, as they lie above.
 ADAPTERS = {
@@ -62,6 +64,8 @@ def _app_of(module: ModuleType) -> Any:
 
 
 def _from_name(name: str, spec: str) -> ModuleType:
+    if Path(spec).suffix in SETTINGS and Path(spec).is_file():
+        raise AppError(f"{spec} is a file of settings: name an App here, such as the one of its run.workload")
     if not all(part.isidentifier() for part in name.split(".")):
         _check_no_folder(spec)
         raise AppError(f"unknown workload {spec!r}; {_choices(spec)}")
@@ -82,7 +86,8 @@ def _check_no_folder(spec: str) -> None:
 
 def _choices(spec: str) -> str:
     names = APPS.names()
-    near = difflib.get_close_matches(spec, names, n=1)
+    files = [path.name for kind in SETTINGS for path in Path().glob(f"*{kind}")]
+    near = difflib.get_close_matches(spec, [*names, *files], n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     yours = "your own is module:App, path/to/file.py:App or flower:FOLDER"
     return f"{hint}built in are {', '.join(names)}; {yours}"

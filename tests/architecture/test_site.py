@@ -81,7 +81,9 @@ def test_a_notebook_is_a_page(tmp_path: Path) -> None:
     text = site.notebook(tmp_path / "n.ipynb")
     assert text.startswith("# Title\nwords\n\n```python\nrun()\n```\n\n```text\n1\n2\n```")
     assert "data:image/png;base64,AA==" in text
-    assert text.endswith("<b>x</b>\n")
+    assert text.endswith(
+        '<b>x</b>\n\n<a href="n.ipynb" download>The notebook itself</a>, to be run cell by cell.\n'
+    )
 
 
 def test_the_site_loads_nothing_from_outside() -> None:

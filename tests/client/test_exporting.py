@@ -14,7 +14,14 @@ import pytest
 from commands import anabranch, answer, serving
 from safetensors.numpy import load_file
 
-from anabranch.core.errors import OUTCOMES, AnabranchError, AppError, ManifestMismatch, UnknownVersion
+from anabranch.core.errors import (
+    OUTCOMES,
+    AnabranchError,
+    AppError,
+    ConfigError,
+    ManifestMismatch,
+    UnknownVersion,
+)
 from anabranch.workloads.app import App
 from anabranch.workloads.calls import merged
 
@@ -105,6 +112,11 @@ def test_adapters_are_merged_into_what_they_compute(tmp_path: Path) -> None:
         assert "tensors of another model" in not_exported(of, "apps.py:Plain", ManifestMismatch)
         not_exported(of, of.app, UnknownVersion, "--version", 99)
         not_exported(of, "nowhere.py:App", AppError)
+        for name in ("model.pt", "model.onnx"):
+            done = exported(of, name)
+            assert done.returncode == OUTCOMES[ConfigError].exit_code
+            assert f"{name}: what is written is safetensors: name it model.safetensors" in done.stderr
+            assert not (tmp_path / name).exists()
     before, after = load_file(tmp_path / "run.safetensors"), load_file(tmp_path / "new/merged.safetensors")
     shapes = {"0.weight": (8, 6), "0.bias": (8,), "2.weight": (3, 8), "2.bias": (3,)}
     assert {name: array.shape for name, array in after.items()} == shapes

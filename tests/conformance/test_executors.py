@@ -368,7 +368,7 @@ def test_an_app_that_actors_cannot_open_is_an_error_in_its_own_words(
     source = ProblemSource(settings)
     problem = source.open()
     (tmp_path / "mine.py").unlink()
-    with pytest.raises(AppError, match=r"^mine.py: there is no such file$"):
+    with pytest.raises(AppError, match=r"^mine.py: there is no such file in "):
         make("ray", None, settings, problem)
 
 

@@ -214,6 +214,39 @@ def test_a_missing_file_a_broken_file_and_a_bad_variable(
         load_config(None)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-8"])
+def test_a_file_of_an_editor_that_begins_with_a_mark_is_read(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("# für alle\n[run]\nseed = 7\n", encoding=encoding)
+    assert load_config(file).run.seed == 7
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_told_how_to_save(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("# für alle\n[run]\nseed = 7\n", encoding=encoding)
+    with pytest.raises(ConfigError, match=r"run\.toml is not UTF-8: save it as UTF-8"):
+        load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("split = dirichlet", r': split = dirichlet; text wants quotes: split = "dirichlet"$'),
+        ("split = dirichlet  # unequal", r'; text wants quotes: split = "dirichlet"$'),
+        ("split = digits.py:Own", r'; text wants quotes: split = "digits\.py:Own"$'),
+        ("speed_ratio = 0,05", r"at line 2, column \d+\): speed_ratio = 0,05$"),
+        ("split = 'iid'\nsplit = 'draws'", r": split = 'draws'$"),
+        ("split = '", r"is not TOML: "),
+    ],
+)
+def test_a_line_that_is_no_toml_is_shown(tmp_path: Path, line: str, told: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[fleet]\n{line}\nclients = 3\n")
+    with pytest.raises(ConfigError, match=told):
+        load_config(file)
+
+
 def test_the_strategys_own_parameters_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'buffer_size'"):
         load_config(None, ["strategy.buffersize=3"])

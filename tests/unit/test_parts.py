@@ -134,7 +134,7 @@ def test_a_file_that_is_not_there_is_said() -> None:
 
 def test_a_name_that_is_unknown_says_what_there_is() -> None:
     with pytest.raises(
-        ConfigError, match=r"must be one of plain, not 'plane'; did you mean 'plain'\?, or name"
+        ConfigError, match=r"must be one of plain, not 'plane'; did you mean 'plain'\? Or name"
     ):
         kind().find("plane")
     with pytest.raises(ConfigError, match=r"which is code: only a command line or"):

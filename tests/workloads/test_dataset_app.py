@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
@@ -195,6 +196,13 @@ def test_labels_are_found_without_a_pass_over_the_data() -> None:
     ("data", "message"),
     [
         (3, "data is a int: give a pair"),
+        ("data.csv", "data is a str: give a pair"),
+        (X, "data is a ndarray: give a pair"),
+        (
+            pd.DataFrame({"a": [1.0, 2.0], "klass": [0, 1]}),
+            r"is a DataFrame: .*frame\[\.\.\.\]\.to_numpy\(\)",
+        ),
+        ({"x": X, "y": Y}, r"has the parts x, y: one must be 'train', or give a pair \(x, y\)"),
         ({"validation": (X, Y)}, "one must be 'train'"),
         ((X, Y[:-1]), "give each its label"),
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0)), "at least one example"),

@@ -92,7 +92,12 @@ def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pyte
     ("spec", "text"),
     [
         ("fashion-mnits", r"unknown workload 'fashion-mnits'; did you mean 'fashion-mnist'\?"),
-        ("nowhere.py:App", "nowhere.py: there is no such file"),
+        ("nowhere.py:App", "nowhere.py: there is no such file in {here}, where the command was typed$"),
+        ("/nowhere.py:App", "^/nowhere.py: there is no such file$"),
+        ("{folder}/half.py", r"no method 'model'; .*did you mean {folder}/half.py:Half or .*:Needy\?$"),
+        ("{folder}/named.py", r"did you mean {folder}/named.py:mine\?$"),
+        ("{folder}/run.toml", r"run.toml is a file of settings: name an App here"),
+        ("run.tolm", r"no module 'run'; did you mean 'run.toml'\? built in are"),
         ("no_such_module:App", "there is no module 'no_such_module'"),
         ("{file}:Ap", r"has no attribute 'Ap'; did you mean 'App'\?"),
         ("{file}:torch", "no method 'model'"),
@@ -108,8 +113,15 @@ def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pyte
         ("", "unknown workload ''"),
     ],
 )
-def test_each_mistake_is_named(file: Path, spec: str, text: str) -> None:
+def test_each_mistake_is_named(file: Path, spec: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = file.parent
+    monkeypatch.chdir(folder)
+    (folder / "run.toml").write_text("")
+    (folder / "named.py").write_text(
+        "from anabranch.workloads import App\n"
+        "class _Half(App):\n    def model(self): return {}\n    def data(self, shard): return [], []\n"
+        "mine = _Half()\n"
+    )
     (folder / "half.py").write_text(
         "from anabranch.workloads import App\n"
         "class Half(App):\n    def model(self): return {}\n"
@@ -118,7 +130,7 @@ def test_each_mistake_is_named(file: Path, spec: str, text: str) -> None:
     )
     (folder / "broken.py").write_text("class App(:\n")
     (folder / "lacking.py").write_text("import no_such_package\n")
-    with pytest.raises(AppError, match=text):
+    with pytest.raises(AppError, match=text.format(folder=folder, here=Path.cwd())):
         load_app(spec.format(file=file, folder=folder))
 
 

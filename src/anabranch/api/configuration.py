@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from anabranch.core.rng import seed_of
 from anabranch.strategies.registry import strategy_of
 from anabranch.workloads.app import App, load_app
 from anabranch.workloads.calls import join_run, settings_of
+from anabranch.workloads.registry import SETTINGS
 
 PREFIX = "ANABRANCH_"
 KERNELS = "ANABRANCH_KERNELS"  # no setting of a run: `core/kernels/loops.c` reads it
@@ -115,7 +117,7 @@ def with_end(config: Config) -> tuple[Config, str]:
 def is_config(source: str) -> bool:
     """Whether APP|CONFIG is a file of settings."""
     path = Path(source)
-    return path.suffix in (".toml", ".json") or (path.suffix != ".py" and path.is_file())
+    return path.suffix in SETTINGS or (path.suffix != ".py" and path.is_file())
 
 
 def run_name(app: str) -> str:
@@ -145,16 +147,29 @@ def secrets_environment(config: Config) -> dict[str, str]:
 def read_settings(path: Path) -> dict[str, Any]:
     """A TOML file, or the JSON that `Config.to_json` gives."""
     try:
-        text = path.read_text(encoding="utf-8")
-        return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: name a TOML file") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8: save it as UTF-8 in your editor") from None
+    try:
+        return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path} is not TOML: {error}{_shown_line(text, str(error))}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+
+
+def _shown_line(text: str, why: str) -> str:
+    """The line of a file that an error is of, and what it most often lacks; empty where none is named."""
+    place = re.search(r"at line (\d+)", why)
+    if place is None:
+        return ""
+    line = text.split("\n")[int(place[1]) - 1].strip()
+    unquoted = re.fullmatch(r"([\w.-]+)\s*=\s*([A-Za-z_./][\w./:-]*)\s*(#.*)?", line)
+    return f": {line}" + (f'; text wants quotes: {unquoted[1]} = "{unquoted[2]}"' if unquoted else "")
 
 
 def one_run(tables: dict[str, Any], path: Path | str) -> dict[str, Any]:

@@ -259,6 +259,10 @@ def set_settings(
     output.result(done.to_json(), "\n".join(lines))
 
 
+# Whoever opens such a file by its name meets safetensors, and an error that says nothing of them.
+OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx", ".npz", ".npy", ".h5")
+
+
 @admin_app.command()
 @operates
 def export(
@@ -290,6 +294,8 @@ def export(
         return
     if out is None or (best and version is not None):
         raise ConfigError("name one FILE to write, with --best or --version N or neither; --list says which")
+    if out.suffix in OTHER_FORMATS:
+        raise ConfigError(f"{out}: what is written is safetensors: name it {out.with_suffix('.safetensors')}")
     if merge and stage:
         raise ConfigError("--stage or --merge: an App's plain model has no stages")
     if merge:
