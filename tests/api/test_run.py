@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -174,5 +175,8 @@ def test_runs_are_compared(run: ab.Run, tmp_path: Path) -> None:
         ab.compare([tmp_path / "none"])
     alone = [ab.compare(one).results for one in (run, str(run.folder), run.folder, run.result)]
     assert [len(results) for results in alone] == [1, 1, 1, 1]
-    with pytest.raises(DataError, match="no finished run"):
+    with pytest.raises(DataError, match="no finished run among these folders: name"):
         ab.compare([])
+    broken_off = dataclasses.replace(run.result, status="interrupted", why="Ctrl-C")
+    with pytest.raises(DataError, match=r"these folders \(.* was interrupted \(Ctrl-C\)\): name"):
+        ab.compare(broken_off)

@@ -118,7 +118,10 @@ def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Pat
             found[digests] = name
             results.append(_completed(result))
     if not results:
-        raise DataError("there is no finished run among these folders: name the folders of runs, as runs/*")
+        why = f" ({'; '.join(left_out)})" if left_out else ""
+        raise DataError(
+            f"there is no finished run among these folders{why}: name the folders of runs, as runs/*"
+        )
     return Comparison(tuple(results), tuple(left_out))
 
 
