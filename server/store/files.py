@@ -136,10 +136,11 @@ class FolderLock:
     """One process at a time owns a folder. The kernel lets go of the lock when the process dies."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / LOCK
+        self._path = path = folder / LOCK
         with disk_errors("locking the data directory"):
             self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
             tighten(path)
+            self._held = os.fstat(self._descriptor)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -154,6 +155,20 @@ class FolderLock:
             os.ftruncate(self._descriptor, 0)
             # In containers everybody is process 1.
             os.write(self._descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
+
+    def check(self) -> None:
+        """Raises `DiskFailed` where the folder's name leads to another one by now, or anybody may lock it.
+
+        Open files go with the folder that was moved, and names lead to what was put in its place.
+        """
+        with disk_errors(f"looking at {self._path}"), suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), self._held):
+                return
+        raise DiskFailed(
+            f"{self._path} is not what this server has locked: its folder was moved, or replaced, or the "
+            "file removed, under a server at work; it ends, and what it has acknowledged is in the folder "
+            "that it had. Stop it before you put other data there, and never delete `lock`"
+        )
 
     def release(self) -> None:
         """Let another process in."""

@@ -294,6 +294,11 @@ class SqlStore:
             check_files(connection, self._snapshots, self._database.name)
         self._collect_garbage()
 
+    def _check_place(self) -> None:
+        """Before anything is written, or removed, by name: raises as `FolderLock.check` does."""
+        if (lock := self._lock) is not None:
+            lock.check()
+
     # --- the log -----------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
@@ -304,6 +309,7 @@ class SqlStore:
         self._database.check_writes()
         if not (entries or projections or self._following):  # nothing to write, and a look goes on
             return []
+        self._check_place()
         check_space(self._data_dir, self._limits.free_disk_bytes_min)
         if entries:  # what is in the log is written up, and dropped, whatever is held
             self._quota.check()
@@ -581,6 +587,7 @@ class SqlStore:
 
     def write_snapshot(self, snapshot: Snapshot) -> str:
         """Make the file of a snapshot durable; returns its SHA-256. From any thread. Raises `StoreFull`."""
+        self._check_place()
         self.shelf.flush()  # first: it may name all that lies there
         sha256 = self._snapshots.write(snapshot)
         reach("snapshot_written")
@@ -590,6 +597,7 @@ class SqlStore:
         self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL, written: str = ""
     ) -> None:
         """Write a snapshot durably; keeps the newest three, and what `keep` needs. Raises `StoreFull`."""
+        self._check_place()
         sha256, version = written or self.write_snapshot(snapshot), snapshot.meta["version"]
         row = {"applied_through_seq": applied_through_seq, "version": version, "sha256": sha256}
         s = snapshots.c
@@ -612,6 +620,7 @@ class SqlStore:
         """Drop so many of the events that need not be kept; returns how many were."""
         if not self._begin:
             return 0
+        self._check_place()
         bytes_max = 0 if self._archive is None else ARCHIVED_BYTES
         with self._reading() as connection:
             last = trimming.oldest(connection, self._begin, events_max, bytes_max)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from anabranch.server.books import Call
 from anabranch.server.export import export_run
 from anabranch.server.history import head_at
 from anabranch.server.store import schema
-from anabranch.server.store.base import Store
+from anabranch.server.store.base import DiskFailed, Store
 from anabranch.server.store.blobs import ADOPTED_S
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.segments import TRIMMED_BYTES
@@ -61,6 +62,18 @@ def busy(desk: Desk, updates: int, first: int = 0) -> None:
 
 def seqs(store: Store) -> list[int]:
     return [seq for seq, _ in store.records()]
+
+
+def test_nothing_is_dropped_of_a_log_that_took_the_place_of_the_locked_one(tmp_path: Path) -> None:
+    place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
+    desk = place.open()
+    busy(desk, 60)
+    assert isinstance(desk.store, SqlStore)
+    desk.store._begin = desk.books.seq  # more is due
+    shutil.copytree(place.folder.rename(tmp_path / "moved"), place.folder)
+    with pytest.raises(DiskFailed, match="is not what this server has locked"):
+        desk.store.trim(1)
+    desk.drop()
 
 
 def test_what_is_behind_goes_and_a_restart_is_the_same(place: Place) -> None:

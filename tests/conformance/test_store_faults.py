@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import text
-from stores import INFO, LIMITS, Backend, History, logged, reference, update, upload
+from stores import INFO, LIMITS, Backend, History, logged, reference, snapshot, update, upload
 
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, outcome_of
 from anabranch.server.store import database
@@ -70,6 +71,32 @@ def test_two_writers_are_one_too_many(on_disk: Backend) -> None:
     reader.close()
     first.close()
     on_disk.start().close()
+
+
+@pytest.mark.parametrize("how", ["exchanged", "moved", "unlocked"])
+def test_a_folder_that_is_not_the_locked_one_any_more_is_left_alone(on_disk: Backend, how: str) -> None:
+    """Open files go with a folder that is moved, and names lead to another: a backup put back, say."""
+    store = on_disk.start()
+    store.append([update(1)])
+    for version in range(1, 4):
+        store.save_snapshot(snapshot(version), 1, float(version))
+    if how == "unlocked":
+        (on_disk.folder / "lock").unlink()
+        on_disk.open().close()
+    else:
+        moved = on_disk.folder.rename(on_disk.folder.with_name("moved"))
+        if how == "exchanged":
+            shutil.copytree(moved, on_disk.folder)
+    before = sorted(on_disk.folder.rglob("*"))
+    for write in (
+        lambda: store.append([update(2)]),
+        lambda: store.write_snapshot(snapshot(4)),
+        lambda: store.save_snapshot(snapshot(4), 1, 4.0, written="0" * 64),
+    ):
+        with pytest.raises(DiskFailed, match="lock is not what this server has locked.*never delete"):
+            write()
+    assert sorted(on_disk.folder.rglob("*")) == before
+    store.close()
 
 
 class Letting(logging.Handler):
