@@ -65,8 +65,10 @@ LOST = ".lost"  # after the name of a database that could not be read
 # Not snapshots, which only bear witness, nor what those name; packs are of events that only a backup has.
 _NEEDED = {LOG, "blobs", MARK, NOTE, "manifest", NOISE_KEY, AUTHORITIES}
 _ENDS = ("-wal", "-shm", "-journal", "")  # the file goes last: what belongs to it may lie beside no other
-# SQLite's word for a file that somebody is at, or that is another's: nothing of what is in it.
-_UNSEEN = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN}
+_MAGIC = b"SQLite format 3\0"
+# SQLite's words for a file that holds no run; others are of who is at it, whose it is, or of the disk.
+_HOLDS_NONE = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
+_HELD = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _LIMITS = replace(DEFAULT_LIMITS, free_disk_bytes_min=0)  # nothing is acknowledged here, so nothing held back
 
 Admit = Callable[[Config], None]
@@ -152,8 +154,8 @@ def _run_in(path: Path) -> str | None:
 
     Raises `StoreLocked`, `StoreError` where that cannot be seen.
     """
-    # An empty one is not opened: SQLite takes it for a new one, and removes the log of its own beside it.
-    if not path.exists() or not path.stat().st_size:
+    # What is none is not opened: an empty file SQLite takes for a new one, and removes its log beside it.
+    if not path.exists() or not _is_sqlite(path):
         return None
     try:
         address, timeout_s = f"file:{quote(str(path.absolute()))}?mode=ro", BUSY_TIMEOUT_MS / 1000
@@ -161,14 +163,21 @@ def _run_in(path: Path) -> str | None:
             row = database.execute("SELECT run_id FROM runs").fetchone()
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-        if code not in _UNSEEN:
+        if code in _HOLDS_NONE:
             return None
-        kind = StoreError if code == sqlite3.SQLITE_CANTOPEN else StoreLocked
-        raise kind(
-            f"{path} may be whole, and could not be looked at: {error}. See who has it open, and whose it "
-            f"is; or {_moved(path)}"
+        raise (StoreLocked if code in _HELD else StoreError)(
+            f"{path} may be whole, and could not be looked at: {error}. See who has it open, whose it is, "
+            f"and how the disk is; or {_moved(path)}"
         ) from error
     return None if row is None else str(row[0])
+
+
+def _is_sqlite(path: Path) -> bool:
+    """Whether a file begins as SQLite's do."""
+    if not path.is_file():
+        return True  # it cannot be seen into
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def _moved(path: Path) -> str:
@@ -187,12 +196,16 @@ def _link(data_dir: Path, staged: Path) -> None:
         if source.name not in _NEEDED or source.is_symlink():
             continue
         if source.is_dir():
-            shutil.copytree(source, staged / source.name, copy_function=_linked)
+            for path in sorted(source.rglob("*")):
+                if path.is_file():
+                    target = staged / path.relative_to(data_dir)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    _linked(path, target)
         else:  # the mark is written in place
             shutil.copy2(source, staged / source.name)
 
 
-def _linked(source: str, target: str) -> None:
+def _linked(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links

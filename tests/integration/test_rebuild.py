@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from anabranch.core.errors import (
     LogLost,
     StoreCorrupt,
     StoreError,
+    StoreFull,
     StoreLocked,
 )
 from anabranch.core.limits import DEFAULT_LIMITS
@@ -72,6 +75,17 @@ def lived(
     return config
 
 
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """Nothing of this process can write beyond that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def lost(data: Path) -> None:
     for end in ("", "-wal", "-shm"):
         (data / f"{SQLITE_FILE}{end}").unlink(missing_ok=True)
@@ -101,6 +115,27 @@ def test_a_run_is_whole_by_its_log_alone(tmp_path: Path, manifest: Manifest, inl
         assert served.info is not None
         assert (served.info.run_id, served.info.version) == (before.run_id, UPDATES)
         assert served.device().work().version == UPDATES + 1
+
+
+def test_a_disk_without_room_for_another_name_is_said(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, however many files there are."""
+    data = tmp_path / "data"
+    lived(data, manifest, inline=100)
+    lost(data)
+    before, copy = files(data), shutil.copy2
+
+    def no_room(source: Path, target: Path) -> None:
+        if Path(target).parent.name != REBUILDING:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        copy(source, target)
+
+    monkeypatch.setattr(os, "link", no_room)
+    monkeypatch.setattr(shutil, "copy2", no_room)
+    with pytest.raises(StoreFull, match=r"no space left on the disk: make room"):
+        rebuild(data)
+    assert files(data) == before
 
 
 def test_what_cannot_be_read_is_set_aside(tmp_path: Path, manifest: Manifest) -> None:
@@ -403,6 +438,11 @@ def test_a_file_that_cannot_be_seen_is_not_taken_for_lost(
     with pytest.raises(StoreError, match=r"may be whole.*unable to open"):
         rebuild(data)
     in_the_way.rmdir()
+    with (
+        files_of_at_most(16 << 10),
+        pytest.raises(StoreError, match=r"may be whole.*disk I/O error.*how the"),
+    ):
+        rebuild(data)  # a disk without room for the index of its log, say
     assert (data / SQLITE_FILE).read_bytes() == kept
     with closing(sqlite3.connect(data / SQLITE_FILE, isolation_level=None)) as other:
         other.execute("PRAGMA journal_mode=DELETE")
