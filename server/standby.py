@@ -45,7 +45,15 @@ RENEWALS_PER_LEASE = 4
 LOOK_AGAIN_S = 1.0  # for a database that does not answer
 SAY_AGAIN_S = 60.0
 REFUSED = "FATAL"  # PostgreSQL's word to whom it does not let in
-SOON = ("starting up", "shutting down", "recovery mode", "not yet accepting")  # but these pass
+# But these pass: others may have all its connections.
+SOON = (
+    "starting up",
+    "shutting down",
+    "recovery mode",
+    "not yet accepting",
+    "too many c",
+    "slots are reserved",
+)
 
 
 class StandbyPorts(Ports):

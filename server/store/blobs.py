@@ -217,7 +217,11 @@ class BlobStore:
                 if self.exists(digest):
                     return
                 raise InvalidUpdate(f"update {update_id!r} is not sealed: send it from byte 0")
-            self._keep(taken, digest)
+            try:
+                self._keep(taken, digest)
+            except BaseException:  # it is sent again: what nobody knows would take room until the next start
+                taken.unlink(missing_ok=True)
+                raise
         reach("payload_durable")
 
     def _note_adopted(self, digest: str) -> None:

@@ -43,6 +43,14 @@ POSTGRESQL = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+# What a role or a database may bound for all its sessions. A server waits and idles: as for `pg_dump`, they
+# are off for its own, unless its address says otherwise. Some are of newer releases of PostgreSQL.
+UNBOUNDED = (
+    "lock_timeout",
+    "idle_session_timeout",
+    "idle_in_transaction_session_timeout",
+    "transaction_timeout",
+)
 PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
@@ -118,7 +126,8 @@ class Database:
         """Stay the leader, from any thread. Raises `LeadershipLost`, and `StoreError` if nobody answers."""
         epoch = self._epoch
         if epoch is not None:
-            with self.aside() as connection:
+            # Not by a connection anew each time: who has none left for that still answers this server.
+            with self.beside() as connection:
                 leader.renew(connection, epoch)
 
     def abandon(self) -> None:
@@ -167,8 +176,7 @@ class Database:
     @contextmanager
     def aside(self) -> Iterator[Connection]:
         """A transaction on a connection of its own, from any thread, fenced by nothing. PostgreSQL only."""
-        engine = self._engine or self._postgresql()
-        with self._meant(), engine.begin() as connection:
+        with self._connected(self._engine or self._postgresql()) as connection:
             yield connection
 
     @contextmanager
@@ -178,7 +186,15 @@ class Database:
         For what every update asks for. Each statement is by itself, so no transaction is left open; before it
         there is a look whether the connection lives.
         """
-        with self._meant(), self._kept().begin() as connection:
+        with self._connected(self._kept()) as connection:
+            yield connection
+
+    @contextmanager
+    def _connected(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction of a connection that may be new; where there is none, nothing was written."""
+        with self._meant("opening"):
+            connection = engine.connect()
+        with connection, self._meant(), connection.begin():
             yield connection
 
     def put(self, statement: TextClause, values: Mapping[str, Any]) -> None:
@@ -264,15 +280,17 @@ class Database:
         options = {"poolclass": NullPool, **more}
         engine = create_engine(self.url, hide_parameters=True, connect_args=arguments, **options)
         event.listen(engine, "connect", lambda raw, _: self._raw.add(raw))
+        if "options" not in self.url.query:
+            event.listen(engine, "connect", lambda raw, _: _unbind(raw))
         event.listen(engine, "close", lambda raw, _: self._raw.discard(raw))
         return engine
 
     @contextmanager
-    def _meant(self) -> Iterator[None]:
+    def _meant(self, doing: str = "using") -> Iterator[None]:
         try:
             yield
         except DBAPIError as error:
-            raise self._meaning(error, "using") from error
+            raise self._meaning(error, doing) from error
 
     def _meaning(self, error: DBAPIError, doing: str) -> StoreError:
         code, why = _code(error), f"{doing} {self.name}: {error.orig}"
@@ -287,6 +305,15 @@ class Database:
         if self._writes and doing == "using":
             return DiskFailed(f"{why}; what was written is unknown, restart to recover")
         return StoreError(why)
+
+
+def _unbind(raw: Any) -> None:
+    """Of a session of PostgreSQL."""
+    raw.execute("SET statement_timeout = 0")  # by itself, first: it may cut the other short
+    raw.execute(
+        "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", [list(UNBOUNDED)]
+    )
+    raw.commit()
 
 
 def _begin_reading(connection: Connection) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import psycopg
 import pytest
 from stores import INFO, LIMITS, logged, snapshot, update, upload
 
-from anabranch.core.errors import LeadershipLost, StoreError
+from anabranch.core.errors import LeadershipLost, StoreError, StoreUnreachable
+from anabranch.server import standby
 from anabranch.server.store.base import DiskFailed, LedByAnother, Projection
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
@@ -43,6 +46,64 @@ def test_a_leader_that_renews_is_left_alone(postgresql_url: str, tmp_path: Path)
     second.start(INFO)  # at once: the lock went with the session
     assert second.append([update(1), update(2)]) == [None, 2]
     second.close()
+
+
+BOUNDS = ("statement_timeout", "lock_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
+
+
+def bounds_of(store: SqlStore) -> set[str]:
+    """What the sessions of a store are bound by: of the writer, and of the two kinds beside it."""
+    kept, database = set(), store._database
+    for session in (database.transaction, database.aside, database.beside):
+        with session() as connection:
+            kept |= {str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in BOUNDS}
+    return kept
+
+
+def test_what_a_database_bounds_for_all_ends_no_session_of_a_server(
+    postgresql_url: str, tmp_path: Path
+) -> None:
+    """A writer idles where no device comes, and a statement may wait for another's lock."""
+    with psycopg.connect(postgresql_url, autocommit=True) as admin:
+        for name in BOUNDS:
+            admin.execute(f"ALTER DATABASE {admin.info.dbname} SET {name} = '7s'".encode())
+    store = opened(postgresql_url, tmp_path / "1")
+    store.start(INFO)
+    assert bounds_of(store) == {"0"}
+    store.close()
+    own = opened(f"{postgresql_url}&options=-c%20statement_timeout%3D8s", tmp_path / "2")
+    own.start(INFO)
+    assert bounds_of(own) == {"7s", "8s"}, "an address that says so is heard"
+    own.close()
+
+
+@pytest.fixture
+def narrow_url(postgresql_url: str) -> str:
+    """A database whose owner may have four sessions at a time."""
+    role = f"narrow_{uuid.uuid4().hex}"
+    with psycopg.connect(postgresql_url, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 4".encode())
+        admin.execute(f"ALTER DATABASE {admin.info.dbname} OWNER TO {role}".encode())
+    return postgresql_url.replace("//postgres@", f"//{role}@")
+
+
+def test_a_leader_renews_though_others_have_all_connections(narrow_url: str, tmp_path: Path) -> None:
+    first, second = opened(narrow_url, tmp_path / "1", 60.0), opened(narrow_url, tmp_path / "2")
+    first.start(INFO)
+    first.renew()
+    with ExitStack() as others:
+        with suppress(psycopg.OperationalError):  # "too many connections"
+            while True:
+                others.enter_context(psycopg.connect(narrow_url))
+        first.renew()
+        assert first.append([update(1)]) == [1]
+        with pytest.raises(StoreUnreachable, match="too many connections") as refused:
+            second.start(INFO)
+        assert standby._may_pass(refused.value, standby=False), "a start waits for one"
+        with pytest.raises(StoreUnreachable, match="too many connections"):  # which a device tries again
+            upload(first, b"x" * 100, "u2")
+    assert not list((tmp_path / "1" / "spool").iterdir())
+    first.close()
 
 
 def test_a_silent_leader_is_turned_out_and_can_write_nothing(postgresql_url: str, tmp_path: Path) -> None:

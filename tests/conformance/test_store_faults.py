@@ -93,7 +93,7 @@ def test_a_folder_that_is_not_the_locked_one_any_more_is_left_alone(on_disk: Bac
         lambda: store.write_snapshot(snapshot(4)),
         lambda: store.save_snapshot(snapshot(4), 1, 4.0, written="0" * 64),
     ):
-        with pytest.raises(DiskFailed, match="lock is not what this server has locked.*never delete"):
+        with pytest.raises(DiskFailed, match=r"lock is not what this server has locked.*never delete"):
             write()
     assert sorted(on_disk.folder.rglob("*")) == before
     store.close()

@@ -218,6 +218,28 @@ def test_a_payload_is_named_by_its_content(store: BlobStore, folder: Path) -> No
     assert store.received("u1") == 0
 
 
+def test_what_finds_no_room_leaves_none_taken(
+    store: BlobStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device sends it again: what is left of each try, by a name that nobody knows, would fill the disk."""
+    store.write("u1", 0, DATA)
+    store.seal("u1", sha(DATA))
+    with monkeypatch.context() as patch:
+        patch.setattr(blobs_module, "make_folder", no_room)
+        with pytest.raises(StoreFull):
+            store.adopt("u1", sha(DATA))
+    assert files_in(folder) == set()
+    assert store.received("u1") == 0, "it begins anew"
+    store.write("u1", 0, DATA)
+    store.seal("u1", sha(DATA))
+    store.adopt("u1", sha(DATA))
+    assert files_in(folder) == {f"blobs/{sha(DATA)[:2]}/{sha(DATA)}"}
+
+
+def no_room(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
 def test_adopting_heals_a_damaged_blob(store: BlobStore) -> None:
     for update_id in ("u1", "u2"):
         store.write(update_id, 0, DATA)
