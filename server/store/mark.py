@@ -68,7 +68,7 @@ class MarkFile:
                 if self._descriptor is None:
                     self._open(mark)
                 assert self._descriptor is not None
-                os.pwrite(self._descriptor, _slot(mark), self._slot * SLOT_BYTES)
+                _put(self._descriptor, _slot(mark), self._slot * SLOT_BYTES)
                 self._waits = True
                 if flushed or time.monotonic() >= self._flush_at:
                     self._flush()
@@ -113,7 +113,7 @@ class MarkFile:
         unfinished = self.path.with_name(f"{FILE}.tmp")
         unfinished.unlink(missing_ok=True)
         self._descriptor = descriptor = open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        os.pwrite(descriptor, SLOTS * _slot(mark), 0)
+        _put(descriptor, SLOTS * _slot(mark), 0)
         os.fsync(descriptor)
         unfinished.rename(self.path)
         sync_folder(self.path.parent)
@@ -130,6 +130,13 @@ _FIX = (
     "if the data are whole otherwise (`anabranch verify`), say so with `anabranch admin attest-restore`, "
     "else restore a backup"
 )
+
+
+def _put(descriptor: int, data: bytes, at: int) -> None:
+    """Write all of it: a disk with room for less takes what it can, and says so at the next try."""
+    while data:
+        written = os.pwrite(descriptor, data, at)
+        data, at = data[written:], at + written
 
 
 def _slot(mark: Mark) -> bytes:

@@ -286,7 +286,8 @@ class Segments:
                 if run != run_of(run_id):
                     raise StoreCorrupt(
                         f"{path} is of another run than the database: name the log's server.database; or, "
-                        f"if the database is the right one, move {self.folder} away"
+                        "if the database is the right one, move the file away, and of the others none that "
+                        "is not of another run as well"
                     )
                 return Segment(number, path, salt, first)
         if size <= HEADER_BYTES:  # the power went while it was made

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from anabranch.core.errors import StoreCorrupt
-from anabranch.server.store.base import Mark
+from anabranch.server.store.base import DiskFailed, Mark
 from anabranch.server.store.mark import FILE, SLOT_BYTES, SLOTS, MarkFile
 
 
@@ -59,6 +61,28 @@ def test_a_file_of_another_length_is_damaged(length: int, tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes().ljust(length)[:length])
     with pytest.raises(StoreCorrupt, match="attest-restore"):
         MarkFile(tmp_path).read()
+
+
+def test_a_disk_with_room_for_a_block_of_it_alone_has_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes what it has room for, without a word; half a mark would be a damaged one for ever."""
+    real, room = os.pwrite, [SLOT_BYTES]
+
+    def pwrite(descriptor: int, data: bytes, at: int) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data[: room.pop()], at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        marks = MarkFile(tmp_path)
+        with pytest.raises(DiskFailed, match="no space left"):
+            marks.write(mark(1))
+        marks.close()
+    assert MarkFile(tmp_path).read() is None
+    written(tmp_path, 2)
+    assert MarkFile(tmp_path).read() == mark(2)
 
 
 def test_a_file_without_a_whole_slot_is_damaged(tmp_path: Path) -> None:

@@ -354,7 +354,8 @@ def test_what_lies_beside_the_segments_is_none(tmp_path: Path) -> None:
 def test_the_log_of_another_run_is_refused(tmp_path: Path) -> None:
     written(tmp_path, [[("a", None)]])
     with pytest.raises(
-        StoreCorrupt, match=r"of another run than the database: name the log.s server\.database"
+        StoreCorrupt,
+        match=r"000001\.log is of another run than the database: name the log.s server\.database.* the file",
     ):
         Segments(tmp_path).needed("run-2", 0)
 
