@@ -199,7 +199,7 @@ class Intake:
     ) -> None:
         self.spec, self.run_id, self.writer, self.uploads = spec, run_id, writer, uploads
         self.calls, self._payload_digest = calls, payload_digest
-        self._said = ""  # why updates were not taken: once, as all devices come again
+        self._said = ""  # why no update is taken, if so: once, as all devices come again
         # Whom updates are masked for.
         self.keepers: Sequence[str] = ()
         # Whether the strategy keeps updates: large ones are copied for it before the writer has them.
@@ -226,6 +226,7 @@ class Intake:
                 self._said = str(error)
                 log.error("updates are not taken, and devices keep them: %s", error)  # noqa: TRY400
             raise Unavailable(f"the server cannot take it now: {error}") from error
+        self._said = ""
         if verdict.duplicate:
             self.writer.metrics.repeated()
         return verdict

@@ -173,11 +173,12 @@ def _run_in(path: Path) -> str | None:
 
 
 def _is_sqlite(path: Path) -> bool:
-    """Whether a file begins as SQLite's do."""
-    if not path.is_file():
-        return True  # it cannot be seen into
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+    """Whether a file begins as SQLite's do, or may: of one that cannot be seen into SQLite says why."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return True
 
 
 def _moved(path: Path) -> str:

@@ -106,7 +106,11 @@ def leads(epoch: int) -> ColumnElement[bool]:
 
 
 def renew(connection: Connection, epoch: int) -> None:
-    """Say that the leader of an epoch lives. Raises `LeadershipLost` if it has passed."""
+    """Say that the leader of an epoch lives. Raises `LeadershipLost` if it has passed.
+
+    One statement, which holds or does not: no transaction is needed around it. Who leads instead is looked up
+    for the message alone.
+    """
     changed = update(leader).where(leader.c.epoch == epoch).values(renewed_at=_NOW)
     if connection.execute(changed).rowcount != 1:
         raise _lost(connection, epoch)

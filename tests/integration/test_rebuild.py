@@ -425,6 +425,24 @@ def test_a_database_of_another_run_is_moved_away_as_the_error_says(
     assert rebuild(data).version == UPDATES
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_file_whose_beginning_cannot_be_read_is_left_to_sqlite(
+    number: int, tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which says whether there is a run in it, or why that cannot be seen, with what to do."""
+    data, real = tmp_path / "data", Path.open
+    lived(data, manifest)
+
+    def opened(path: Path, *more: Any) -> Any:
+        if path.name == SQLITE_FILE:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *more)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(ConfigError, match="tells of its run"):
+        rebuild(data)
+
+
 def test_a_file_that_cannot_be_seen_is_not_taken_for_lost(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

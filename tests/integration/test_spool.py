@@ -87,6 +87,11 @@ def test_what_a_store_cannot_do_is_no_flaw_of_an_update(
     said = [record.message for record in caplog.records if record.name == "anabranch.server.intake"]
     assert said == [f"updates are not taken, and devices keep them: {trouble}"]
     assert device.send(task, data, "u1").decision.verdict == "published"
+    monkeypatch.setattr(BlobStore, "write", troubled)
+    with pytest.raises(grpc.RpcError):
+        device.send(device.task(), data, "u2")
+    said = [record.message for record in caplog.records if record.name == "anabranch.server.intake"]
+    assert len(said) == 2, "after one that was taken it is news"
 
 
 @pytest.fixture
