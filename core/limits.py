@@ -57,6 +57,7 @@ class Limits:
     connections_max: int = 10_000  # fewer where the system allows fewer open files; more are closed at once
     streams_max: int = 100  # calls at a time of one connection; more wait at the device
     rpcs_max: int = 1_000  # gRPC refuses the call, RESOURCE_EXHAUSTED
+    member_calls_max: int = field(default=32, metadata=LATER_KEY)  # of one certificate at a time: Overloaded
     rpcs_waiting_max: int = 2_000  # of each call, those not begun: gRPC ends more without a word, CANCELLED
     joins_at_once_max: int = 64  # gRPC refuses the call, which is made again
     join_connection_s_max: float = 10.0  # whoever calls the join port and sends nothing is cut off

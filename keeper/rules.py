@@ -23,6 +23,8 @@ from anabranch.identity.seals import read_box, seal_info, unseal
 from anabranch.identity.signatures import DOMAIN, check_signature
 from anabranch.keeper.papers import KeeperPapers
 
+TEXT_CHARS_MAX = 128
+
 
 class Why(StrEnum):
     """Why a keeper does not answer."""
@@ -163,10 +165,16 @@ def _said(signed: bytes) -> dict[str, Any] | None:
         texts = [said["update_id"], said["client_id"], said["run_id"], said["payload"]["sha256"]]
         seals = said.get("seals", {})
         texts += [*seals, *seals.values()]
-        whole = type(said["base_version"]) is int and all(type(text) is str for text in texts)
+        whole = type(said["base_version"]) is int and said["base_version"] >= 0
+        whole = whole and all(type(text) is str for text in texts) and all(map(_is_short, texts[:4]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return {**said, "seals": seals} if whole else None
+
+
+def _is_short(text: str) -> bool:
+    """As ids and digests are: what is not would fill a log, or be no text that SQLite takes."""
+    return len(text) <= TEXT_CHARS_MAX and text.isprintable()
 
 
 def _papers_problem(

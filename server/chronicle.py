@@ -12,6 +12,7 @@ of: `versions 120 to 180`. What lasts is said again after pauses that double.
 | devices that starve | warning | first after `STARVING_S` without a task                              |
 | quarantine          | warning | each; info where it ends                                             |
 | a rollback          | warning | each                                                                 |
+| a masked sum lost   | warning | each                                                                 |
 | the run's end       | info    | once; warning where the run was given up                             |
 | settings changed    | info    | each, and that the run goes on where it had ended                     |
 
@@ -28,6 +29,7 @@ from typing import Any
 
 from anabranch.core.effects import (
     Barred,
+    CohortLost,
     Decided,
     Effect,
     Finished,
@@ -165,7 +167,7 @@ class Chronicle:
                     lost = self._lost.setdefault("diverged" if diverged else end.value, _Gathered())
                     lost.clients[task.client_id] += 1
                     lost.detail = diverged
-                case Barred() | Unbarred() | RolledBackTo() | SettingsSet() | Reopened():
+                case Barred() | Unbarred() | RolledBackTo() | CohortLost() | SettingsSet() | Reopened():
                     self._ordered(effect, now)
                 case Finished():
                     ended = effect
@@ -228,6 +230,8 @@ class Chronicle:
                 count = counted(len(left_out), "update")
                 text = f"rolled back: version {version} leaves {count} of after version {to_version} out"
                 _say(logging.WARNING, text, version=version, to_version=to_version, left_out=len(left_out))
+            case CohortLost():
+                _say_sum_lost(effect)
             case SettingsSet(changes):
                 said = ", ".join(f"{c.path} = {c.value!r} (was {c.was!r})" for c in changes)
                 values = {c.path: c.value for c in changes}
@@ -363,6 +367,12 @@ class Chronicle:
 
 def _say(level: int, text: str, **fields: Any) -> None:
     log.log(level, "%s", text, extra={"fields": fields})
+
+
+def _say_sum_lost(lost: CohortLost) -> None:
+    count = len(lost.update_ids)
+    text = f"masked sum {lost.number} is given up, and its {counted(count, 'update')} with it: {lost.why}"
+    _say(logging.WARNING, text, cohort=lost.number, updates=count, why=lost.why)
 
 
 def _fields(some: _Gathered) -> Mapping[str, Any]:

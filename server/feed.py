@@ -10,6 +10,7 @@ from typing import Any
 
 from anabranch.core.effects import (
     Barred,
+    CohortLost,
     Decided,
     Effect,
     Finished,
@@ -104,6 +105,9 @@ def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
         case LeaseEnded(task=task, end=end):
             data = {"task_id": task.task_id, "end": end}
             return Happening(seq, now, "lease_ended", task.client_id, task.base_version, data)
+        case CohortLost(number=number, update_ids=update_ids, why=why):
+            told = {"cohort": number, "updates": len(update_ids)}
+            return Happening(seq, now, "cohort_lost", "", 0, {**told, "why": why})
         case Finished(why=why):
             return Happening(seq, now, "finished", "", 0, {"why": why})
         case _:

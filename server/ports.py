@@ -28,7 +28,7 @@ from anabranch.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from anabranch.protos.v1.operators_pb2_grpc import add_OperatorsServicer_to_server
 from anabranch.server.counting import CountsCalls
 from anabranch.server.exchange import DevicesAndExchange, add_exchange
-from anabranch.server.gate import EVERYBODY, Gate, Scope
+from anabranch.server.gate import EVERYBODY, Gate, Places, Scope
 from anabranch.server.job import HostedJob
 from anabranch.server.job_list import ListsJobs
 from anabranch.server.joining import Joining
@@ -208,8 +208,12 @@ class Ports:
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"
 
+    def _places(self, admin: bool) -> Places | None:
+        """Of a port. An operator may have as many calls as it likes."""
+        return None if admin else Places(self._limits.member_calls_max)
+
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
-        gate = gate_of(identity, OPERATORS if admin else CALLERS)
+        gate = gate_of(identity, OPERATORS if admin else CALLERS, places=self._places(admin))
         jobs = ListsJobs(lambda: [HostedJob.only(self._run)], gate, admin, self._run.calls, self._limits)
         add_JobsServicer_to_server(jobs, server)
         if not admin:
@@ -237,9 +241,10 @@ def gate_of(
     kinds: Collection[Kind],
     job: str | None = "",
     scope: Callable[[], Scope] = lambda: EVERYBODY,
+    places: Places | None = None,
 ) -> Gate:
     """Of a port with this identity, and of one of its runs: see `Gate`."""
-    return Gate(None if identity is None else identity.members, kinds, job, scope)
+    return Gate(None if identity is None else identity.members, kinds, job, scope, places)
 
 
 def why_not_served(address: str) -> str:

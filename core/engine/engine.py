@@ -58,6 +58,8 @@ from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Reason, Receipt, Task, TaskState, Update, Verdict
 from anabranch.core.rng import seed_of
 
+NO_SUCH_SUM = "no honest updates have such a sum: one was out of bounds, or what a keeper answered is wrong"
+
 
 class Engine:
     """A server as a machine without clock, disk or wire: events in, effects out, state that is data.
@@ -322,7 +324,7 @@ class Engine:
         """A version of a cohort's sum."""
         found = cohorts.sum_of(cohort)
         if found is None:
-            return self._lost(cohort, "no honest updates have such a sum: one of them was out of bounds")
+            return self._lost(cohort, NO_SUCH_SUM)
         total = found.astype(self.spec.vector_dtype)
         step = cohorts.step(self.state, self._donated(), total, self.context(now))
         return self._take(step, of=cohort.update_ids)

@@ -122,9 +122,9 @@ class Terms:
                 noise=float(data["noise"]),
                 **counts,
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            made.check()
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:  # numbers of any size may come
             raise ConfigError(f"the terms of masked sums cannot be read: {error!r}") from None
-        made.check()
         return made
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,9 +14,11 @@ import grpc
 import numpy as np
 import pytest
 from commands import anabranch
+from grpc._cython import cygrpc
 from nursery import COMMAND, PIPE, Process, run
 from wire import QUICK, Device
 
+from anabranch.cli.logs import GRPC, set_up_logging
 from anabranch.server.manifest import Manifest, read_manifest, write_manifest
 
 
@@ -148,3 +151,23 @@ def test_strangers_leave_no_lines_of_grpc_in_the_log(model: Path, tmp_path: Path
                 call(b"", timeout=5.0)
         work(address, read_manifest(model))
     assert all(line.startswith('{"at": ') for line in lines)
+
+
+def test_who_goes_away_in_the_midst_of_an_answer_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """As gRPC says it: with a traceback, as often as a member likes."""
+    gone, broken = cygrpc.ExecuteBatchError("send"), cygrpc.InternalError("a fault")
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    root.handlers = []
+    try:
+        set_up_logging(as_json=False)
+        for error in (gone, broken):
+            try:
+                raise error
+            except cygrpc.BaseError:
+                logging.getLogger(GRPC).exception("raised in core by servicer method [/x]")
+    finally:
+        root.handlers, root.level = handlers, level
+    said = capsys.readouterr().err
+    assert "a fault" in said
+    assert "ExecuteBatchError" not in said

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 from machines import Bench
+from masked_bench import MaskedBench
 
 from anabranch.core import events as ev
 from anabranch.core.effects import RolledBackTo, Unbarred
 from anabranch.core.model.updates import Ask
+from anabranch.host.secagg import mask_sum_arrived
 from anabranch.server.chronicle import GATHERED_S, STALL_S, STARVING_S, Chronicle, Standing
 from anabranch.server.glance import Glances
 
@@ -262,3 +265,23 @@ def test_quarantine_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     log.do(ev.Quarantined(1.0, "a", "sends noise"))
     assert log.fields() == {"client": "a", "why": "sends noise"}
     assert log.lines() == [("WARNING", "a is in quarantine: sends noise")]
+
+
+def test_a_masked_sum_that_is_given_up_is_said_with_what_is_lost_by_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    bench = MaskedBench()
+    bench.enrol("a", "b")
+    chronicle = Chronicle(Glances(bench.engine).take, 0.0)
+    for client in "ab":
+        bench.give(client, f"{client}0", [1, 2, 3, 4])
+    terms = bench.cohorts.terms
+    lie = np.full(terms.size, 1 << 31, terms.ring.dtype)
+    chronicle.tell(0, 2.0, bench.do(mask_sum_arrived(terms, 2.0, 1, "north", lie)[0]))
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert line.getMessage() == (
+        "masked sum 1 is given up, and its 2 updates with it: no honest updates have such a sum: one was out "
+        "of bounds, or what a keeper answered is wrong"
+    )
+    assert vars(line)["fields"]["updates"] == 2

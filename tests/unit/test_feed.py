@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import asyncio
 
-from anabranch.core.effects import Granted
+from anabranch.core.effects import CohortLost, Effect, Finished, Granted
 from anabranch.core.model.submodels import Submodel, unit_map
 from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.server.feed import Feed
 from anabranch.testing.models import SPEC
 
 
-def told(submodel: Submodel | None) -> dict[str, object]:
-    """Of a task of this part of the model."""
+def told_of(effect: Effect) -> dict[str, object]:
+    """What a watch has of it."""
 
     async def newest(feed: Feed) -> dict[str, object]:
         async for happening in feed.follow(0):
-            return dict(happening.data)
+            return {"kind": happening.kind, **happening.data}
         return {}
 
     feed = Feed()
-    task = Task("t-1", "a", 0, 1.0, 9.0, 8.0, 1, LocalPlan(), submodel=submodel)
-    feed.tell(1, 2.0, [Granted(task)])
+    feed.tell(1, 2.0, [effect, Finished("the end")])  # so that there is one in any case
     return asyncio.run(newest(feed))
+
+
+def told(submodel: Submodel | None) -> dict[str, object]:
+    """Of a task of this part of the model."""
+    task = Task("t-1", "a", 0, 1.0, 9.0, 8.0, 1, LocalPlan(), submodel=submodel)
+    return told_of(Granted(task))
 
 
 def test_a_task_of_a_part_says_which_share_of_the_model_that_is() -> None:
     part = unit_map(SPEC, [[0] for _ in SPEC.groups])
     assert told(part)["share"] == part.size / SPEC.size
     assert "share" not in told(None)
+
+
+def test_a_masked_sum_that_is_given_up_is_told() -> None:
+    lost = CohortLost(7, ("u", "v"), "a keeper lies")
+    assert told_of(lost) == {"kind": "cohort_lost", "cohort": 7, "updates": 2, "why": "a keeper lies"}

@@ -245,6 +245,21 @@ def test_terms_that_promise_nothing_are_refused(change: dict[str, Any], why: str
         replace(TERMS, **change).check()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"size": 10**400},
+        {"weights": [10**400]},
+        {"noise": 1e308, "participations": 1},
+        {"clip": 5e-324},
+        {"cohort": 1e999},
+    ],
+)
+def test_numbers_of_any_size_in_what_somebody_says_are_no_terms(said: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="the terms of masked sums cannot be read"):
+        Terms.from_json({**TERMS.to_json(), **said})
+
+
 def test_terms_travel_as_json_and_each_of_them_is_in_the_digest() -> None:
     assert Terms.from_json(TERMS.to_json()) == TERMS
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -26,6 +26,8 @@ log = logging.getLogger("anabranch")
 
 LEVELS = ("debug", "info", "warning", "error")
 
+GRPC = "grpc._cython.cygrpc"  # the log of a server's calls
+
 CONTINUED = "\n  "  # at the margin a line begins of its own: none is forged by what somebody has said
 
 _LOGGED = "What is logged: debug, info, warning or error."
@@ -83,6 +85,12 @@ def _mask_secrets(record: logging.LogRecord) -> bool:
     return True
 
 
+def _is_no_hangup(record: logging.LogRecord) -> bool:
+    """A filter of gRPC's log: a caller who goes away in the midst of an answer is no error of a server."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
 def set_up_logging(as_json: bool, level: str = "info", service: str = "") -> None:
     """Log from this level on: in colour on a terminal, else plain or JSON. Raises `ConfigError`.
 
@@ -103,4 +111,5 @@ def set_up_logging(as_json: bool, level: str = "info", service: str = "") -> Non
     handler.addFilter(_mask_secrets)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it introduces itself at length
+    logging.getLogger(GRPC).addFilter(_is_no_hangup)
     logging.getLogger("asyncio").setLevel(logging.INFO)
