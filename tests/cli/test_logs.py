@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from commands import anabranch
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined] # the stubs leave it out
 from nursery import COMMAND, PIPE, Process, run
 from wire import QUICK, Device
 
