@@ -11,8 +11,9 @@ from anabranch.compress import wire
 from anabranch.compress.layout import MAIN, Group, Layout
 from anabranch.compress.quantisers import BFloat16, Float32
 from anabranch.compress.stage import BLOCK, Coded, Dense, Sparse, Stage, StageContext, Value
-from anabranch.core.errors import InvalidUpdate, UnknownCodec
+from anabranch.core.errors import AppError, InvalidUpdate, UnknownCodec
 from anabranch.core.model.params import Delta, SparseVector, Vector
+from anabranch.core.parts import kind_of
 
 ROUNDED: tuple[Stage, ...] = (BFloat16(),)
 EXACT: tuple[Stage, ...] = (Float32(),)
@@ -52,9 +53,10 @@ class Chain:
             context = StageContext(group.size, seed, {} if notes is None else notes)
             value: Value = _dense(x, group)
             for stage in stages:
-                value = stage.encode(value, context)
+                value = _answered(stage, "encode", stage.encode(value, context))
             assert isinstance(value, Coded), "a chain ends in bytes"
             parts.append(wire.WireGroup(stages, value))
+            wire.check_bounds(parts[-1], group.size)
         return wire.write(parts, layout, layout.tail(x))
 
     def decode(self, data: bytes | memoryview, layout: Layout) -> Delta:
@@ -108,7 +110,7 @@ def _decoded(part: wire.WireGroup, group: Group) -> Dense | Sparse:
     value: Value = part.coded
     context = StageContext(group.size)
     for stage in reversed(part.stages):
-        value = stage.decode(value, context)
+        value = _answered(stage, "decode", stage.decode(value, context))
     if part.coded.streams:
         names = ", ".join(role.name.lower() for role in part.coded.streams)
         raise InvalidUpdate(f"payload has streams that its codec does not know: {names}")
@@ -117,6 +119,15 @@ def _decoded(part: wire.WireGroup, group: Group) -> Dense | Sparse:
     if value.size != needed:
         raise InvalidUpdate(f"payload has {value.size} values, the manifest needs {needed}")
     return value
+
+
+def _answered(stage: Stage, method: str, found: Any) -> Value:
+    """What a stage answers, if another one can take it. Raises `AppError`: it may be somebody's own."""
+    if isinstance(found, Value):
+        return found
+    raise AppError(
+        f"codec stage {stage.name!r}: {method} must return Dense, Sparse or Coded, not {kind_of(found)}"
+    )
 
 
 def _sparse(values: list[Dense | Sparse], exact: Vector, layout: Layout) -> SparseVector:

@@ -17,8 +17,9 @@ from typing import Any
 
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.stage import Coded, Role, Stage, Stream
-from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core.errors import AppError, InvalidUpdate, TooLarge
 from anabranch.core.kernels.chosen import loops
+from anabranch.core.parts import kind_of
 
 MAGIC, FORMAT = b"aB", 1
 HEAD, CRC = struct.Struct("<2sBB8s"), struct.Struct("<I")
@@ -47,7 +48,15 @@ def bytes_max(stages: tuple[Stage, ...], n: int) -> int:
 
 def raw_max(stages: tuple[Stage, ...], k: int, n: int) -> int:
     """The most bytes that the streams of k values of n can have, expanded."""
-    return sum(stage.raw_max(k, n) for stage in stages)
+    total = 0
+    for stage in stages:
+        most = stage.raw_max(k, n)
+        if not isinstance(most, int):
+            raise AppError(
+                f"codec stage {stage.name!r}: raw_max must return a whole number, not {kind_of(most)}"
+            )
+        total += most
+    return total
 
 
 def k_max(stages: tuple[Stage, ...], n: int) -> int:
@@ -68,6 +77,19 @@ def write(parts: list[WireGroup], layout: Layout, tail: bytes | memoryview = b""
     for part_of_body in body:
         crc = loops.crc32(part_of_body, crc)
     return b"".join([HEAD.pack(MAGIC, FORMAT, len(parts), layout.fingerprint), CRC.pack(crc), *body, tail])
+
+
+def check_bounds(part: WireGroup, n: int) -> None:
+    """Raises `AppError` where stages made more of n values than they say: nobody would read it."""
+    k, made = part.coded.k, sum(stream.raw_len for stream in part.coded.streams.values())
+    if k > (most := k_max(part.stages, n)):
+        method, said = "values_max", f"{k} values, and it says at most {most}"
+    elif made > (most := raw_max(part.stages, k, n)):
+        method, said = "raw_max", f"{made} bytes of {k} values, and it says at most {most}"
+    else:
+        return
+    names = "|".join(stage.name for stage in part.stages)
+    raise AppError(f"codec {names} makes {said}: {method} of a stage of one's own is too small")
 
 
 def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...]]) -> list[WireGroup]:

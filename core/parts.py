@@ -11,8 +11,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from anabranch.core.errors import AnabranchError, ConfigError
 _CODE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*\Z", re.DOTALL)
 
 LACKING_SAID = 4
+GROUPS = "anabranch."
 _OWN_NAMES: dict[str, str] = {}  # of what was let in, by place
 
 
@@ -58,10 +59,11 @@ class PartKind:
         also: Collection[str] = (),
         option: str = "",
     ) -> None:
-        self.word, self.group, self.settings, self.option = word, f"anabranch.{group}", settings, option
+        self.word, self.group, self.settings, self.option = word, f"{GROUPS}{group}", settings, option
         self.built_in, self.also = built_in, also
         self._needs, self._check = needs, check
         self._let_in: dict[str, Any] = {}  # by name and by place
+        self._installed: dict[str, Any] = {}  # those that were wanted, by name
 
     def names(self) -> list[str]:
         """Every name that `find` knows; those built in come first."""
@@ -74,10 +76,10 @@ class PartKind:
             return _imported(self.built_in[name])
         if name in self._let_in:
             return self._let_in[name]
-        entry = self._entries.get(name)
-        if entry is None:
+        entries = self._entries.get(name)
+        if entries is None:
             raise ConfigError(self._unknown(name))
-        return self._loaded(name, entry)
+        return self._loaded(name, entries)
 
     def ours(self) -> dict[str, Any]:
         """All that are built in, by name; imported now."""
@@ -120,8 +122,20 @@ class PartKind:
         return place in self._let_in
 
     def own(self) -> list[Any]:
-        """Those that were let in."""
-        return list({id(part): part for part in self._let_in.values()}.values())
+        """Those of others that this process has: let in, or installed and wanted so far."""
+        parts = (*self._let_in.values(), *self._installed.values())
+        return list({id(part): part for part in parts}.values())
+
+    def check_name(self, name: str) -> None:
+        """Raises `ConfigError` where no part has this name, or an installed one that of a built-in."""
+        if name not in self.built_in:
+            self.find(name)  # what is built in is imported when it is wanted
+        elif name in self._entries:
+            others = _packages(self._entries[name])
+            raise ConfigError(
+                f"{self.word} {name!r} is built in, and of the installed package {others} as well: "
+                "give the entry point, and what it names, another name"
+            )
 
     def check(self, part: Any, place: str) -> None:
         """Raises `ConfigError`, which begins with `place`, for what is no part of this kind."""
@@ -146,20 +160,32 @@ class PartKind:
             ]
         return found
 
-    def _loaded(self, name: str, entry: EntryPoint) -> Any:
+    def _loaded(self, name: str, entries: Sequence[EntryPoint]) -> Any:
+        entry, *more = entries
+        if more:
+            raise ConfigError(
+                f"{self.word} {name!r} is of several installed packages, {_packages(entries)}: "
+                "uninstall all but one"
+            )
+        place = f"{self.word} {name!r} of the installed package {_package(entry)}"
         try:
             part = entry.load()
         except Exception as error:
-            raise ConfigError(
-                f"{self.word} {name!r} of the installed package {_package(entry)} cannot be loaded: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        self.check(part, f"{self.word} {name!r} of the installed package {_package(entry)}")
+            raise ConfigError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
+        self.check(part, place)
+        if "name" in self._needs and (own := name_of(part)) != name:
+            # Settings go by the one and the wire by the other: a device would not have what a chain names.
+            raise ConfigError(f"{place} calls itself {own!r}: give the entry point that name")
+        self._installed[name] = part
         return part
 
     @cached_property
-    def _entries(self) -> dict[str, EntryPoint]:
-        return {entry.name: entry for entry in entry_points(group=self.group)}
+    def _entries(self) -> dict[str, list[EntryPoint]]:
+        found: dict[str, list[EntryPoint]] = {}
+        for entry in installed():
+            if entry.group == self.group:
+                found.setdefault(entry.name, []).append(entry)
+        return found
 
     def _unknown(self, name: str) -> str:
         setting = next(iter(self.settings), self.word)
@@ -174,10 +200,25 @@ class PartKind:
         return f"{setting} must be one of {', '.join(names)}, not {name!r}; {hint}{own}"
 
 
+@cache
+def installed() -> tuple[EntryPoint, ...]:
+    """The entry points of all installed packages that bring parts; each once."""
+    groups = entry_points()
+    named = (
+        entry for group in groups.groups if group.startswith(GROUPS) for entry in groups.select(group=group)
+    )
+    return tuple({(entry.group, entry.name, entry.value): entry for entry in named}.values())
+
+
 def name_of(part: Any) -> str:
     """What a part calls itself: its `name`, or that of the function."""
     found = getattr(part, "name", "") or ("" if isinstance(part, type) else getattr(part, "__name__", ""))
     return found if isinstance(found, str) else ""
+
+
+def kind_of(found: Any) -> str:
+    """What a part has answered, in a word or two, for the error that says what it should have been."""
+    return "None" if found is None else f"a {type(found).__name__}"
 
 
 def is_data(part: Any) -> bool:
@@ -198,8 +239,7 @@ def check_names(config: Config, kinds: Iterable[PartKind]) -> None:
     """Raises `ConfigError` where a setting names no part that is known."""
     for kind in kinds:
         for _, name in kind.named_in(config):
-            if name not in kind.built_in:  # those are imported when they are wanted
-                kind.find(name)
+            kind.check_name(name)
 
 
 def _imported(part: Any) -> Any:
@@ -220,6 +260,10 @@ def _module(part: Any) -> str:
 
 def _package(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else entry.value
+
+
+def _packages(entries: Sequence[EntryPoint]) -> str:
+    return " and ".join(sorted({_package(entry) for entry in entries}))
 
 
 def _at(config: Config, key: str) -> Any:

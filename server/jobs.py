@@ -19,6 +19,7 @@ from pathlib import Path
 from anabranch.core.clock import Seconds
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, Unavailable
+from anabranch.host.parts import ENGINE_PARTS
 from anabranch.server.app import RunEnded, check_done, checked_store, led_run, until_over
 from anabranch.server.bundles import offered_in
 from anabranch.server.job import HostedJob, JobState
@@ -31,6 +32,7 @@ from anabranch.server.standby import Tenure
 from anabranch.server.tls import ServerIdentity
 from anabranch.server.writer import Writer
 from anabranch.support.job import JOB
+from anabranch.support.own_parts import told_part
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +198,8 @@ class Jobs:
         wait_s = min(AGAIN_MAX_S, AGAIN_S * 2.0**job.failures)
         job.failures, job.not_before = job.failures + 1, time.monotonic() + wait_s
         said = str(error) if isinstance(error, AnabranchError) else f"{type(error).__name__}: {error}"
+        if found := told_part(error, ENGINE_PARTS):
+            said, *_ = str(found).splitlines()  # which part, where; its lines are in the log's traceback
         if (job.state, job.why) != (JobState.FAILED, said):
             log.error("job %s has failed, and is tried again in %.0f s: %s", job.name, wait_s, said)
         self._now(job, JobState.FAILED, said)

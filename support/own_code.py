@@ -13,6 +13,7 @@ ends a training from outside, go through as they are.
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from typing import Any
 from anabranch.core import errors
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.errors import AnabranchError, AppError, DataError
+from anabranch.core.parts import installed
 
 FRAMES_MAX = 6
 MESSAGE_LINES_MAX = 6
@@ -114,9 +116,11 @@ def own_name(app: Any) -> str:
 
 
 def is_own(file: str) -> bool:
-    """Whether code of this file is no library's."""
-    if file.startswith("<") or any(part in INSTALLED for part in Path(file).parts):
+    """Whether code of this file is no library's: a package that brings parts is none."""
+    if file.startswith("<"):
         return False
+    if any(part in INSTALLED for part in Path(file).parts):
+        return any(file.startswith(place) for place in _packages_of_parts())
     return not any(file.startswith(folder) for folder in _libraries())
 
 
@@ -127,3 +131,12 @@ def _libraries() -> tuple[str, ...]:
     parts = [package, *(p.resolve() for p in package.iterdir() if p.is_symlink()), package.resolve()]
     standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     return tuple(f"{folder}{os.sep}" for folder in [*map(str, parts), *standard])
+
+
+def _packages_of_parts() -> Iterator[str]:
+    """Where the installed packages lie that bring parts, of those that are imported."""
+    for name in {entry.module.partition(".")[0] for entry in installed()}:
+        module = sys.modules.get(name)
+        yield from (f"{folder}{os.sep}" for folder in getattr(module, "__path__", ()))
+        if module is not None and not hasattr(module, "__path__") and module.__file__:
+            yield module.__file__

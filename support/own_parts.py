@@ -5,13 +5,13 @@
         return 1 / context.staleness
 
 A part is called from many places, so it is known by the frames of the error: a method of its class is among
-them, or the function that it is.
+them, or the function that it is. A method that could not be called at all is known by what Python says of it.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
@@ -50,7 +50,16 @@ def _method(error: Exception, kinds: Iterable[PartKind]) -> str:
         code: f"{kind.word} {name}" for kind in kinds for part in kind.own() for code, name in _codes(part)
     }
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((known[frame.f_code] for frame in frames if frame.f_code in known), "")
+    inside = next((known[frame.f_code] for frame in frames if frame.f_code in known), "")
+    return inside or _miscalled(error, known)
+
+
+def _miscalled(error: Exception, known: Mapping[CodeType, str]) -> str:
+    """The method that takes other arguments than it is given: Python says its name, and no frame has it."""
+    if not isinstance(error, TypeError):
+        return ""
+    called = str(error).partition("()")[0]
+    return next((name for code, name in known.items() if code.co_qualname == called), "")
 
 
 def _codes(part: Any) -> Iterator[tuple[CodeType, str]]:

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.core.parts import PartKind
 from anabranch.reports.trackers import TRACKERS, Tracker
-from anabranch.reports.tracking.run import TrackedRun
+from anabranch.reports.tracking.run import Moment, TrackedRun
 from anabranch.testing.kind import check_of_kind
 
 
@@ -26,6 +26,12 @@ class TrackerConformance:
     def run(self, tmp_path: Path) -> TrackedRun:
         return TrackedRun("a run", "fedbuff", "digits", 3, "simulated", {"run": {"seed": 3}}, tmp_path)
 
+    def told(self, tracker: Tracker, version: int, values: dict[str, float]) -> None:
+        """As a run tells it: how the run stood first, where the tracker wants to know."""
+        if at := getattr(tracker, "at", None):
+            at(Moment(version, 1.5 * version, version, 1000 * version, 2000 * version))
+        tracker.metrics(version, values)
+
     def new(self) -> Tracker:
         made: Tracker = self.tracker()
         return made
@@ -38,7 +44,7 @@ class TrackerConformance:
         tracker = self.new()
         tracker.start(run)
         for version, values in told:
-            tracker.metrics(version, values)
+            self.told(tracker, version, values)
         tracker.finish({"versions": 3, "status": "finished"})
         assert self.read(tmp_path) in (None, told)
 
@@ -51,7 +57,7 @@ class TrackerConformance:
         tracker = self.new()
         tracker.start(run)
         for version, values in told:
-            tracker.metrics(version, values)
+            self.told(tracker, version, values)
         tracker.finish({})
         assert self.read(tmp_path) in (None, told)
 
@@ -66,8 +72,8 @@ class TrackerConformance:
         one, two = self.new(), self.new()
         one.start(run)
         two.start(other)
-        two.metrics(2, {"loss": 2.0})
-        one.metrics(1, {"loss": 1.0})
+        self.told(two, 2, {"loss": 2.0})
+        self.told(one, 1, {"loss": 1.0})
         one.finish({})
         two.finish({})
         assert self.read(tmp_path) in (None, [(1, {"loss": 1.0})])

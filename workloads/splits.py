@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
-from anabranch.core.parts import PartKind
+from anabranch.core.parts import PartKind, kind_of
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Examples, Shard
 
@@ -63,6 +64,10 @@ def partition(
     if count < 1 or len(labels) < count:
         raise DataError(f"cannot split {len(labels)} examples over {count} devices: each needs one at least")
     parts = split(labels, count, fleet, seed, speed_groups)
+    if not isinstance(parts, Sized):
+        raise DataError(
+            f"fleet.split {fleet.split!r} gave {kind_of(parts)}: give a list of row numbers for each device"
+        )
     if len(parts) != count:
         raise DataError(f"fleet.split {fleet.split!r} gave {len(parts)} parts for {count} devices: one each")
     if fleet.split not in BUILT_IN:

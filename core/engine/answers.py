@@ -1,4 +1,4 @@
-"""What strategies and schedulers answer, looked at before it is gone by: they may be somebody's own."""
+"""What strategies, schedulers and rules answer, looked at before use: they may be somebody's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from anabranch.core.engine.strategy import Plan, Refusal, Step
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.parts import kind_of
 
 
 def checked_refusal(found: Any, whose: str) -> Refusal | None:
@@ -51,7 +52,15 @@ def checked_step(found: Any, whose: str, spec: ParamSpec) -> Step:
     return step
 
 
+def checked_vector(found: Any, whose: str, size: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """Raises `AppError` for what is no array (size,) of numbers. `whose`: "robust rule 'mine': combine"."""
+    wanted = f"{whose} must give an array of {size} numbers"
+    if not isinstance(found, np.ndarray):
+        raise AppError(f"{wanted}, not {_word(found)}")
+    if found.shape != (size,) or found.dtype.kind not in "fiu":
+        raise AppError(f"{wanted}, not one of shape {found.shape} and {found.dtype.name}")
+    return found
+
+
 def _word(found: Any) -> str:
-    if found is None:
-        return "None"
-    return "one without" if isinstance(found, Step) else f"a {type(found).__name__}"
+    return "one without" if isinstance(found, Step) else kind_of(found)

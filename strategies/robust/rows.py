@@ -80,7 +80,14 @@ class Rows:
         return self._table.blocks()
 
     def hear(self, shares: Floats) -> None:
-        """How much of each row is in the result, (n,); for whoever watches, it changes nothing."""
+        """How much of each row is in the result, (n,); for whoever watches, it changes nothing.
+
+        Raises `ValueError` for another number of them.
+        """
+        if np.shape(shares) != (len(self),):
+            raise ValueError(
+                f"rows.hear takes {len(self)} shares, one for each row, not shape {np.shape(shares)}"
+            )
         self.heard = np.clip(shares, 0.0, 1.0)
 
     def mean(self, weights: Floats) -> Floats:

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from anabranch.core.engine.answers import checked_vector
 from anabranch.core.model.params import Vector
 from anabranch.strategies.robust.rows import Floats, Row, Rows
 
@@ -41,10 +42,14 @@ class Combined:
 
 
 def combine(rule: Rule, rows: Sequence[Row], vector: Vector, memory: Vector) -> Combined:
-    """What a rule makes of a buffer for the model `vector`; `memory` is the last `Combined`'s, or empty."""
+    """What a rule makes of a buffer for the model `vector`; `memory` is the last `Combined`'s, or empty.
+
+    Raises `AppError` for what no rule may give.
+    """
     before = memory.astype(np.float64) if memory.size else np.zeros(vector.size)
     taken = Rows(rows, vector.size)
-    direction = rule.combine(taken, before).astype(vector.dtype)
+    found = checked_vector(rule.combine(taken, before), f"robust rule {rule.name!r}: combine", vector.size)
+    direction = found.astype(vector.dtype)
     heard = () if taken.heard is None else tuple(taken.heard.tolist())
     return Combined(direction, direction.copy() if rule.remembers else np.empty(0, vector.dtype), heard)
 

@@ -15,7 +15,7 @@ No device gets more than `width_max` of the units of any group, so what a method
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -24,10 +24,13 @@ import numpy.typing as npt
 
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import WHOLE, Applicant, Narrowest, drawn
+from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
+from anabranch.core.parts import kind_of
 
 Units = npt.NDArray[np.int64]
+UNITS_SAID = 8
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class GroupPlanner:
 
     def plan(self, state: Any, vector: Vector, applicant: Applicant) -> tuple[Any, UnitMap | None]:
         """The method's choice, with what is overdue forced in. The whole model is no sub-model."""
-        kept = self.kept(state, vector, applicant)
+        kept = self._checked(self.kept(state, read_only(vector), applicant))
         chosen = [drawn(self.spec, g, units, applicant) for g, units in enumerate(kept)]
         units = [self._guarded(u, t, applicant.version) for u, t in zip(chosen, state.touched, strict=True)]
         if all(len(u) == group.size for u, group in zip(units, self.spec.groups, strict=True)):
@@ -88,6 +91,21 @@ class GroupPlanner:
         """Nothing was touched."""
         return state
 
+    def _checked(self, kept: Any) -> list[Units]:
+        """What `kept` gave, group by group. Raises `AppError` for what are no units of them."""
+        whose, groups = f"planner {self.name!r}: kept must give", self.spec.groups
+        if not isinstance(kept, Sized) or len(kept) != len(groups):
+            said = f"{len(kept)}" if isinstance(kept, Sized) else kind_of(kept)
+            raise AppError(f"{whose} the units of each of {len(groups)} groups, not {said}")
+        found: list[Units] = [np.asarray(units) for units in kept]  # type: ignore[attr-defined]
+        for units, group in zip(found, groups, strict=True):
+            wanted = f"{whose} numbers of units of group {group.name!r}, at least one, each once, "
+            if units.ndim != 1 or units.dtype.kind not in "iu":
+                raise AppError(f"{wanted}not an array of shape {units.shape} and {units.dtype.name}")
+            if not units.size or units.min() < 0 or units.max() >= group.size or np.bincount(units).max() > 1:
+                raise AppError(f"{wanted}from 0 to {group.size - 1}, not {units.tolist()[:UNITS_SAID]}")
+        return found
+
     def _guarded(self, chosen: Units, touched: Units, version: int) -> Units:
         if not self.coverage_versions:
             return np.sort(chosen)
@@ -99,6 +117,13 @@ class GroupPlanner:
         candidates = np.concatenate([forced, chosen])
         order = np.argsort(touched[candidates], kind="stable")
         return np.sort(candidates[order[: chosen.size]])
+
+
+def read_only(vector: Vector) -> Vector:
+    """The same values, which a planner cannot change: the model is the strategy's."""
+    view = vector.view()
+    view.flags.writeable = False
+    return view
 
 
 def dropped_count(n: int, drop: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from commands import anabranch
 from hand_bundles import whole
 from job_hosts import FIRST, UNHELD, Host, spec, with_job
+from own_parts import FOLDER, forgotten
 from streams import Stream, StreamDevice, stream
 from wire import CALL_S, Device, Served, server_config
 
@@ -253,6 +255,32 @@ def test_what_is_wrong_with_one_job_stops_no_other(two: Path) -> None:
         }
         assert listed(device, host.info.address) == ["one"]
     assert host.exit_code == 0
+
+
+BREAKS = f"""import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import strategy
+class Breaks(strategy.WarmUp):
+    name = "breaks"
+    def step(self, state, vector, update, context):
+        return {{}}["speed"]
+"""
+
+
+def test_a_job_that_fails_by_a_part_of_ones_own_says_which_and_where(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BREAKS)
+    with_job(tmp_path, "one")
+    settings = f'[strategy]\nname = "{tmp_path}/mine.py:Breaks"\n'
+    (tmp_path / "jobs" / "one" / "settings.toml").write_text(settings)
+    with forgotten(), Host(tmp_path) as host:
+        host.until("one", RUNNING)
+        device = host.device("one")
+        device.enrol()
+        with pytest.raises(grpc.RpcError):
+            device.work()
+        assert re.fullmatch(
+            r"strategy Breaks\.step \(.*mine\.py:7\): KeyError: 'speed'", host.until("one", FAILED)
+        )
 
 
 def test_two_servers_do_not_share_a_job(two: Path) -> None:

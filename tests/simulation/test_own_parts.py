@@ -97,6 +97,50 @@ class Attack(attack.Backwards):
     name = "breaking"
     def update(self, deltas, s): return look_up()
 @dataclass(frozen=True)
+class OldRule(rule.NormBound):
+    name: ClassVar[str] = "old"
+    def combine(self, rows): return None
+@dataclass(frozen=True)
+class NoRule(rule.NormBound):
+    name: ClassVar[str] = "norule"
+    def combine(self, rows, before):
+        how = {{0.1: None, 0.2: before[:-1], 0.3: [0.0] * rows.size, 0.4: before[None]}}
+        if self.attackers not in how: rows.hear([1.0])
+        return how[self.attackers]
+@dataclass(frozen=True)
+class Odd(stage.Signs):
+    name: ClassVar[str] = "odd"
+    number: ClassVar[int] = 202
+    how: str = ""
+    def raw_max(self, k, n):
+        return {{"nomax": None, "small": 1}}.get(self.how, super().raw_max(k, n))
+    def encode(self, value, context):
+        return None if self.how == "noencode" else super().encode(value, context)
+    def decode(self, coded, context):
+        found = super().decode(coded, context)
+        return found.gather() if self.how == "array" else found
+class Units(planner.OddEven):
+    name: ClassVar[str] = "units"
+    def kept(self, state, vector, applicant):
+        sizes = [group.size for group in self.spec.groups]
+        return self.odd([list(range(size)) for size in sizes])
+class NoUnits(Units):
+    def odd(self, whole): return None
+class Fewer(Units):
+    def odd(self, whole): return whole[1:]
+class Mask(Units):
+    def odd(self, whole): return [[u % 2 == 0 for u in units] for units in whole]
+class Halves(Units):
+    def odd(self, whole): return [[u / 2 for u in units] for units in whole]
+class Beyond(Units):
+    def odd(self, whole): return [[u + 1 for u in units] for units in whole]
+class Twice(Units):
+    def odd(self, whole): return [[0, 0] for _ in whole]
+class Writes(planner.OddEven):
+    name: ClassVar[str] = "writes"
+    def kept(self, state, vector, applicant):
+        vector *= 0
+@dataclass(frozen=True)
 class Staleness:
     name: ClassVar[str] = "breaking"
     def __call__(self, tau): return look_up()
@@ -292,3 +336,65 @@ def test_an_attack_that_no_server_would_take_ends_the_run(here: Path, name: str,
     """All of its updates would be refused, which would look like a defence that holds."""
     with pytest.raises(AppError, match=f"^attack '{name.lower()}': update must give an array .* not {shape}"):
         simulated({"fleet.attackers": 0.5, "fleet.attack": f"FILE:{name}"})
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (0.1, "robust rule 'norule': combine must give an array of 1002 numbers, not None"),
+        (0.2, r"combine must give an array of 1002 numbers, not one of shape \(1001,\) and float64"),
+        (0.3, "combine must give an array of 1002 numbers, not a list"),
+        (0.4, r"combine must give an array of 1002 numbers, not one of shape \(1, 1002\) and float64"),
+        (0.45, r"robust rule NoRule\.combine .* ValueError: rows\.hear takes 2 shares, one for each row"),
+    ],
+)
+def test_what_a_rule_answers_is_looked_at(here: Path, how: float, told: str) -> None:
+    with pytest.raises(AppError, match=told):
+        simulated({**BUFFER, "robust.rule": "FILE:NoRule", "robust.attackers": how})
+
+
+def test_a_method_of_other_arguments_is_named(here: Path) -> None:
+    """It is called by the platform, so no frame of the part is in the error."""
+    told = r"^robust rule OldRule\.combine: TypeError: OldRule\.combine\(\) takes 2"
+    with pytest.raises(AppError, match=told):
+        simulated({**BUFFER, "robust.rule": "FILE:OldRule"})
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("noencode", "codec stage 'odd': encode must return Dense, Sparse or Coded, not None"),
+        ("array", "codec stage 'odd': decode must return Dense, Sparse or Coded, not a ndarray"),
+        ("nomax", "codec stage 'odd': raw_max must return a whole number, not None"),
+        ("small", r"codec odd makes \d+ bytes of \d+ values, and it says at most 1: raw_max of a stage"),
+    ],
+)
+def test_what_a_stage_answers_is_looked_at(here: Path, how: str, told: str) -> None:
+    """Bytes beyond the least that a server allows were given up in silence, and asked for again for ever."""
+    with pytest.raises(AppError, match=told):
+        simulated({"uplink.codec": f"odd({how})", "uplink.stages": ["FILE:Odd"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("NoUnits", "the units of each of 1 groups, not None"),
+        ("Fewer", "the units of each of 1 groups, not 0"),
+        ("Mask", r"numbers of units .* not an array of shape \(\d+,\) and bool"),
+        ("Halves", r"numbers of units .* not an array of shape \(\d+,\) and float64"),
+        (
+            "Beyond",
+            r"numbers of units of group 'hidden', at least one, each once, from 0 to \d+, not \[1, 2, 3",
+        ),
+        ("Twice", r".* each once, from 0 to \d+, not \[0, 0\]"),
+    ],
+)
+def test_what_a_planner_keeps_is_looked_at(here: Path, name: str, told: str) -> None:
+    """A mask, or units beyond the last, were the whole model: a sub-model that costs nothing."""
+    with pytest.raises(AppError, match=f"^planner 'units': kept must give {told}"):
+        simulated({"strategy": "asyncdrop", "submodel.name": f"FILE:{name}"})
+
+
+def test_a_planner_does_not_change_the_model(here: Path) -> None:
+    with pytest.raises(AppError, match=r"^planner Writes\.kept \(mine\.py:\d+\): ValueError: .*read-only"):
+        simulated({"strategy": "asyncdrop", "submodel.name": "FILE:Writes"})

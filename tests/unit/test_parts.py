@@ -18,6 +18,7 @@ from own_parts import ALL, Own, install
 
 from anabranch.compress import registry
 from anabranch.compress.stage import ValuesStage
+from anabranch.core import parts
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import AppError, ConfigError, UnknownCodec
 from anabranch.core.parts import PartKind, is_code, told_name
@@ -26,6 +27,7 @@ from anabranch.strategies.robust.registry import RULES
 from anabranch.strategies.schedulers.registry import SCHEDULERS
 from anabranch.strategies.submodels.registry import PLANNERS
 from anabranch.support.code import check_trusted, let_in, let_in_one
+from anabranch.support.own_parts import own_parts as own_parts_of
 
 FIND = """
 import json, own_parts
@@ -90,6 +92,71 @@ def test_every_kind_is_found_by_its_entry_point(tmp_path: Path) -> None:
     found, listed = json.loads(done.stdout)
     assert found == {own.kind.word: own.cls for own in ALL}
     assert all(listed.values())
+
+
+def package(folder: Path, name: str, entries: str, text: str = "class Mine: name, turn = 'mine', 1") -> None:
+    """An installed package `name` of one module, with these entry points for widgets."""
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (folder / f"{name}.py").write_text(text)
+    (about / "entry_points.txt").write_text(f"[anabranch.widgets]\n{entries}\n")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of installed packages, which is on the import path."""
+    folder = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    parts.installed.cache_clear()
+    yield folder
+    parts.installed.cache_clear()
+
+
+def test_an_installed_part_that_has_the_name_of_a_built_in_one_is_no_secret(site: Path) -> None:
+    package(site, "acme", "plain = acme:Mine")
+    with pytest.raises(ConfigError, match=r"'plain' is built in, and of the installed package acme as well"):
+        kind().check_name("plain")
+
+
+def test_a_name_that_two_packages_bring_is_refused(site: Path) -> None:
+    package(site, "acme", "mine = acme:Mine")
+    assert kind().find("mine").turn == 1
+    package(site, "other", "mine = other:Mine")
+    parts.installed.cache_clear()
+    with pytest.raises(ConfigError, match="'mine' is of several installed packages, acme and other"):
+        kind().find("mine")
+
+
+def test_an_entry_point_is_called_as_its_part_is(site: Path) -> None:
+    """A stage's chain goes by the one name, what a device says it has by the other: it would send raw."""
+    package(site, "acme", "yours = acme:Mine")
+    with pytest.raises(ConfigError, match="'yours' of the installed package acme calls itself 'mine'"):
+        kind().find("yours")
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("turn()", r"^widget Mine\.turn \(.*acme\.py:5\): KeyError: 'speed'\n(?s:.*)acme\.py:5 in turn"),
+        (
+            "turn(1, 2)",
+            r"^widget Mine\.turn .*: TypeError: Mine\.turn\(\) takes 1 positional argument but 3 were",
+        ),
+    ],
+)
+def test_what_an_installed_part_raises_is_told_with_its_lines(site: Path, call: str, told: str) -> None:
+    package(
+        site,
+        "acme",
+        "mine = acme:Mine",
+        "class Mine:\n    name = 'mine'\n\n    def turn(self):\n        return {}['speed']\n",
+    )
+    widgets = kind()
+    part = widgets.find("mine")()
+    with pytest.raises(AppError, match=told), own_parts_of([widgets]):
+        eval(f"part.{call}", {"part": part})
 
 
 def kind() -> PartKind:
