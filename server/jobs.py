@@ -197,9 +197,12 @@ class Jobs:
         """It is tried again, unless it is stopped."""
         wait_s = min(AGAIN_MAX_S, AGAIN_S * 2.0**job.failures)
         job.failures, job.not_before = job.failures + 1, time.monotonic() + wait_s
-        said = str(error) if isinstance(error, AnabranchError) else f"{type(error).__name__}: {error}"
-        if found := told_part(error, ENGINE_PARTS):
+        if isinstance(error, AnabranchError):
+            said = str(error)
+        elif found := told_part(error, ENGINE_PARTS):
             said, *_ = str(found).splitlines()  # which part, where; its lines are in the log's traceback
+        else:
+            said = f"{type(error).__name__}: {error}"
         if (job.state, job.why) != (JobState.FAILED, said):
             log.error("job %s has failed, and is tried again in %.0f s: %s", job.name, wait_s, said)
         self._now(job, JobState.FAILED, said)

@@ -102,7 +102,12 @@ class GroupPlanner:
             wanted = f"{whose} numbers of units of group {group.name!r}, at least one, each once, "
             if units.ndim != 1 or units.dtype.kind not in "iu":
                 raise AppError(f"{wanted}not an array of shape {units.shape} and {units.dtype.name}")
-            if not units.size or units.min() < 0 or units.max() >= group.size or np.bincount(units).max() > 1:
+            if (
+                not units.size
+                or units.min() < 0
+                or units.max() >= group.size
+                or np.unique(units).size < units.size
+            ):
                 raise AppError(f"{wanted}from 0 to {group.size - 1}, not {units.tolist()[:UNITS_SAID]}")
         return found
 
