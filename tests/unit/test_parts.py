@@ -137,16 +137,18 @@ def test_an_entry_point_is_called_as_its_part_is(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("given", "told"),
     [
-        ("turn()", r"^widget Mine\.turn \(.*acme\.py:5\): KeyError: 'speed'\n(?s:.*)acme\.py:5 in turn"),
+        ((), r"^widget Mine\.turn \(.*acme\.py:5\): KeyError: 'speed'\n(?s:.*)acme\.py:5 in turn"),
         (
-            "turn(1, 2)",
+            (1, 2),
             r"^widget Mine\.turn .*: TypeError: Mine\.turn\(\) takes 1 positional argument but 3 were",
         ),
     ],
 )
-def test_what_an_installed_part_raises_is_told_with_its_lines(site: Path, call: str, told: str) -> None:
+def test_what_an_installed_part_raises_is_told_with_its_lines(
+    site: Path, given: tuple[int, ...], told: str
+) -> None:
     package(
         site,
         "acme",
@@ -156,7 +158,7 @@ def test_what_an_installed_part_raises_is_told_with_its_lines(site: Path, call: 
     widgets = kind()
     part = widgets.find("mine")()
     with pytest.raises(AppError, match=told), own_parts_of([widgets]):
-        eval(f"part.{call}", {"part": part})
+        part.turn(*given)
 
 
 def kind() -> PartKind:
