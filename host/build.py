@@ -34,7 +34,7 @@ from anabranch.host.secagg import check_masking, cohorts_of
 from anabranch.strategies.memory import DISK, RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
-from anabranch.strategies.scheduled import Scheduled, unscheduled
+from anabranch.strategies.scheduled import unscheduled
 from anabranch.strategies.submodels.progressive import Progressive
 from anabranch.strategies.submodels.registry import make_planner
 
@@ -84,7 +84,6 @@ class Blueprint:
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
         _check_memory(config, spec, strategy)
-        _check_scheduler(config, strategy)
         _check_publishing(config, strategy)
         for text in (doubt(strategy), *idle(config, strategy)):
             _warn(text)
@@ -176,15 +175,6 @@ def _check_memory(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
     for part in _parts(strategy):
         if isinstance(part, RememberingStrategy):
             part.check_fleet(spec, config.fleet.clients)
-
-
-def _check_scheduler(config: Config, strategy: Strategy) -> None:
-    """What is private of an update must not be told by how its device is treated next."""
-    if isinstance(strategy, Scheduled) and (config.secagg.on or config.privacy.on):
-        raise ConfigError(
-            f"strategy.scheduler {strategy.scheduler.name!r} with [privacy] or [secagg]: "
-            "their sums are of tasks of one kind: leave the scheduler out"
-        )
 
 
 def _check_publishing(config: Config, strategy: Strategy) -> None:

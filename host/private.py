@@ -21,6 +21,7 @@ from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.qafel import QAFeL
+from anabranch.strategies.scheduled import Scheduled
 
 # Those whose new model is a function of the sums alone. Subclasses are not meant.
 ADDING: tuple[type[Any], ...] = (FedBuff, QAFeL, FedAvg, FedProx)
@@ -47,8 +48,18 @@ def check_private(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
         raise ConfigError(why)
 
 
+def dealt(strategy: Strategy) -> Iterator[str]:
+    """What is private of an update must not be told by how its device is treated next."""
+    if isinstance(strategy, Scheduled):
+        yield (
+            f"strategy.scheduler {strategy.scheduler.name!r} with [privacy] or [secagg]: "
+            "their sums are of tasks of one kind: leave the scheduler out"
+        )
+
+
 def _objections(config: Config, spec: ParamSpec, strategy: Strategy) -> Iterator[str]:
     """Why a run cannot be private, the plainest first."""
+    yield from dealt(strategy)
     if type(strategy) not in ADDING:
         names = ", ".join(cls.name for cls in ADDING)
         yield (

@@ -21,7 +21,7 @@ from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.secagg.ring import Numbers, chain_of
 from anabranch.core.secagg.terms import Terms, weights_of
-from anabranch.host.private import check_private
+from anabranch.host.private import check_private, dealt
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.qafel import QAFeL
 
@@ -90,6 +90,7 @@ def check_guarded(config: Config, guarded: bool) -> None:
 
 def _objections(config: Config, spec: ParamSpec, strategy: Strategy) -> Iterator[str]:
     """Why a run cannot have masked sums, the plainest first."""
+    yield from dealt(strategy)
     if type(strategy) not in GATHERING:
         names = " or ".join(repr(cls.name) for cls in GATHERING)
         yield (

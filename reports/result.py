@@ -197,7 +197,8 @@ class Result:
     have, and empty in results of older versions. `privacy`: of a private run, what it promises.
     `masked`: of one with masked sums, whose they were. `devices_unfit`: of a simulated fleet, how many were
     not let in, as their memory bears none of the run's tasks. `energy`: of a simulated fleet whose devices'
-    powers are known.
+    powers are known. `code`: of a simulation that keeps its folder, a digest of the file of its App, and of
+    each part of one's own that it names.
     """
 
     strategy: str
@@ -247,6 +248,7 @@ class Result:
     masked: SecaggSummary | None = None
     devices_unfit: int = 0
     energy: Energy | None = None
+    code: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def goal(self) -> Goal:

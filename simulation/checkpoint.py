@@ -11,6 +11,7 @@ held when it was written: no other is asked for again.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ import sqlite3
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from anabranch.compress.feedback import Memory
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, DataError, InvalidUpdate, ReplayMismatch
 from anabranch.core.model.params import digest
+from anabranch.core.parts import is_code
 from anabranch.reports.folders import CHECKPOINT, need_free
 from anabranch.reports.journal_files import JOURNAL, JournalReader
 from anabranch.reports.origin import started_now
@@ -41,7 +43,8 @@ from anabranch.simulation.executors.base import LocalResult
 from anabranch.simulation.executors.names import EXECUTORS
 from anabranch.simulation.parts import PARTS
 from anabranch.simulation.problem import Problem
-from anabranch.support.code import source_digests
+from anabranch.support.code import let_in, source_digests
+from anabranch.workloads.app import App, load_app
 
 log = logging.getLogger(__name__)
 
@@ -60,33 +63,58 @@ Outcome = LocalResult | InvalidUpdate | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """What a run's results follow from: its settings, the code of its parts, its first weights."""
+    """What a run's results follow from: its settings, the code of its parts, its first weights, its files."""
 
     config: Mapping[str, Any]
     code: Mapping[str, str]  # place -> digest
     initial: str
     release: str
     started_at: str
+    beside: Mapping[str, str] = field(default_factory=dict)  # what else is read, in words -> digest
 
     @classmethod
     def of(cls, config: Config, problem: Problem) -> RunOrigin:
         """That of a run which begins now."""
-        initial = digest(problem.spec.flatten(problem.initial))
-        kinds = [kind for kind in PARTS if kind not in (EXECUTORS, TRACKERS)]
-        code = source_digests(config, kinds, problem.app)
-        return cls(config.to_json(), code, initial, installed_version("anabranch"), started_now())
+        initial, code = digest(problem.spec.flatten(problem.initial)), code_of(config, problem.app)
+        release, began = installed_version("anabranch"), started_now()
+        return cls(config.to_json(), code, initial, release, began, _beside(config, problem))
 
     def differences(self, now: RunOrigin) -> list[str]:
         """In words, what is not the same now."""
         found = told_apart(self.config, now.config)
-        for place in sorted({*self.code, *now.code}):
-            if self.code.get(place) != now.code.get(place):
-                found.append(f"the code of {place} has changed")
+        found += _changed_code(self.code, now.code)
+        found += [
+            f"{name} changed" for name, known in self.beside.items() if now.beside.get(name, known) != known
+        ]
         if self.release != now.release:
             found.append(f"it was begun with anabranch {self.release}, and this is {now.release}")
         if not found and self.initial != now.initial:
             found.append("the App's first weights are other ones")
         return found
+
+
+def code_of(config: Config, app: App | None) -> dict[str, str]:
+    """The digests of the code that a run's results follow from, by its places; `app` None: as it names it."""
+    let_in(config, PARTS)
+    kinds = [kind for kind in PARTS if kind not in (EXECUTORS, TRACKERS)]
+    return source_digests(config, kinds, app or load_app(config.run.workload, config.run.data_path))
+
+
+def _changed_code(known: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    places = sorted({*known, *now})
+    return [f"the code of {place} has changed" for place in places if known.get(place) != now.get(place)]
+
+
+def _beside(config: Config, problem: Problem) -> dict[str, str]:
+    """What results follow from and neither settings nor code nor the trained weights have."""
+    found = {}
+    if problem.frozen:
+        parts = (f"{name} {digest(array)}" for name, array in sorted(problem.frozen.items()))
+        found["the App's frozen weights have"] = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    if config.fleet.trace:
+        trace = Path(config.fleet.trace)
+        found[f"fleet.trace = {str(trace)!r} has"] = hashlib.sha256(trace.read_bytes()).hexdigest()
+    return found
 
 
 class Checkpoint:
@@ -177,7 +205,7 @@ class Checkpoint:
         """The run has ended."""
         self._unsaved.clear()
         self._close()
-        self._path.unlink(missing_ok=True)
+        remove_checkpoint(self.folder)
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
@@ -223,7 +251,7 @@ class Checkpoint:
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
             log.warning("%s is damaged (%s): the run begins anew", self._path, error)
             self._close()
-            self._path.unlink()
+            remove_checkpoint(self.folder)
             self._works, self._written, self.wall_s = {}, set(), 0.0
             return None
 
@@ -259,12 +287,32 @@ class Checkpoint:
             self._database = None
 
 
-def check_same(folder: Path, config: Config) -> None:
-    """Raises `ConfigError` where the run that has ended in the folder was of other settings."""
-    if differences := told_apart(Result.read(folder).config, config.to_json()):
+def remove_checkpoint(folder: Path) -> None:
+    """That of a run which has ended, and what SQLite has left beside it where it was killed in a write."""
+    for name in (CHECKPOINT, f"{CHECKPOINT}-journal"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_same(folder: Path, config: Config, app: App | None) -> None:
+    """Raises `ConfigError` where the run that has ended in the folder was of other settings or other code.
+
+    Of code nothing is said where that is not known, nor of our own once it is another release's.
+    """
+    ended = Result.read(folder)
+    if differences := told_apart(ended.config, config.to_json()):
         raise ConfigError(
             f"{folder} has a run of other settings, which has ended: {'; '.join(differences)}; "
             "name another folder"
+        )
+    if not ended.code:
+        return
+    now = code_of(config, app)
+    if ended.anabranch_version != installed_version("anabranch"):
+        now = {place: known if is_code(place) else ended.code.get(place, "") for place, known in now.items()}
+    if changed := _changed_code(ended.code, now):
+        raise ConfigError(
+            f"{folder} has a run of other code, which has ended: {'; '.join(changed)}; name another folder, "
+            "or move that one away"
         )
 
 

@@ -27,18 +27,18 @@ from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.log import Journal
-from anabranch.identity.noise_key import kept_key, new_key
-from anabranch.reports.folders import CHECKPOINT, has_ended, need_free
+from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
+from anabranch.reports.folders import has_ended, holds_run, need_free
 from anabranch.reports.html import write_report
-from anabranch.reports.journal_files import DigestJournal, JournalWriter
+from anabranch.reports.journal_files import INITIAL, JOURNAL, PAYLOADS, DigestJournal, JournalWriter
 from anabranch.reports.models import BEST, FINAL, Best, write_model
 from anabranch.reports.origin import reason, started_now
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
-from anabranch.reports.result import Result, Status
+from anabranch.reports.result import RESULT_FILE, Result, Status
 from anabranch.reports.trackers import Tracker, Trackers
 from anabranch.reports.tracking.run import TrackedRun
 from anabranch.simulation.attacks import hurried
-from anabranch.simulation.checkpoint import Checkpoint, RunOrigin, check_same
+from anabranch.simulation.checkpoint import Checkpoint, RunOrigin, check_same, remove_checkpoint
 from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.simulation.copies import Copies
 from anabranch.simulation.devices import Device
@@ -134,8 +134,8 @@ def simulate(
     where `out` holds a run already, or with `resume` one that is not this one.
     """
     if resume and out is not None and has_ended(out):
-        check_same(out, config)
-        (out / CHECKPOINT).unlink(missing_ok=True)
+        check_same(out, config, app)
+        remove_checkpoint(out)
         return Result.read(out)
     started = time.perf_counter()
     with (
@@ -197,10 +197,13 @@ def open_simulation(
     config = settled(config, executor_name)
     with ExitStack() as stack:
         stack.enter_context(reused_heap())
+        if out is not None and not holds_run(out):
+            stack.push(partial(_leave_no_refused, out))
         checkpoint = None
         if out is not None and (resume or checkpoint_s != 0):
             origin = RunOrigin.of(config, problem)
             checkpoint = stack.enter_context(Checkpoint(out, origin, checkpoint_s, resume))
+        key = noise_key or _noise_key(config, out, resume)
         if out is None:
             journal: JournalWriter | DigestJournal = DigestJournal(problem.spec, config)
         else:
@@ -216,7 +219,6 @@ def open_simulation(
         stack.callback(executor.close)
         if checkpoint is not None:
             executor = RecallingExecutor(executor, EXECUTORS.find(executor_name).exact, checkpoint)
-        key = noise_key or _noise_key(config, out, resume)
         simulation = Simulation(config, problem, executor, journal, recorder, progress, checkpoint, key)
         # What a run holds is large, and Python frees circles of objects late.
         for close in (simulation.hasher.close, simulation.elastic.close, simulation.clear):
@@ -226,9 +228,17 @@ def open_simulation(
         yield simulation
 
 
+def _leave_no_refused(out: Path, kind: type[BaseException] | None, *_: object) -> None:
+    """Of a run that was refused before it began nothing is left: once it is mended it may have the folder."""
+    if kind is not None and issubclass(kind, ConfigError) and not (out / RESULT_FILE).exists():
+        for name in (JOURNAL, INITIAL, PAYLOADS, EVENTS_FILE, NOISE_KEY):
+            (out / name).unlink(missing_ok=True)
+
+
 def _noise_key(config: Config, out: Path | None, resume: bool) -> bytes | None:
-    """That of a private run: read where it goes on, made where it begins."""
-    return kept_key(config, out) if resume and out is not None else new_key(config, out)
+    """That of a private run: read where it goes on, made where it begins, before all else that it leaves."""
+    begun = resume and out is not None and (holds_run(out) or (out / NOISE_KEY).exists())
+    return kept_key(config, out) if begun and out is not None else new_key(config, out)
 
 
 def _recorder(
@@ -354,9 +364,10 @@ class Simulation:
 
     def result(self, wall_s: float, status: Status = "finished", why: str = "") -> Result:
         """What the run came to, after `wall_s` real seconds."""
-        return self._recorder.result(
+        found = self._recorder.result(
             digest(self.engine.vector), self._journal.sha256, wall_s, status, why or self._time_is_up()
         )
+        return found if self._checkpoint is None else replace(found, code=self._checkpoint.origin.code)
 
     def leave(self, result: Result, out: Path | None) -> None:
         """Tell the trackers; write the result, its page and the models into the folder, if there is one."""

@@ -9,9 +9,10 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -42,20 +43,33 @@ class Newest(Generic[T]):
 
 
 class ModelFiles:
-    """The files of the newest vectors, by the array that they are copies of.
+    """The files of the newest vectors, by the array that they are copies of, and of those that are in use.
 
-    Whoever has been told a path may read it until `in_hand` others were asked for. They lie where Python
-    puts temporary files (`TMPDIR`).
+    They lie where Python puts temporary files (`TMPDIR`).
     """
 
-    def __init__(self, in_hand: int) -> None:
+    def __init__(self, kept_max: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="anabranch-models-"))
-        self._files = Newest(in_hand + 1, self._write, Path.unlink)
+        self._old: list[Path] = []
+        self._files = Newest(kept_max, self._write, self._old.append)
+        self._readers: list[tuple[Path, Future[Any]]] = []
         self._count = 0
 
-    def path(self, vector: Vector) -> Path:
-        """Of the vector's copy. Nobody changes the vector."""
-        return self._files.of(vector)
+    def lend(self, vector: Vector, begin: Callable[[Path], Future[T]]) -> Future[T]:
+        """What is begun with the path of the vector's copy, which is there until that is done.
+
+        Nobody changes the vector. A reader that has been slow may be at its first model while others have had
+        any number of newer ones.
+        """
+        path = self._files.of(vector)
+        self._readers = [(read, reader) for read, reader in self._readers if not reader.done()]
+        in_use = {path, *(read for read, _ in self._readers)}
+        for old in [old for old in self._old if old not in in_use]:
+            self._old.remove(old)
+            old.unlink()
+        future = begin(path)
+        self._readers.append((path, future))
+        return future
 
     def close(self) -> None:
         """Remove the files."""

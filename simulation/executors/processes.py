@@ -49,7 +49,10 @@ class ProcessesExecutor(Queue):
         self._models.close()
 
     def _submit(self, work: Job | Evaluation) -> Future[Any]:
-        return self._workers.submit(_do, without_model(work), self._models.path(work.vector))
+        def begin(path: Path) -> Future[Any]:
+            return self._workers.submit(_do, without_model(work), path)
+
+        return self._models.lend(work.vector, begin)
 
 
 def _open(source: ProblemSource) -> None:

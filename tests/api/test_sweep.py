@@ -25,6 +25,17 @@ GRID: dict[str, list[Any]] = {
     "client.steps": [2, 4],
 }
 
+OWN = """
+from anabranch.workloads.synthetic import Synthetic
+
+
+class App(Synthetic):
+    def train(self, model, examples, plan, seed):
+        found = super().train(model, examples, plan, seed)
+        model["output.bias"] *= 1.0
+        return found
+"""
+
 
 @pytest.mark.parametrize(
     ("limits", "name"),
@@ -80,6 +91,23 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.runs[1].result.status == "finished"
     assert again.runs[1].result.model_sha256 == first.runs[1].result.model_sha256
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_runs_of_an_app_that_was_changed_are_not_mixed(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.py", tmp_path / "runs"
+    file.write_text(OWN)
+    first = ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=1, out=out, **SMALL)
+    file.write_text(OWN.replace("1.0", "0.9"))
+    with pytest.raises(ConfigError, match=r"seed0 has a run of other code.*mine\.py:App has changed"):
+        ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=2, out=out, **SMALL)
+    file.write_text(f"# A comment.\n{OWN}")
+    again = ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=2, out=out, **SMALL)
+    assert again.runs[0].result == first.runs[0].result
+    # What an older release has left tells nothing of code, and is taken as it was.
+    older = first.runs[0].folder / RESULT_FILE
+    older.write_text(json.dumps({**json.loads(older.read_text()), "code": {}}))
+    file.write_text(OWN.replace("1.0", "0.9"))
+    assert ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=1, out=out, **SMALL)
 
 
 def test_processes_beside_each_other_give_the_same(tmp_path: Path) -> None:

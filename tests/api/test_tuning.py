@@ -257,6 +257,24 @@ def test_a_folder_is_of_one_tuning(whole: tuple[ab.Tuning, int], tmp_path: Path)
         killed_tuning.run(tmp_path)
 
 
+def test_a_tuning_of_an_app_that_was_changed_does_not_go_on(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.py", tmp_path / "tuned"
+    own = "from anabranch.workloads.synthetic import Synthetic\n\n\nclass App(Synthetic):\n    level = 1\n"
+    file.write_text(own)
+    tuned = ab.tune(f"{file}:App", {RATE: [0.1, 0.2]}, **SMALL, out=out)
+    file.write_text(own.replace("= 1", "= 2"))
+    with pytest.raises(ConfigError, match=r"another tuning, of other code, as that of .*mine\.py:App has ch"):
+        ab.tune(f"{file}:App", {RATE: [0.1, 0.2]}, **SMALL, out=out)
+    file.write_text(own)
+    assert ab.tune(f"{file}:App", {RATE: [0.1, 0.2]}, **SMALL, out=out).choice == tuned.choice
+    # One that an older release has begun says nothing of code, and goes on.
+    first, *legs = (out / TRIALS_FILE).read_text().splitlines(keepends=True)
+    plan = json.loads(first)
+    del plan["code"]
+    (out / TRIALS_FILE).write_text("".join([json.dumps(plan, sort_keys=True) + "\n", *legs]))
+    assert ab.tune(f"{file}:App", {RATE: [0.1, 0.2]}, **SMALL, out=out).choice == tuned.choice
+
+
 def test_it_saves_what_the_name_ends_with(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:
     tuned, _ = whole
     page = (tuned.folder / PAGE).read_text()

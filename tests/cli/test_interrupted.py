@@ -139,5 +139,11 @@ def test_an_app_that_was_changed_meanwhile_does_not_go_on(tmp_path: Path) -> Non
     (tmp_path / "mine.py").write_text(LATER.replace('model["w"] += 1', 'model["w"] += 2'))
     refused = anabranch(tmp_path, "simulate", "run.toml", "--out", "it", "--resume")
     assert (refused.returncode, "the code of mine.py:App has changed" in refused.stderr) == (2, True)
-    (tmp_path / "mine.py").write_text("# A comment is no change.\n" + LATER)
+    commented = "# A comment is no change.\n" + LATER
+    (tmp_path / "mine.py").write_text(commented)
+    assert anabranch(tmp_path, "simulate", "run.toml", "--out", "it", "--resume").returncode == 0
+    (tmp_path / "mine.py").write_text(commented.replace('model["w"] += 1', 'model["w"] += 2'))
+    told = anabranch(tmp_path, "simulate", "run.toml", "--out", "it", "--resume")
+    assert (told.returncode, "has ended: the code of mine.py:App has changed" in told.stderr) == (2, True)
+    (tmp_path / "mine.py").write_text(LATER)
     assert anabranch(tmp_path, "simulate", "run.toml", "--out", "it", "--resume").returncode == 0

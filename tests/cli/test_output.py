@@ -35,3 +35,12 @@ def test_a_narrow_terminal_breaks_no_word_of_a_table(
     shown = said.split()
     for word in (*columns[:6], *row[0].split(), *why.split(), "2026-11-22", "01:09:23"):
         assert word in shown, word
+
+
+def test_a_name_between_colons_is_no_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    output.table("app.py:A: mean", ["run"], [["app.py:A: it"]])
+    output.say("app.py:A: said")
+    output.warn("app.py:A: warned")
+    printed = capsys.readouterr()
+    assert [printed.out.count("app.py:A:"), printed.err.count("app.py:A:")] == [3, 1]

@@ -21,8 +21,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from anabranch.compress.feedback import Memory
-from anabranch.core.errors import ConfigError, ReplayMismatch
+from anabranch.core.errors import ConfigError, DataError, ReplayMismatch
 from anabranch.core.model.updates import LocalPlan
+from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.reports.folders import CHECKPOINT
 from anabranch.reports.html import REPORT_FILE
 from anabranch.reports.models import BEST, FINAL
@@ -164,6 +165,89 @@ def test_a_run_of_something_else_does_not_go_on(tables: Any, app: Any, said: str
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
+def test_a_private_run_may_begin_by_going_on(tmp_path: Path) -> None:
+    privacy = {"clip": 1.0, "noise": 1.0, "participations": 16}
+    private = config("fedbuff", run={"updates_max": 12, "evaluate_every_versions": 0}, privacy=privacy)
+    first = simulate(private, tmp_path, resume=True)
+    key = (tmp_path / NOISE_KEY).read_bytes()
+    assert (first.status, first.versions) == ("finished", 4)
+    assert simulate(private, tmp_path, resume=True) == first
+    assert replay_run(tmp_path).matches
+    # Broken off, it goes on with its own key, to the same: or there would be two sums with one noise.
+    (tmp_path / RESULT_FILE).unlink()
+    again = simulate(private, tmp_path, resume=True)
+    assert again.journal_sha256 == first.journal_sha256
+    (tmp_path / RESULT_FILE).unlink()
+    (tmp_path / NOISE_KEY).unlink()
+    with pytest.raises(DataError, match=r"privacy\.key is missing"):
+        simulate(private, tmp_path, resume=True)
+    assert not (tmp_path / NOISE_KEY).exists()
+    (tmp_path / NOISE_KEY).write_bytes(key)
+    assert simulate(private, tmp_path, resume=True).journal_sha256 == first.journal_sha256
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"submodel": {"name": "fragments"}, "strategy": {"name": "delayed_nesterov"}},
+        {"privacy": {"clip": 1.0, "noise": 1.0}, "strategy": {"name": "fedasync"}},
+        {"client": {"push": "elastic"}, "fleet": {"clients": 65}},
+    ],
+)
+def test_of_a_run_that_is_refused_nothing_is_left(wrong: Any, tmp_path: Path) -> None:
+    run = {"updates_max": 3, "evaluate_every_versions": 0}
+    with pytest.raises(ConfigError):
+        simulate(config("fedasync", run=run, **wrong), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert simulate(config("fedasync", run=run), tmp_path).status == "finished"
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError):
+        simulate(config("fedasync", run=run, **wrong), tmp_path, resume=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+class Standing(Interrupting):
+    """With a frozen tensor beside what it trains, whose value is `level`."""
+
+    level = 1.0
+
+    def model(self) -> dict[str, Any]:
+        return {**super().model(), "base": np.full(3, self.level, np.float32)}
+
+    def trained(self, model: Any) -> Any:
+        return [name for name in model if name != "base"]
+
+
+def test_a_run_of_other_frozen_weights_does_not_go_on(tmp_path: Path) -> None:
+    app = Standing()
+    app.interrupted_in = 40
+    with pytest.raises(KeyboardInterrupt):
+        simulate(LONG, tmp_path, app, resume=True)
+    app.interrupted_in, app.level = 0, 2.0
+    with pytest.raises(ConfigError, match="the App's frozen weights have changed"):
+        simulate(LONG, tmp_path, app, resume=True)
+    app.level = 1.0
+    assert simulate(LONG, tmp_path, app, resume=True).status == "finished"
+
+
+def test_a_run_of_another_trace_does_not_go_on(tmp_path: Path) -> None:
+    trace, out = tmp_path / "day.csv", tmp_path / "run"
+    rows = ["device,time_s,state,step_time_s", "a,0,on,0.1", "b,0,on,0.2"]
+    trace.write_text("\n".join(rows))
+    run = {"updates_max": 60, "evaluate_every_versions": 10}
+    traced = config("fedasync", run=run, fleet={"speed": "traced", "trace": str(trace)})
+    app = Interrupting()
+    app.interrupted_in = 40
+    with pytest.raises(KeyboardInterrupt):
+        simulate(traced, out, app, resume=True)
+    app.interrupted_in = 0
+    trace.write_text("\n".join([*rows[:2], "b,0,on,0.9"]))
+    with pytest.raises(ConfigError, match=r"fleet\.trace = '.*day\.csv' has changed"):
+        simulate(traced, out, app, resume=True)
+    trace.write_text("\n".join(rows))
+    assert simulate(traced, out, app, resume=True).status == "finished"
+
+
 @pytest.mark.parametrize("done", ["cut", "overwritten", "emptied", "of another program"])
 def test_a_damaged_checkpoint_costs_no_more_than_time(done: str, tmp_path: Path, caplog: Any) -> None:
     simulate(LONG, tmp_path / "whole", Interrupting())
@@ -176,6 +260,7 @@ def test_a_damaged_checkpoint_costs_no_more_than_time(done: str, tmp_path: Path,
     else:
         torn = {"cut": data[:-8192], "overwritten": b"x" * 8192 + data[8192:], "emptied": b""}
         path.write_bytes(torn[done])
+    path.with_name(f"{CHECKPOINT}-journal").write_bytes(b"")  # as SQLite leaves it where it is killed
     simulate(LONG, tmp_path / "broken", app, resume=True)
     assert "the run begins anew" in caplog.text
     assert left(tmp_path / "broken") == left(tmp_path / "whole")

@@ -85,6 +85,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "asyncdrop": ({"strategy": {"name": "asyncdrop"}}, "'asyncdrop' cannot have masked sums.*'fedbuff'"),
     "rounds": ({"strategy": {"name": "fedavg"}}, "'fedavg' cannot have masked sums"),
     "phased": ({"strategy": {"name": "phased"}}, "'phased' cannot have masked sums"),
+    "scheduler": (
+        {"strategy": {"name": "fedbuff", "buffer_size": 2, "scheduler": {"name": "equal_time"}}},
+        r"strategy\.scheduler 'equal_time' with \[privacy\] or \[secagg\]: .*leave the scheduler out",
+    ),
     "few": ({"secagg": {"cohort_min": 3}}, r"cohort_min is 3 and a buffer has 2.*buffer_size"),
     "one": (
         {"strategy": {"name": "fedbuff", "buffer_size": 1}, "secagg": {"cohort_min": 1}},

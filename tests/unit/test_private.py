@@ -362,6 +362,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "asyncdrop": ({"strategy": {"name": "asyncdrop"}}, "'asyncdrop' cannot be private"),
     "ca2fl": ({"strategy": {"name": "ca2fl"}}, "'ca2fl' cannot be private"),
     "phased": ({"strategy": {"name": "phased"}}, "'phased' cannot be private"),
+    "scheduler": (
+        {"strategy": {"name": "fedbuff", "scheduler": {"name": "capped"}}},
+        r"strategy\.scheduler 'capped' with \[privacy\] or \[secagg\]: .*leave the scheduler out",
+    ),
     "rule": ({"robust": {"rule": "median"}}, "robust.rule = 'median' looks at single updates"),
     "clip": ({"robust": {"clip": 3.0}}, "robust.clip cuts by the median"),
     "buffer_max": ({"robust": {"buffer_max": 2}}, "robust.buffer_max is set"),

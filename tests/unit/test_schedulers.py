@@ -485,7 +485,7 @@ def test_what_is_wrong_is_said_with_its_key(table: Any, words: str) -> None:
 def test_private_runs_have_none(private: Tables) -> None:
     strategy = {"strategy": {"name": "fedbuff", "scheduler": {"name": "fedluck"}}}
     with pytest.raises(ConfigError, match="leave the scheduler out"):
-        Blueprint.of(config_of("", {**strategy, **private}), SPEC)
+        Blueprint.of(config_of("", {**strategy, **private}), SPEC, key=bytes(32), masks=True)
 
 
 def test_its_parameters_can_be_tuned() -> None:

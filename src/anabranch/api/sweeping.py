@@ -233,9 +233,10 @@ class SweepJob:
 
 
 def carry_out(job: SweepJob, callbacks: Iterable[Callback] = ()) -> None:
-    """Have the run in its folder, unless it is there. One that was broken off goes on."""
-    if has_ended(job.folder):
-        return
+    """Have the run in its folder, unless it is there. One that was broken off goes on.
+
+    Raises `ConfigError` where what is there was made by other code.
+    """
     kept = None if job.keep_payloads else 0.0  # nobody comes back to a temporary folder
     run_simulation(
         job.config,

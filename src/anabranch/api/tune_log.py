@@ -13,23 +13,36 @@ from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.folders import TRIALS_FILE
 
 LegKind = Literal["trial", "fresh"]
+CODE = "code"  # in the plan; those of older releases have none
+
+
+def _other_than(plan: Mapping[str, Any], line: str) -> str:
+    """What a plan on record is of that this one is not, in words; empty if it is the same."""
+    try:
+        known = dict(json.loads(line))
+    except (ValueError, TypeError):
+        return "settings, ranges or options"
+    changed = " and ".join(p for p, now in plan[CODE].items() if known.get(CODE, plan[CODE]).get(p) != now)
+    if {**known, CODE: plan[CODE]} != plan:
+        return "settings, ranges or options"
+    return f"code, as that of {changed} has changed" if changed else ""
 
 
 class TuneLog:
     """The legs on record in a folder, of the tuning that `plan` says.
 
     A last line that was not written to its end is not there. Raises `ConfigError` where the folder has
-    another tuning, `DataError` where a line is damaged.
+    another tuning, or one of other `code` (a digest for each place), `DataError` where a line is damaged.
     """
 
-    def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, plan: Mapping[str, Any], code: Mapping[str, str]) -> None:
         self._path, self._ends = folder / TRIALS_FILE, dict[tuple[LegKind, Leg], LegEnd]()
-        first = json.dumps({"kind": "plan", **plan}, sort_keys=True, default=str)
+        first = json.dumps({"kind": "plan", **plan, CODE: code}, sort_keys=True, default=str)
         whole = self._whole_lines()
-        if whole and whole[0] != first:
+        if whole and (other := _other_than(json.loads(first), whole[0])):
             raise ConfigError(
-                f"{folder} has another tuning, of other settings, ranges or options: name another folder "
-                "with --out (out=), or move that one away"
+                f"{folder} has another tuning, of other {other}: name another folder with --out (out=), or "
+                "move that one away"
             )
         folder.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{line}\n" for line in whole or [first])

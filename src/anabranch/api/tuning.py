@@ -43,6 +43,7 @@ from anabranch.reports.tuning import (
     tuning_html,
     with_front,
 )
+from anabranch.simulation.checkpoint import code_of
 from anabranch.simulation.executors.pool import check_no_worker_begins
 
 NO_MATTER = ("ranges", "parallel", "on")  # what a tuning does not follow from; its ranges stand apart
@@ -280,6 +281,12 @@ class TuneRequest:
         ranges = {r.path: list(r.points) for r in self.ranges}
         return {"config": self.base.to_json(), **table, "ranges": ranges, "shares": list(SHARES)}
 
+    @property
+    def code(self) -> dict[str, str]:
+        """The digests of the code that it follows from, by its places. Raises `AppError`."""
+        plan = self.plan({})
+        return code_of(plan.config, plan.app)
+
     def _aim(self, goal: Goal) -> str:
         run, aim = self.base.run, self.table.aim
         if goal.target is None and not (run.updates_max or run.virtual_s_max or self.table.bytes_max):
@@ -318,7 +325,7 @@ class TuneRun:
         self._ranges = list(asked.ranges)
         self._choices = self._dealt()
         self._halving = Halving(len(self._choices), asked.seeds)
-        self._log = TuneLog(folder, asked.to_json())
+        self._log = TuneLog(folder, asked.to_json(), asked.code)
         self._done = 0
         self._pool: RunPool | None = None
 
@@ -330,7 +337,7 @@ class TuneRun:
         with nullcontext() if parallel == 1 and on == PROCESSES else pool as self._pool:
             best = self._best()
         self._tell(TuneProgress(1.0, "done"))
-        for checkpoint in self._folder.glob(f"*/*/{CHECKPOINT}"):  # none of these runs goes on any more
+        for checkpoint in self._folder.glob(f"*/*/{CHECKPOINT}*"):  # none of these runs goes on any more
             checkpoint.unlink()
         return self._left(best)
 

@@ -26,7 +26,7 @@ class Output:
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.console = Console(stderr=as_json, highlight=False)
+        self.console = Console(stderr=as_json, highlight=False, emoji=False)
 
     def say(self, text: str) -> None:
         """A line for people; programs are not bothered with it."""
@@ -35,7 +35,7 @@ class Output:
 
     def warn(self, text: str) -> None:
         """A line for people that is no answer: on stderr, whoever reads stdout."""
-        console = Console(stderr=True, highlight=False)
+        console = Console(stderr=True, highlight=False, emoji=False)
         console.print(visible(text, LAYOUT), style="yellow", soft_wrap=True, markup=False)
 
     def event(self, kind: str, text: str = "", /, **data: Any) -> None:

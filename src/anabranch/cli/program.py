@@ -213,7 +213,7 @@ def _said(error: AnabranchError) -> int:
     if (logs := sys.modules.get("anabranch.cli.logs")) is not None and logs.is_json():
         logs.log.error("%s", text)  # whoever reads a server's stderr line by line can read this one, too
         return outcome_of(error).exit_code
-    console, line = Console(stderr=True, highlight=False), visible(f"error: {text}", LAYOUT)
+    console, line = Console(stderr=True, highlight=False, emoji=False), visible(f"error: {text}", LAYOUT)
     console.print(line, style="red", markup=False, soft_wrap=True)
     return outcome_of(error).exit_code
 
