@@ -187,22 +187,22 @@ def test_a_private_run_may_begin_by_going_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("strategy", "wrong"),
     [
-        {"submodel": {"name": "fragments"}, "strategy": {"name": "delayed_nesterov"}},
-        {"privacy": {"clip": 1.0, "noise": 1.0}, "strategy": {"name": "fedasync"}},
-        {"client": {"push": "elastic"}, "fleet": {"clients": 65}},
+        ("delayed_nesterov", {"submodel": {"name": "fragments"}}),
+        ("fedasync", {"privacy": {"clip": 1.0, "noise": 1.0}}),
+        ("fedasync", {"client": {"push": "elastic"}, "fleet": {"clients": 65}}),
     ],
 )
-def test_of_a_run_that_is_refused_nothing_is_left(wrong: Any, tmp_path: Path) -> None:
+def test_of_a_run_that_is_refused_nothing_is_left(strategy: str, wrong: Any, tmp_path: Path) -> None:
     run = {"updates_max": 3, "evaluate_every_versions": 0}
     with pytest.raises(ConfigError):
-        simulate(config("fedasync", run=run, **wrong), tmp_path)
+        simulate(config(strategy, run=run, **wrong), tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert simulate(config("fedasync", run=run), tmp_path).status == "finished"
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ConfigError):
-        simulate(config("fedasync", run=run, **wrong), tmp_path, resume=True)
+        simulate(config(strategy, run=run, **wrong), tmp_path, resume=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
