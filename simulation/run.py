@@ -195,10 +195,7 @@ def open_simulation(
     problem = source.open().watching_split()
     executor_name = chosen(config, problem, workers)
     config = settled(config, executor_name)
-    with ExitStack() as stack:
-        stack.enter_context(reused_heap())
-        if out is not None and not holds_run(out):
-            stack.push(partial(_leave_no_refused, out))
+    with reused_heap(), _nothing_of_refused(out), ExitStack() as stack:
         checkpoint = None
         if out is not None and (resume or checkpoint_s != 0):
             origin = RunOrigin.of(config, problem)
@@ -228,11 +225,17 @@ def open_simulation(
         yield simulation
 
 
-def _leave_no_refused(out: Path, kind: type[BaseException] | None, *_: object) -> None:
+@contextmanager
+def _nothing_of_refused(out: Path | None) -> Iterator[None]:
     """Of a run that was refused before it began nothing is left: once it is mended it may have the folder."""
-    if kind is not None and issubclass(kind, ConfigError) and not (out / RESULT_FILE).exists():
-        for name in (JOURNAL, INITIAL, PAYLOADS, EVENTS_FILE, NOISE_KEY):
-            (out / name).unlink(missing_ok=True)
+    free = out is not None and not holds_run(out)
+    try:
+        yield
+    except ConfigError:
+        if out is not None and free and not (out / RESULT_FILE).exists():
+            for name in (JOURNAL, INITIAL, PAYLOADS, EVENTS_FILE, NOISE_KEY):
+                (out / name).unlink(missing_ok=True)
+        raise
 
 
 def _noise_key(config: Config, out: Path | None, resume: bool) -> bytes | None:

@@ -21,7 +21,7 @@ REQUIRED = {
     *("staleness", "history", "model_sha256", "journal_sha256", "wall_s", "virtual_s"),
     *("uplink_bytes_raw", "downlink_bytes_full_equivalent", "compression", "coverage"),
     *("status", "why", "given_up", "started_at", "host", "parameters", "model_bytes"),
-    *("settings_changed", "fairness", "privacy", "masked", "devices_unfit", "energy"),
+    *("settings_changed", "fairness", "privacy", "masked", "devices_unfit", "energy", "code"),
 }
 
 
