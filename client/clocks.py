@@ -34,7 +34,7 @@ def check_unreached(error: Unavailable, address: str, wallet: Wallet | None, now
     """
     if wallet is not None and not error.reached:
         _check_shown(address, wallet.authority, now)
-        _check_let_in(address, wallet, now)
+        _check_accepted(address, wallet, now)
 
 
 def _check_shown(address: str, authority: x509.Certificate, now: float) -> None:
@@ -46,7 +46,7 @@ def _check_shown(address: str, authority: x509.Certificate, now: float) -> None:
             check_valid(certificate, address, now)
 
 
-def _check_let_in(address: str, wallet: Wallet, now: float) -> None:
+def _check_accepted(address: str, wallet: Wallet, now: float) -> None:
     """Whether the server hangs up on the wallet's certificate: one that it would know, but for the dates."""
     host, port = host_and_port(split_job(address)[0])
     papers = wallet.folder / IDENTITY
