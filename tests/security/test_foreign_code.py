@@ -145,6 +145,7 @@ def test_code_is_loaded_where_it_says_and_nowhere_else() -> None:
         "core/parts.py",  # which has a method of this name, and loads nothing
         "server/store/factory.py",  # where this machine's data are
         "simulation/replay.py",  # a run that was found, once its caller has looked at it
+        "simulation/checkpoint.py",  # of what one asks for: is its code the same?
         "simulation/problem.py",  # worker processes: what the run that started them was given
         "support/bundled_code.py",  # what was signed by whom the device's user allows: test_bundles.py
         "support/code.py",
