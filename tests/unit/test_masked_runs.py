@@ -16,7 +16,8 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.secagg.terms import Terms
 from anabranch.host.build import Blueprint
-from anabranch.host.secagg import check_guarded
+from anabranch.host.secagg import check_guarded, terms_of
+from anabranch.strategies.registry import strategy_of
 
 FEW_FIT: dict[str, Any] = {"bits": 16, "value_bits": 9, "levels": 8}
 PRIVATE: dict[str, Any] = {
@@ -80,15 +81,18 @@ def test_strategies_of_buffers_can_have_masked_sums(name: str) -> None:
     assert terms(masked_config({"name": name, "buffer_size": 3})).cohort == 3
 
 
+def test_of_a_scheduler_a_simulated_device_is_told_the_reason() -> None:
+    """It asks for the terms before there is a blueprint; the strategy beneath is one that could."""
+    config = masked_config({"name": "fedbuff", "buffer_size": 2, "scheduler": {"name": "equal_time"}})
+    with pytest.raises(ConfigError, match=r"scheduler 'equal_time' with .*leave the scheduler out"):
+        terms_of(config, SPEC, strategy_of(config))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fedasync": ({"strategy": {"name": "fedasync"}}, "'fedasync' cannot have masked sums.*'fedbuff'"),
     "asyncdrop": ({"strategy": {"name": "asyncdrop"}}, "'asyncdrop' cannot have masked sums.*'fedbuff'"),
     "rounds": ({"strategy": {"name": "fedavg"}}, "'fedavg' cannot have masked sums"),
     "phased": ({"strategy": {"name": "phased"}}, "'phased' cannot have masked sums"),
-    "scheduler": (
-        {"strategy": {"name": "fedbuff", "buffer_size": 2, "scheduler": {"name": "equal_time"}}},
-        r"strategy\.scheduler 'equal_time' with \[privacy\] or \[secagg\]: .*leave the scheduler out",
-    ),
     "few": ({"secagg": {"cohort_min": 3}}, r"cohort_min is 3 and a buffer has 2.*buffer_size"),
     "one": (
         {"strategy": {"name": "fedbuff", "buffer_size": 1}, "secagg": {"cohort_min": 1}},
