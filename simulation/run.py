@@ -360,8 +360,9 @@ class Simulation:
             self._newcomers.begin(device_name)
 
     def clear(self) -> None:
-        """Forget what was to come, and who waits."""
+        """Forget what was to come, who waits, and who hears of refused asks, which holds the world."""
         self.clock.clear()
+        self.world.refused.clear()
         if self.room is not None:
             self.room.clear()
 
