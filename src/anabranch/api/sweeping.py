@@ -34,6 +34,7 @@ from anabranch.core.plain import of_python
 from anabranch.reports.compare import Against
 from anabranch.reports.folders import has_ended
 from anabranch.reports.result import Result
+from anabranch.simulation.checkpoint import check_code
 from anabranch.simulation.executors.pool import check_no_worker_begins
 from anabranch.simulation.run import RunProgress
 from anabranch.workloads.app import App
@@ -237,6 +238,9 @@ def carry_out(job: SweepJob, callbacks: Iterable[Callback] = ()) -> None:
 
     Raises `ConfigError` where what is there was made by other code.
     """
+    if has_ended(job.folder):  # of these settings, by its name; how much of Ray it had may be other
+        check_code(job.folder, job.config, job.app)
+        return
     kept = None if job.keep_payloads else 0.0  # nobody comes back to a temporary folder
     run_simulation(
         job.config,
