@@ -42,8 +42,7 @@ class CountsCalls(aio.ServerInterceptor):
         return self._handlers[method]
 
     def _counted(self, handler: Any, method: str) -> Any:
-        streams = handler.request_streaming, handler.response_streaming
-        kind = "_".join("stream" if is_stream else "unary" for is_stream in streams)
+        kind = kind_of(handler)
         behaviour = getattr(handler, kind)
         # One that writes by itself is awaited, as one with a single answer.
         wrap = self._answer if iscoroutinefunction(behaviour) else self._stream
@@ -63,6 +62,12 @@ class CountsCalls(aio.ServerInterceptor):
                     yield response
 
         return handler
+
+
+def kind_of(handler: Any) -> str:
+    """By which name a handler has what it does: `unary_unary`, `stream_unary` and so on."""
+    streams = handler.request_streaming, handler.response_streaming
+    return "_".join("stream" if is_stream else "unary" for is_stream in streams)
 
 
 @contextmanager

@@ -7,13 +7,12 @@ the call is of this run, where a server serves several.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from anabranch.core.errors import ConfigError, NotAuthenticated, NotPermitted, Overloaded
+from anabranch.core.errors import ConfigError, NotAuthenticated, NotPermitted
 from anabranch.identity.addresses import JOB_KEY
 from anabranch.identity.certificates import Kind, Peer, peer_of
 from anabranch.server.members import Members
@@ -73,35 +72,11 @@ class Caller:
         return "somebody on this machine" if self.peer is None else f"{self.peer.kind} {self.peer.name!r}"
 
 
-class Places:
-    """How many calls each member has under way on a port: who answers none of them leaves room for others."""
-
-    def __init__(self, each: int) -> None:
-        self._each = each
-        self._taken: Counter[tuple[Kind, str]] = Counter()
-
-    def take(self, peer: Peer, context: Any) -> None:
-        """One more call of a member, until gRPC has done with it. Raises `Overloaded`."""
-        who = peer.kind, peer.name
-        if self._taken[who] >= self._each:
-            raise Overloaded(
-                f"{peer.kind} {peer.name!r} has {self._each} calls under way, as many as one may "
-                "(limits.member_calls_max): wait for their answers, or end them"
-            )
-        self._taken[who] += 1
-        context.add_done_callback(lambda _: self._leave(who))
-
-    def _leave(self, who: tuple[Kind, str]) -> None:
-        self._taken[who] -= 1
-        if not self._taken[who]:
-            del self._taken[who]
-
-
 class Gate:
     """Of one port and one run. Without `members` it is not guarded; else these `kinds` of them may pass.
 
     `job` is the run's name among others of the same server, empty for the only one, None for all of them;
-    `scope`: whose it is now; `places`: of the port, for its members' calls.
+    `scope`: whose it is now.
     """
 
     def __init__(
@@ -110,35 +85,44 @@ class Gate:
         kinds: Collection[Kind] = (),
         job: str | None = "",
         scope: Callable[[], Scope] = lambda: EVERYBODY,
-        places: Places | None = None,
     ) -> None:
-        self._places = places
         self._members, self._kinds = members, frozenset(kinds)
         self._job, self._scope = job, scope
 
     async def caller(self, context: Any) -> Caller:
-        """Who makes this call. Raises `NotAuthenticated`, `NotPermitted` and `Overloaded`.
+        """Who makes this call. Raises `NotAuthenticated` and `NotPermitted`.
 
         `ConfigError` is for a call of another job.
         """
         self._check_job(job_of(context))
         if self._members is None:
             return Caller(address=context.peer(), trace=_trace(context), scope=self._scope())
+        peer = self.shown(context)
+        await self.check(peer)
+        # Asked for behind the wait: if it changes in that, the streams that are open by then are ended, and
+        # this one is none of them yet.
+        scope = self._scope()
+        if peer.kind is Kind.DEVICE:
+            scope.check(peer.name)
+        return Caller(peer, context.peer(), self._members, _trace(context), scope)
+
+    def shown(self, context: Any) -> Peer:
+        """Whose certificate came with a call, on a guarded port. Whether it still counts is another question.
+
+        Raises `NotAuthenticated`, and `NotPermitted` for one of another kind.
+        """
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:  # the handshake has seen to it: this port would be misconfigured
             raise NotAuthenticated("no certificate was shown: join first")
         peer = peer_of(bytes(shown[0]))
-        await self._members.check(peer)
-        # Asked for behind the wait: if it changes in that, the streams that are open by then are ended, and
-        # this one is none of them yet.
-        scope = self._scope()
         if peer.kind not in self._kinds:
             raise NotPermitted(f"this port is not for {peer.kind}s: {peer.name!r} may not call it")
-        if peer.kind is Kind.DEVICE:
-            scope.check(peer.name)
-        if self._places is not None:
-            self._places.take(peer, context)
-        return Caller(peer, context.peer(), self._members, _trace(context), scope)
+        return peer
+
+    async def check(self, peer: Peer) -> None:
+        """Raises `NotAuthenticated` once the certificate has expired or was revoked."""
+        if self._members is not None:
+            await self._members.check(peer)
 
     def _check_job(self, named: str) -> None:
         if self._job is not None and named != self._job:

@@ -53,13 +53,12 @@ class JobPorts(Ports):
 
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
         kinds, service = (OPERATORS, Operators) if admin else (CALLERS, DevicesAndExchange)
-        places = self._places(admin)
-        every = gate_of(identity, kinds, job=None, places=places)
+        every = gate_of(identity, kinds, job=None)
 
         @contextmanager
         def chosen(context: Context) -> Iterator[Any]:
             with self._jobs.calling(job_of(context)) as (job, run):
-                yield service(run, gate_of(identity, kinds, job.name, lambda: job.scope, places))
+                yield service(run, gate_of(identity, kinds, job.name, lambda: job.scope))
 
         answer = by_job(service, chosen)
         add_JobsServicer_to_server(ListsJobs(self._jobs.all, every, admin, self._calls, self._limits), server)

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from grpc import aio
@@ -28,12 +28,13 @@ from anabranch.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from anabranch.protos.v1.operators_pb2_grpc import add_OperatorsServicer_to_server
 from anabranch.server.counting import CountsCalls
 from anabranch.server.exchange import DevicesAndExchange, add_exchange
-from anabranch.server.gate import EVERYBODY, Gate, Places, Scope
+from anabranch.server.gate import EVERYBODY, Gate, Scope
 from anabranch.server.job import HostedJob
 from anabranch.server.job_list import ListsJobs
 from anabranch.server.joining import Joining
 from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
+from anabranch.server.places import Places, TakesPlaces
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import JOIN_PORT_AFTER, ServerIdentity, join_address, uses_tls
 from anabranch.server.unreadable import ReadsRequests
@@ -156,7 +157,7 @@ class Ports:
     async def _open(self, address: str, admin: bool) -> str:
         limits, identity = self._limits, self._guard(address)
         server = aio.server(
-            interceptors=self._interceptors(),
+            interceptors=self._interceptors(self._takes_places(admin, identity)),
             options=options(limits, OPERATORS_MAX if admin else connections_within(limits.connections_max)),
             maximum_concurrent_rpcs=limits.rpcs_max,
         )
@@ -165,10 +166,18 @@ class Ports:
         setting = "server.admin_address" if admin else "server.address"
         return await self._start(server, setting, address, identity)
 
-    def _interceptors(self) -> list[aio.ServerInterceptor]:
+    def _interceptors(self, behind_counting: Sequence[TakesPlaces] = ()) -> list[aio.ServerInterceptor]:
         """Of one port: they remember its handlers, which must never answer on another."""
         counting = [] if self._metrics is None else [CountsCalls(self._metrics)]
-        return [*counting, ReadsRequests()]
+        return [*counting, *behind_counting, ReadsRequests()]
+
+    def _takes_places(self, admin: bool, identity: ServerIdentity | None) -> list[TakesPlaces]:
+        """Where there are members. An operator may have as many calls as it likes on its own port."""
+        if identity is None:
+            return []
+        limits, gate = self._limits, gate_of(identity, OPERATORS if admin else CALLERS, job=None)
+        places = None if admin else Places(limits.member_calls_max)
+        return [TakesPlaces(gate, places, limits.upload_idle_s)]
 
     async def _open_to_join(self, identity: ServerIdentity) -> str:
         """For strangers: few calls at a time, and no connection for long."""
@@ -208,12 +217,8 @@ class Ports:
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"
 
-    def _places(self, admin: bool) -> Places | None:
-        """Of a port. An operator may have as many calls as it likes."""
-        return None if admin else Places(self._limits.member_calls_max)
-
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
-        gate = gate_of(identity, OPERATORS if admin else CALLERS, places=self._places(admin))
+        gate = gate_of(identity, OPERATORS if admin else CALLERS)
         jobs = ListsJobs(lambda: [HostedJob.only(self._run)], gate, admin, self._run.calls, self._limits)
         add_JobsServicer_to_server(jobs, server)
         if not admin:
@@ -241,10 +246,9 @@ def gate_of(
     kinds: Collection[Kind],
     job: str | None = "",
     scope: Callable[[], Scope] = lambda: EVERYBODY,
-    places: Places | None = None,
 ) -> Gate:
     """Of a port with this identity, and of one of its runs: see `Gate`."""
-    return Gate(None if identity is None else identity.members, kinds, job, scope, places)
+    return Gate(None if identity is None else identity.members, kinds, job, scope)
 
 
 def why_not_served(address: str) -> str:
