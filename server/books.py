@@ -33,7 +33,7 @@ from anabranch.server.long_parts import LongParts
 from anabranch.server.metrics import Measure, Metrics
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.saving import Every, PendingSnapshot, SavedPoint, Saving, SnapshotFile
-from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
+from anabranch.server.store.base import NOT_NOW, DiskFailed, Entry, Projection, Store
 from anabranch.support.tracing import here, span_of
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ class Books:
         self._forgets = not keep.is_all
         # A server before this one may have been killed while it dropped.
         self._trims, self._trims_at, self._trims_failed = self._forgets, 0.0, 0
+        self._saves_failed = 0  # one after the other
         self.long_parts = LongParts(engine)
         # Of the newest batch: who has an answer, in the order of the log, and who waits.
         self.answered: list[Call] = []
@@ -164,35 +165,45 @@ class Books:
 
     def flush(self, now: float) -> None:
         """Write what the log implies, and a snapshot if there is anything new."""
-        with _without_snapshot_if_full():
+        with self._without_snapshot():
             self.project()
             if self.seq > self.saving.saved.seq:
                 self.save(now)
 
     def save(self, now: float) -> None:
-        """Write a snapshot of the engine as it is, and wait for it. Raises `StoreFull`."""
+        """Write a snapshot of the engine as it is, and wait for it. Raises those of `NOT_NOW`."""
         self._named(wait=True)
         self.begin_snapshot(now)
         self._named(wait=True)
 
     def begin_snapshot(self, now: float) -> None:
-        """Take a snapshot of the engine as it is, and have it written. Raises `StoreFull`."""
+        """Take a snapshot of the engine as it is, and have it written. Raises those of `NOT_NOW`."""
         # The projections of all that the snapshot covers come first: nobody would write them after it.
         self.project()
         self.saving.begin(self.seq, now)
 
     def _named(self, wait: bool = False) -> None:
-        """Name the snapshot that is written, if there is one. Raises `StoreFull`."""
+        """Name the snapshot that is written, if there is one. Raises those of `NOT_NOW`."""
         if self.saving.finish(self._project_digests, wait):
-            self._trims = self._forgets
+            self._trims, self._saves_failed = self._forgets, 0
 
     def _project_digests(self, taken: PendingSnapshot, written: SnapshotFile) -> None:
         if written.digests:
             self._projections.append(Projection(taken.saved.seq, taken.at, (), written.digests))
             self.project()
 
+    @contextmanager
+    def _without_snapshot(self) -> Iterator[None]:
+        """Go on where none can be written now: the log has it all, and a later batch tries again."""
+        try:
+            yield
+        except NOT_NOW as error:
+            self._saves_failed += 1
+            if self._saves_failed.bit_count() == 1:  # said after pauses that double
+                log.warning("no snapshot was written: %s", error)
+
     def _name_snapshot(self) -> None:
-        with _without_snapshot_if_full():
+        with self._without_snapshot():
             self._named()
 
     def begin_rollback(self, event: ev.RolledBack) -> Folding:
@@ -253,7 +264,7 @@ class Books:
             return
         try:
             self._trims, self._trims_failed = self.store.trim(TRIMMED_AT_ONCE) > 0, 0
-        except (StoreFull, StoreCorrupt) as error:  # no room to make room, or no archive of what is damaged
+        except (*NOT_NOW, StoreCorrupt) as error:  # no room to make room, or no archive of what is damaged
             self._trims_failed += 1
             if self._trims_failed.bit_count() == 1:  # said after pauses that double
                 log.warning("nothing was dropped of the log: %s", error)
@@ -306,7 +317,7 @@ class Books:
     def _save_if_due(self, now: float) -> None:
         if not self.saving.is_due(self.seq):
             return
-        with _without_snapshot_if_full():
+        with self._without_snapshot():
             self.begin_snapshot(now)
         self._name_snapshot()
 
@@ -317,12 +328,3 @@ def _timed(measure: Measure) -> Iterator[None]:
     began = time.perf_counter()
     yield
     measure.add(time.perf_counter() - began)
-
-
-@contextmanager
-def _without_snapshot_if_full() -> Iterator[None]:
-    """Go on where there is no room for a snapshot: the log has it all, and a later batch tries again."""
-    try:
-        yield
-    except StoreFull as full:
-        log.warning("no snapshot was written: %s", full)

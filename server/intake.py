@@ -7,7 +7,6 @@ resend gets the same answer.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -19,9 +18,7 @@ from anabranch.core.errors import (
     IdTaken,
     InvalidSignature,
     InvalidUpdate,
-    LeadershipLost,
     NotAuthenticated,
-    StoreError,
     StoreFull,
     Unavailable,
 )
@@ -62,12 +59,9 @@ from anabranch.server.deadline import Deadline
 from anabranch.server.failpoints import reach
 from anabranch.server.gate import Caller
 from anabranch.server.spool import UploadKey
-from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Upload, Uploads
 from anabranch.server.writer import Writer
 from anabranch.support.tracing import span
-
-log = logging.getLogger(__name__)
 
 # Vectors decoded at a time, in bytes: what is received may be large, what is worked on is bounded.
 DECODED_BYTES_MAX = 64 * MIB
@@ -199,7 +193,6 @@ class Intake:
     ) -> None:
         self.spec, self.run_id, self.writer, self.uploads = spec, run_id, writer, uploads
         self.calls, self._payload_digest = calls, payload_digest
-        self._said = ""  # why no update is taken, if so: once, as all devices come again
         # Whom updates are masked for.
         self.keepers: Sequence[str] = ()
         # Whether the strategy keeps updates: large ones are copied for it before the writer has them.
@@ -211,22 +204,11 @@ class Intake:
         self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
 
     async def push(self, contents: Contents, caller: Caller) -> PushVerdict:
-        """Receive an update and have it decided. Raises the errors of the tree; of the store's, what passes.
+        """Receive an update and have it decided. Raises the errors of the tree.
 
         A caller with a certificate must have signed it: `InvalidSignature`, before a byte of it is taken.
         """
-        try:
-            verdict = await self._push(contents, caller)
-        except (StoreFull, LeadershipLost):
-            raise
-        except StoreError as error:  # by its name a device would take it for a flaw of its result
-            if isinstance(error, DiskFailed):
-                self.writer.give_up(error)
-            elif str(error) != self._said:
-                self._said = str(error)
-                log.error("updates are not taken, and devices keep them: %s", error)  # noqa: TRY400
-            raise Unavailable(f"the server cannot take it now: {error}") from error
-        self._said = ""
+        verdict = await self._push(contents, caller)
         if verdict.duplicate:
             self.writer.metrics.repeated()
         return verdict

@@ -26,6 +26,8 @@ OPEN = (JobState.STARTING, JobState.RUNNING)
 class ListsJobs(JobsServicer):
     """See protos/v1/jobs.proto."""
 
+    outage = None
+
     def __init__(
         self, jobs: Callable[[], list[HostedJob]], gate: Gate, admin: bool, calls: Calls, limits: Limits
     ) -> None:

@@ -104,6 +104,8 @@ class HealthWithJobs(health.aio.HealthServicer):
 class Renewals:
     """Certificates are renewed whatever job their device has, and if it has none."""
 
+    outage = None
+
     def __init__(self, gate: Gate, identity: ServerIdentity | None, calls: Calls) -> None:
         self.gate, self._identity, self._calls = gate, identity, calls
 

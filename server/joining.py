@@ -45,6 +45,8 @@ def source_of(peer: str) -> str:
 class Joining(JoiningServicer):
     """See protos/v1/identity.proto for what each call means."""
 
+    outage = None
+
     def __init__(self, members: Members, life_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
         self.gate = Gate()  # the token is all that a caller has
         self._members, self._life_s = members, life_s

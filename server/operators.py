@@ -51,6 +51,8 @@ TAGS_MAX = 32  # of one client
 class Operators(OperatorsServicer):
     """See protos/v1/operators.proto for what each call means."""
 
+    outage = None
+
     def __init__(self, run: LiveRun, gate: Gate) -> None:
         self.run, self.gate = run, gate
 

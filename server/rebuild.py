@@ -161,6 +161,8 @@ def _run_in(path: Path) -> str | None:
         address, timeout_s = f"file:{quote(str(path.absolute()))}?mode=ro", BUSY_TIMEOUT_MS / 1000
         with closing(sqlite3.connect(address, uri=True, timeout=timeout_s)) as database:
             row = database.execute("SELECT run_id FROM runs").fetchone()
+    except UnicodeDecodeError:  # a name in a damaged page, which is no error of SQLite's
+        return None
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in _HOLDS_NONE:

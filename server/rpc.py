@@ -47,6 +47,7 @@ from anabranch.server.calls import USELESS_S, Calls, in_turn
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import Contents, PushVerdict, read_ask
 from anabranch.server.models import ModelFile, ModelRequest
+from anabranch.server.outage import Outage
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import ServerIdentity
@@ -73,6 +74,7 @@ class Devices(DevicesServicer):
 
     def __init__(self, run: LiveRun, gate: Gate) -> None:
         self.run, self.gate, self.calls = run, gate, run.calls
+        self.outage = Outage(run.writer.give_up)
         self._sending = 0  # models on their way
 
     @answers

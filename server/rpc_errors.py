@@ -18,6 +18,7 @@ from grpc import aio
 
 from anabranch.core.errors import FALLBACK, AnabranchError, outcome_of
 from anabranch.server.gate import Caller, Gate
+from anabranch.server.outage import Outage
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,11 @@ class Guarded(Protocol):
     """A servicer of a port with a gate."""
 
     gate: Gate
+
+    @property
+    def outage(self) -> Outage | None:
+        """Says what devices are told of the store's errors; None where callers are told them as they are."""
+        ...
 
 
 Servicer = TypeVar("Servicer", bound=Guarded)
@@ -55,14 +61,14 @@ async def abort(context: Context, error: Exception) -> NoReturn:
 class _Aborting:
     """The last line of defence of a call: what is raised inside ends it with its status."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, servicer: Guarded, context: Context) -> None:
+        self._outage, self._context = servicer.outage, context
 
     async def __aenter__(self) -> None: ...
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, aio.AbortError):
-            await abort(self._context, error)
+            await abort(self._context, error if self._outage is None else self._outage.told(error))
 
 
 def answers(
@@ -72,7 +78,7 @@ def answers(
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
-        async with _Aborting(context):
+        async with _Aborting(self, context):
             return await method(self, request, await self.gate.caller(context))
 
     return handler
@@ -91,7 +97,7 @@ def streams(
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
-        async with _Aborting(context):
+        async with _Aborting(self, context):
             caller = await self.gate.caller(context)
             async for response in method(self, request, caller):
                 await caller.check_still()
@@ -107,7 +113,7 @@ def converses(
 
     @functools.wraps(method)
     async def handler(self: Servicer, requests: object, context: Context) -> None:  # noqa: ARG001
-        async with _Aborting(context):
+        async with _Aborting(self, context):
             await method(self, context, await self.gate.caller(context))
 
     return handler

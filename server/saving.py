@@ -15,11 +15,10 @@ from typing import ParamSpec, TypeVar
 
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import Unsaved
-from anabranch.core.errors import StoreFull
 from anabranch.core.model.params import digest
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import VECTOR, Snapshot, take_changes
-from anabranch.server.store.base import Store
+from anabranch.server.store.base import NOT_NOW, Store
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +126,7 @@ class Saving:
         return SnapshotFile(sha256, {version: digest(snapshot.arrays[VECTOR])} if with_digest else {})
 
     def finish(self, project: Callable[[PendingSnapshot, SnapshotFile], None], wait: bool = False) -> bool:
-        """Name what was taken, once it is written; whether anything was named. Raises `StoreFull`.
+        """Name what was taken, once it is written; whether anything was named. Raises those of `NOT_NOW`.
 
         `project`: writes down what was found out of the version, and all else that comes first.
         """
@@ -139,7 +138,7 @@ class Saving:
             written = taken.writing.result()
             project(taken, written)
             self._store.save_snapshot(taken.snapshot, taken.saved.seq, taken.at, self._keep, written.sha256)
-        except StoreFull:
+        except NOT_NOW:
             self._engine.ledger.unsaved_after_all(taken.unsaved)
             raise
         finally:

@@ -13,9 +13,10 @@ Laws:
 3. A snapshot names the last event that it has folded, `applied_through_seq`, in one transaction.
 4. `load` gives the newest snapshot whose bytes have their digest, older ones otherwise, and every
    event after it, in order. A payload whose digest differs raises `StoreCorrupt`.
-5. A full disk raises `StoreFull` and leaves the log as it was. Whatever else goes wrong with a
-   write raises `DiskFailed`: nobody can know what is on the disk, so the process must end (abort,
-   never try again) and recover.
+5. A full disk raises `StoreFull` and leaves the log as it was. A database that lets nobody in raises
+   `StoreUnreachable` where one more connection is needed, for a large payload or a snapshot, and nothing of
+   that is written. Whatever else goes wrong with a write raises `DiskFailed`: nobody can know what is on the
+   disk, so the process must end (abort, never try again) and recover.
 
 6. What `acknowledge` was told is kept apart from the log, so that the log cannot lose it as well. A log that
    ends before it, or before a snapshot, raises `LogLost` at `start` and `load`, and is left as it is. Where
@@ -39,7 +40,7 @@ from typing import Any, Protocol
 
 from anabranch.core.content import SHA256
 from anabranch.core.effects import Effect
-from anabranch.core.errors import StoreError, StoreLocked
+from anabranch.core.errors import StoreError, StoreFull, StoreLocked, StoreUnreachable
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record, line
 from anabranch.core.model.updates import Receipt
@@ -49,6 +50,8 @@ from anabranch.host.chain import ChainLink as ChainLink
 from anabranch.host.chain import Mark as Mark
 from anabranch.host.log import Log
 from anabranch.host.log import Recovery as Recovery
+
+NOT_NOW = (StoreFull, StoreUnreachable)  # nothing of it was written: later again
 
 
 class DiskFailed(StoreError):

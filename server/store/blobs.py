@@ -220,7 +220,8 @@ class BlobStore:
             try:
                 self._keep(taken, digest)
             except BaseException:  # it is sent again: what nobody knows would take room until the next start
-                taken.unlink(missing_ok=True)
+                with suppress(OSError):  # which would be said in the place of a failed flush
+                    taken.unlink(missing_ok=True)
                 raise
         reach("payload_durable")
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Select, delete, exists, select
+from sqlalchemy import Connection, Select, delete, exists, select
 
 from anabranch.core.content import SHA256, ContentHash, algorithm_of
 from anabranch.core.errors import StoreCorrupt
@@ -38,7 +38,7 @@ class Chunks:
     def has(self, sha256: str) -> bool:
         """Whether the file is here, as a whole."""
         with self._database.aside() as connection:
-            return connection.scalar(self._of(sha256).limit(1)) is not None
+            return connection.scalar(_piece(self._kind, sha256)) is not None
 
     def put(self, path: Path, sha256: str) -> None:
         """Store a file, durably."""
@@ -54,19 +54,25 @@ class Chunks:
         made, number = ContentHash(algorithm_of(sha256) if self._kind == PAYLOAD else SHA256), 0
         with self._database.aside() as connection:
             data: bytes | None
-            while data := connection.scalar(self._of(sha256, number)):
+            while data := connection.scalar(_piece(self._kind, sha256, number)):
                 made.update(data)
                 yield data
                 number += 1
-            here = number or connection.scalar(self._of(sha256, 0)) is not None
+            here = number or connection.scalar(_piece(self._kind, sha256)) is not None
         if not here:
             raise StoreCorrupt(f"{self._kind} {sha256} cannot be read, it is not there: restore a backup")
         if (found := made.text()) != sha256:
             raise StoreCorrupt(f"{self._kind} {sha256} has the digest {found}: restore it from a backup")
 
-    def _of(self, sha256: str, number: int = 0) -> Select[Any]:
-        c = chunks.c
-        return select(c.data).where(c.sha256 == sha256, c.number == number, c.kind == self._kind)
+
+def has_payload(connection: Connection, sha256: str) -> bool:
+    """Whether a payload is here, by a connection that is open: no other one is needed."""
+    return connection.scalar(_piece(PAYLOAD, sha256).with_only_columns(chunks.c.number)) is not None
+
+
+def _piece(kind: str, sha256: str, number: int = 0) -> Select[Any]:
+    c = chunks.c
+    return select(c.data).where(c.sha256 == sha256, c.number == number, c.kind == kind)
 
 
 class ChunkedBlobs(BlobStore):

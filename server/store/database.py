@@ -280,8 +280,8 @@ class Database:
         options = {"poolclass": NullPool, **more}
         engine = create_engine(self.url, hide_parameters=True, connect_args=arguments, **options)
         event.listen(engine, "connect", lambda raw, _: self._raw.add(raw))
-        if "options" not in self.url.query:
-            event.listen(engine, "connect", lambda raw, _: _unbind(raw))
+        own = str(self.url.query.get("options", ""))
+        event.listen(engine, "connect", lambda raw, _: _unbind(raw, own))
         event.listen(engine, "close", lambda raw, _: self._raw.discard(raw))
         return engine
 
@@ -307,12 +307,12 @@ class Database:
         return StoreError(why)
 
 
-def _unbind(raw: Any) -> None:
-    """Of a session of PostgreSQL."""
-    raw.execute("SET statement_timeout = 0")  # by itself, first: it may cut the other short
-    raw.execute(
-        "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", [list(UNBOUNDED)]
-    )
+def _unbind(raw: Any, own: str) -> None:
+    """Of a session of PostgreSQL. `own`: the options that its address gives, which count."""
+    if "statement_timeout" not in own:
+        raw.execute("SET statement_timeout = 0")  # by itself, first: it may cut the other short
+    names = [name for name in UNBOUNDED if name not in own]
+    raw.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", [names])
     raw.commit()
 
 

@@ -167,7 +167,7 @@ class FolderLock:
         raise DiskFailed(
             f"{self._path} is not what this server has locked: its folder was moved, or replaced, or the "
             "file removed, under a server at work; it ends, and what it has acknowledged is in the folder "
-            "that it had. Stop it before you put other data there, and never delete `lock`"
+            "that it had, or its database. Stop it before you put other data there, and never delete `lock`"
         )
 
     def release(self) -> None:

@@ -31,7 +31,7 @@ from anabranch.server.store import revision, rows, schema, trimming
 from anabranch.server.store.archive import ARCHIVED_BYTES, Archive
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import BlobStore
-from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots
+from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots, has_payload
 from anabranch.server.store.database import Database
 from anabranch.server.store.ending import (
     check_alone,
@@ -318,7 +318,7 @@ class SqlStore:
         with self._committing() as connection:
             seqs = self._numbered(partial(stored_ids, connection), entries)
             new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
-            self._check_blobs([entry for _, entry in new])
+            self._check_blobs([entry for _, entry in new], partial(has_payload, connection))
             if named_anew := self._are_named_anew(new):
                 revision.admit_blake3(connection)
             write_events(connection, [rows.rows_of(*each) for each in new], projections)
@@ -334,7 +334,7 @@ class SqlStore:
         new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
         logged = [rows.checked_rows(*each) for each in new]
         if new:
-            self._check_blobs([entry for _, entry in new])
+            self._check_blobs([entry for _, entry in new], self._blobs.exists)
             if self._are_named_anew(new):
                 with self._database.writing() as connection:  # durable before the log has it
                     revision.admit_blake3(connection)
@@ -396,10 +396,10 @@ class SqlStore:
                 revision.admit_named(connection)
             self._last_seq = piece[-1].seq
 
-    def _check_blobs(self, entries: Sequence[Entry]) -> None:
+    def _check_blobs(self, entries: Sequence[Entry], is_here: Callable[[str], bool]) -> None:
         arrived = [e.record for e in entries if rows.update_id_of(e) is not None and e.inline is None]
         for record in [record for record in arrived if not record["flaw"]]:
-            if not self._blobs.exists(record["payload"]["sha256"]):
+            if not is_here(record["payload"]["sha256"]):
                 raise StoreError(f"the payload of update {record['update_id']!r} is no blob: adopt it first")
 
     def mark(self) -> Mark | None:

@@ -10,17 +10,21 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psycopg
 import pytest
 from stores import INFO, LIMITS, logged, snapshot, update, upload
+from wire import Served, server_config
 
 from anabranch.core.errors import LeadershipLost, StoreError, StoreUnreachable
 from anabranch.server import standby
-from anabranch.server.store.base import DiskFailed, LedByAnother, Projection
+from anabranch.server.manifest import write_manifest
+from anabranch.server.store.base import DiskFailed, Entry, LedByAnother, Projection
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
 LEASE_S = 0.4
+WAIT_S = 60.0
 
 
 def opened(url: str, folder: Path, lease_s: float = LEASE_S) -> SqlStore:
@@ -73,7 +77,7 @@ def test_what_a_database_bounds_for_all_ends_no_session_of_a_server(
     store.close()
     own = opened(f"{postgresql_url}&options=-c%20statement_timeout%3D8s", tmp_path / "2")
     own.start(INFO)
-    assert bounds_of(own) == {"7s", "8s"}, "an address that says so is heard"
+    assert bounds_of(own) == {"0", "8s"}, "what an address says of one is heard"
     own.close()
 
 
@@ -87,14 +91,19 @@ def narrow_url(postgresql_url: str) -> str:
     return postgresql_url.replace("//postgres@", f"//{role}@")
 
 
+def take_all(url: str, others: ExitStack) -> None:
+    """All connections that are left."""
+    with suppress(psycopg.OperationalError):  # "too many connections"
+        while True:
+            others.enter_context(psycopg.connect(url))
+
+
 def test_a_leader_renews_though_others_have_all_connections(narrow_url: str, tmp_path: Path) -> None:
     first, second = opened(narrow_url, tmp_path / "1", 60.0), opened(narrow_url, tmp_path / "2")
     first.start(INFO)
     first.renew()
     with ExitStack() as others:
-        with suppress(psycopg.OperationalError):  # "too many connections"
-            while True:
-                others.enter_context(psycopg.connect(narrow_url))
+        take_all(narrow_url, others)
         first.renew()
         assert first.append([update(1)]) == [1]
         with pytest.raises(StoreUnreachable, match="too many connections") as refused:
@@ -104,6 +113,49 @@ def test_a_leader_renews_though_others_have_all_connections(narrow_url: str, tmp
             upload(first, b"x" * 100, "u2")
     assert not list((tmp_path / "1" / "spool").iterdir())
     first.close()
+
+
+def test_a_payload_that_is_here_is_logged_though_others_have_all_connections(
+    narrow_url: str, tmp_path: Path
+) -> None:
+    """Whether it is here is asked by the writer's own connection."""
+    store = opened(narrow_url, tmp_path, 60.0)
+    store.start(INFO)
+    upload(store, data := b"x" * 100, "u1")
+    with ExitStack() as others:
+        take_all(narrow_url, others)
+        assert store.append([Entry(update(1, data).record)]) == [1]
+        missing = Entry(update(2, b"y" * 100).record)
+        with pytest.raises(StoreError, match="is no blob: adopt it first"):
+            store.append([missing])
+        with pytest.raises(StoreUnreachable, match="too many connections"):
+            store.write_snapshot(snapshot(1))
+    store.write_snapshot(snapshot(1))
+    assert store.append([update(3)]) == [2]
+    store.close()
+
+
+def test_a_leader_goes_on_without_snapshots_where_others_have_all_connections(
+    narrow_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = write_manifest(tmp_path / "model", "narrow", {"w": np.zeros((8,), np.float32)})
+    table = {"database": narrow_url, "snapshot_every_versions": 3, "leader_lease_s": 3600.0}
+    with Served(server_config(tmp_path / "data", server=table), manifest) as server:
+        device = server.device()
+
+        def worked(until: Callable[[], bool]) -> None:
+            latest = time.monotonic() + WAIT_S
+            while not until():
+                assert time.monotonic() < latest, "it does not come"
+                assert device.work().decision.verdict == "published"
+
+        with ExitStack() as others:
+            take_all(narrow_url, others)
+            worked(lambda: "no snapshot was written: " in caplog.text)
+            worked(lambda: caplog.text.count("no snapshot was written: ") > 1)
+        with psycopg.connect(narrow_url, autocommit=True) as admin:
+            worked(lambda: admin.execute("SELECT * FROM snapshots WHERE version > 3").fetchall() != [])
+    assert server.exit_code == 0
 
 
 def test_a_silent_leader_is_turned_out_and_can_write_nothing(postgresql_url: str, tmp_path: Path) -> None:

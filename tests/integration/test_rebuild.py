@@ -470,6 +470,18 @@ def test_a_file_that_cannot_be_seen_is_not_taken_for_lost(
     assert not list(data.glob(f"*{LOST}*"))
 
 
+def test_a_database_with_names_that_are_no_text_is_made_anew(tmp_path: Path, manifest: Manifest) -> None:
+    """Python decodes what SQLite says of them, and raises an error of its own."""
+    data = tmp_path / "data"
+    lived(data, manifest)
+    with closing(sqlite3.connect(data / SQLITE_FILE, isolation_level=None)) as database:
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute(
+            "UPDATE sqlite_schema SET name = CAST(x'ff' AS TEXT), sql = 'CREATE' WHERE name = 'tags'"
+        )
+    assert rebuild(data).version == UPDATES
+
+
 def test_a_look_at_an_empty_file_leaves_its_log(tmp_path: Path, manifest: Manifest) -> None:
     """SQLite's own, which may have all that the file lacks: tags, metrics."""
     data = tmp_path / "data"

@@ -18,13 +18,10 @@ from server_process import Plan, ServerProcess
 from small_disks import kept_disk
 from wire import QUICK, Device, Served, chunks, requests, server_config
 
-from anabranch.client.channel import error_of
-from anabranch.core.errors import StoreCorrupt, StoreError, StoreUnreachable, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.core.model.arrays import Array, lasting
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import Manifest, write_manifest
-from anabranch.server.store.blobs import BlobStore
 
 SPOOLED = replace(DEFAULT_LIMITS, inline_bytes_max=1000)  # what is larger is a file from its first byte on
 CUTS = 134
@@ -55,43 +52,6 @@ def until(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < latest, "it does not come"
         time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        StoreError("spooling upload u1: [Errno 30] Read-only file system"),
-        StoreUnreachable("postgresql://db/run cannot be reached: FATAL: sorry, too many clients already"),
-        StoreCorrupt("a row cannot be read"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_what_a_store_cannot_do_is_no_flaw_of_an_update(
-    spooling: Served, trouble: StoreError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A device discards what is refused by another name than these."""
-    device = spooling.device()
-    task, data = device.task(), values(device)
-
-    def troubled(*_: object) -> None:
-        raise trouble
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BlobStore, "write", troubled)
-        for _ in range(2):
-            with pytest.raises(grpc.RpcError) as refused:
-                device.send(task, data, "u1")
-            error = error_of(refused.value, "here")
-            assert type(error) is Unavailable
-            assert str(trouble) in str(error)
-    said = [record.message for record in caplog.records if record.name == "anabranch.server.intake"]
-    assert said == [f"updates are not taken, and devices keep them: {trouble}"]
-    assert device.send(task, data, "u1").decision.verdict == "published"
-    monkeypatch.setattr(BlobStore, "write", troubled)
-    with pytest.raises(grpc.RpcError):
-        device.send(device.task(), data, "u2")
-    said = [record.message for record in caplog.records if record.name == "anabranch.server.intake"]
-    assert len(said) == 2, "after one that was taken it is news"
 
 
 @pytest.fixture

@@ -240,6 +240,26 @@ def no_room(folder: Path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
+def test_a_flush_that_fails_is_said_where_nothing_can_be_removed_either(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that is made read-only at its first error."""
+
+    def failed(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    store.write("u1", 0, DATA)
+    store.seal("u1", sha(DATA))
+    with monkeypatch.context() as patch:
+        patch.setattr(blobs_module, "sync_file", failed)
+        patch.setattr(Path, "unlink", read_only)
+        with pytest.raises(DiskFailed, match="Input/output error"):
+            store.adopt("u1", sha(DATA))
+
+
 def test_adopting_heals_a_damaged_blob(store: BlobStore) -> None:
     for update_id in ("u1", "u2"):
         store.write(update_id, 0, DATA)

@@ -14,7 +14,7 @@ from desks import LIMITS, Desk, settings
 
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock
-from anabranch.core.errors import StoreFull
+from anabranch.core.errors import StoreError, StoreFull, StoreUnreachable
 from anabranch.core.model.updates import Capability
 from anabranch.core.snapshot import Snapshot, restore, state_digest
 from anabranch.server.saving import AtOnce, Every
@@ -113,15 +113,16 @@ def test_one_that_is_never_named_is_nothing(tmp_path: Path, by_hand: ByHand) -> 
     again.drop()
 
 
+@pytest.mark.parametrize("kind", [StoreFull, StoreUnreachable])
 def test_one_that_cannot_be_written_takes_its_changes_to_the_next(
-    tmp_path: Path, by_hand: ByHand, caplog: pytest.LogCaptureFixture
+    kind: type[StoreError], tmp_path: Path, by_hand: ByHand, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk = begun(open_store("", tmp_path, LIMITS), tmp_path, by_hand)
     write = desk.store.write_snapshot
 
     def fail(snapshot: Snapshot) -> str:
         desk.store.write_snapshot = write  # type: ignore[method-assign]
-        raise StoreFull("no room")
+        raise kind("no room")
 
     desk.store.write_snapshot = fail  # type: ignore[method-assign]
     by_hand.run()

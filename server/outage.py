@@ -1,0 +1,65 @@
+"""What a store cannot do, as devices hear it: come again. For nothing of it is a flaw of what they send.
+
+By the store's own errors a device would discard its result, or end. Of what lasts the log says so at once,
+and then after pauses that double, each kind by itself: a fleet comes again every few seconds, and each of its
+devices is told of a file of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from anabranch.core.clock import Seconds
+from anabranch.core.errors import LeadershipLost, StoreError, StoreFull, Unavailable
+from anabranch.host.standstill import Pause
+from anabranch.reports.text import duration_text
+from anabranch.server.store.base import DiskFailed
+
+log = logging.getLogger(__name__)
+
+SAY_AGAIN_S = 60.0  # and for so long nothing is heard of what is over
+RETRY_S = (1.0, 5.0)  # somebody has to mend it, as to make room
+
+
+@dataclass
+class _Lasting:
+    """Trouble of one kind: since when, when it was heard of last, and when it is said again."""
+
+    since: float
+    heard_at: float
+    pause: Pause = field(default_factory=lambda: Pause(SAY_AGAIN_S))
+
+
+class Outage:
+    """Of one run's store. For the event loop's thread.
+
+    `give_up`: ends the server where nobody can know what is on its disk.
+    """
+
+    def __init__(self, give_up: Callable[[BaseException], None], monotonic: Seconds = time.monotonic) -> None:
+        self._give_up, self._monotonic = give_up, monotonic
+        self._lasting: dict[type[StoreError], _Lasting] = {}
+
+    def told(self, error: Exception) -> Exception:
+        """What a device is told of this error of its call."""
+        if not isinstance(error, StoreError) or isinstance(error, StoreFull | LeadershipLost):
+            return error
+        if isinstance(error, DiskFailed):
+            self._give_up(error)
+        else:
+            self._say(error)
+        again = Unavailable(f"the server's store cannot do it now: {error}")
+        again.retry_after_s = RETRY_S
+        return again
+
+    def _say(self, error: StoreError) -> None:
+        now, lasting = self._monotonic(), self._lasting.get(type(error))
+        if lasting is None or now - lasting.heard_at > SAY_AGAIN_S:
+            lasting = self._lasting[type(error)] = _Lasting(now, now)
+            log.error("devices are told to come again, and keep their updates: %s", error)
+        lasting.heard_at = now
+        if lasting.pause.due(lasted_s := now - lasting.since):
+            log.error("devices are told to come again, for %s by now: %s", duration_text(lasted_s), error)

@@ -1,0 +1,160 @@
+"""A server whose store fails, seen by the transport of a device: nothing of a result is lost by it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from wire import Served, chunks, requests, server_config
+
+from anabranch.client.outbox import UpdateEntry
+from anabranch.client.transfer import update_header
+from anabranch.client.transport import GrpcTransport
+from anabranch.core.errors import StoreCorrupt, StoreUnreachable, Unavailable
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.model.updates import Ask, Capability
+from anabranch.server.manifest import Manifest
+from anabranch.server.store import blobs as blobs_module
+from anabranch.server.store.blobs import BlobStore
+from anabranch.server.writer import Writer
+
+ANSWER_S = 60.0
+Broken = Callable[[], None]
+
+
+@pytest.fixture
+def served(tmp_path: Path, manifest: Manifest) -> Iterator[Served]:
+    # What is larger is a file from its first byte on; those who come again do so at once here.
+    limits = replace(DEFAULT_LIMITS, inline_bytes_max=1000, early_calls_at_once=1000)
+    server = Served(server_config(tmp_path / "data"), manifest, limits).__enter__()
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["calls", "stream"])
+def transport(request: pytest.FixtureRequest, served: Served) -> Iterator[GrpcTransport]:
+    """A device's, by either door."""
+    assert served.info is not None
+    with GrpcTransport(served.info.address, "device-1", connection=request.param) as made:
+        yield made
+
+
+def half_sent(transport: GrpcTransport) -> UpdateEntry:
+    """A result of which half is on the server's disk."""
+    spec = transport.enrol(Capability(codecs=())).spec
+    task = transport.ask(Ask("device-1", "task-1"), spec)
+    data = np.ones(spec.size, np.float32).tobytes()
+    entry = UpdateEntry(
+        "update-1", task.task_id, spec.layout_hash, task.base_version, 1, 1, "raw", data, spec.size
+    )
+    sent = requests(update_header(entry, "device-1"), chunks(data[: len(data) // 2]))
+    with pytest.raises(grpc.RpcError, match="bytes declared"):
+        transport._stub.PushUpdate(sent, timeout=ANSWER_S)
+    assert transport.query_upload("update-1").received_bytes == len(data) // 2
+    return entry
+
+
+def no_folder(folder: Path) -> Broken:
+    """The spool is no folder any more; returns what makes it one."""
+    spool, aside = folder / "spool", folder / "aside"
+    spool.rename(aside)
+    spool.write_text("")
+
+    def mend() -> None:
+        spool.unlink()
+        aside.rename(spool)
+
+    return mend
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_half_a_result_is_sent_to_its_end_after_an_outage(
+    transport: GrpcTransport, tries: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where an upload stands is asked before each try, and behind one that was cut."""
+    entry = half_sent(transport)
+    mend = no_folder(tmp_path / "data")
+    for _ in range(tries):
+        with pytest.raises(Unavailable, match="Not a directory"):
+            transport.push(entry)
+    mend()
+    assert transport.push(entry).decision.verdict == "published"
+    said = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 1, said
+    assert "devices are told to come again, and keep their updates: " in said[0]
+
+
+def test_a_database_that_lets_nobody_in_is_no_end_of_a_result(
+    transport: GrpcTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = half_sent(transport)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlobStore, "received", unreachable)
+        patch.setattr(BlobStore, "adopt", unreachable)
+        with pytest.raises(Unavailable, match="too many clients already"):
+            transport.push(entry)
+    assert transport.push(entry).decision.verdict == "published"
+
+
+def unreachable(*_: object) -> None:
+    raise StoreUnreachable("postgresql://db/run cannot be reached: FATAL: sorry, too many clients already")
+
+
+@pytest.mark.parametrize("when", ["queried", "adopted"])
+def test_a_flush_that_fails_ends_the_server(
+    when: str, transport: GrpcTransport, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one of the same file would say that all is well."""
+    entry = half_sent(transport)
+    monkeypatch.setattr(blobs_module, "sync_file", failed)
+    if when == "adopted":
+        with monkeypatch.context() as patch:
+            patch.setattr(BlobStore, "received", BlobStore.spooled_bytes)
+            with pytest.raises(Unavailable):
+                transport.push(entry)
+    else:
+        with pytest.raises(Unavailable):
+            transport.query_upload("update-1")
+    served._thread.join(ANSWER_S)
+    assert "what is on the disk is unknown" in str(served.error)
+
+
+def failed(path: Path) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+
+def test_an_ask_and_a_fetch_come_again_as_well(
+    transport: GrpcTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device takes a refusal of its ask by another name for its end."""
+
+    async def damaged(*_: object) -> str:
+        raise StoreCorrupt("a row of model_versions cannot be read")
+
+    spec = transport.enrol(Capability(codecs=())).spec
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "head_of", damaged)
+        with pytest.raises(Unavailable, match="model_versions"):
+            transport.ask(Ask("device-1", "task-1"), spec)
+        with pytest.raises(Unavailable, match="model_versions"):
+            transport.fetch(spec.layout_hash)
+    assert transport.ask(Ask("device-1", "task-1"), spec).task_id == "task-1"
+
+
+def test_a_line_is_of_all_devices(served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = [served.device(f"device-{number}") for number in range(3)]
+    tasks = [device.task() for device in found]
+    data = np.ones(found[0].spec.size, np.float32).tobytes()
+    no_folder(tmp_path / "data")
+    for _ in range(3):
+        for device, task in zip(found, tasks, strict=True):
+            with pytest.raises(grpc.RpcError) as refused:
+                device.send(task, data, f"update-of-{device.client_id}")
+            assert ("retry-after-s", "1,5") in refused.value.trailing_metadata()
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
