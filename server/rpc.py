@@ -47,7 +47,6 @@ from anabranch.server.calls import USELESS_S, Calls, in_turn
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import Contents, PushVerdict, read_ask
 from anabranch.server.models import ModelFile, ModelRequest
-from anabranch.server.outage import Outage
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import ServerIdentity
@@ -73,9 +72,7 @@ class Devices(DevicesServicer):
     """See protos/v1/devices.proto for what each call means."""
 
     def __init__(self, run: LiveRun, gate: Gate) -> None:
-        self.run, self.gate, self.calls = run, gate, run.calls
-        self.outage = Outage(run.writer.give_up)
-        self._sending = 0  # models on their way
+        self.run, self.gate, self.calls, self.outage = run, gate, run.calls, run.outage
 
     @answers
     @in_turn
@@ -416,7 +413,7 @@ class Devices(DevicesServicer):
         """The header with the first chunk, then the others."""
         first: devices.ModelHeader | None = header
         offset = request.offset
-        self._sending += 1
+        self.run.sending += 1
         try:
             with file.open() as source:
                 while data := os.pread(source.fileno(), self._chunk_bytes(request), offset):
@@ -425,13 +422,13 @@ class Devices(DevicesServicer):
             if first is not None:
                 yield first, Chunk(offset, b"")
         finally:
-            self._sending -= 1
+            self.run.sending -= 1
 
     def _chunk_bytes(self, request: devices.FetchModelRequest) -> int:
         """Of a chunk of an answer. Each that is on its way is in memory: large ones are for a few."""
         limits = self.run.limits
         wished = request.chunk_bytes_max or limits.sent_chunk_bytes
-        most = limits.sent_chunk_bytes if self._sending > LARGE_CHUNKS_MAX else limits.chunk_bytes_max
+        most = limits.sent_chunk_bytes if self.run.sending > LARGE_CHUNKS_MAX else limits.chunk_bytes_max
         return min(max(wished, limits.slow_chunk_bytes), most)
 
 

@@ -19,6 +19,7 @@ from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
 from anabranch.server.moments import Moments
+from anabranch.server.outage import Outage
 from anabranch.server.presence import Presence
 from anabranch.server.restored import Restored
 from anabranch.server.store.base import RunInfo
@@ -74,12 +75,14 @@ class LiveRun:
     in_parts: bool = False
     sent_to_devices: SentBytes = field(default_factory=SentBytes)
     sent_to_observers: SentBytes = field(default_factory=SentBytes)
+    sending: int = 0  # models on their way
 
     def __post_init__(self) -> None:
         table = self.given.server
         self.quota = Quota(Path(table.data_dir), table.disk_bytes_max)  # for figures: the store has its own
         self.moments = Moments(self.info.created_at, self._counts)
         self.streams = Streams(self.limits.rpcs_max // 2)  # the rest is for calls
+        self.outage = Outage(self.writer.give_up)
 
     def _counts(self) -> tuple[int, int, int]:
         return self.writer.glance.counters.applied, self.uploads.bytes_total, self.sent_to_devices.bytes

@@ -25,7 +25,7 @@ from anabranch.cli.health import health
 from anabranch.client.channel import open_channel
 from anabranch.client.operator import open_operator
 from anabranch.core.config.tables import merge
-from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.errors import ConfigError, StoreCorrupt, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, KIB
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import jobs_pb2
@@ -34,6 +34,7 @@ from anabranch.server.job import JobState
 from anabranch.server.job_folder import NOTE, set_stopped
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
+from anabranch.server.writer import Writer
 
 RUNNING, STOPPED, FAILED, ENDED = JobState.RUNNING, JobState.STOPPED, JobState.FAILED, JobState.ENDED
 
@@ -107,6 +108,27 @@ def idle(host: Host, job: str) -> Iterator[Stream]:
         made.say(heartbeat=devices.HeartbeatRequest(client_id="device-1", task_id="t"))
         assert made.hear().head.WhichOneof("answer") == "heartbeat"
         yield made
+
+
+def test_an_outage_of_a_jobs_store_is_said_once(
+    two: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server of jobs makes what answers anew for each call; what lasts stands with the run."""
+
+    async def damaged(*_: object) -> str:
+        raise StoreCorrupt("a row of model_versions cannot be read")
+
+    with Host(two) as host:
+        host.until("one", RUNNING)
+        device = host.device("one")
+        device.enrol()
+        with monkeypatch.context() as patch:
+            patch.setattr(Writer, "head_of", damaged)
+            for _ in range(3):
+                with pytest.raises(grpc.RpcError, match="model_versions"):
+                    device.task()
+    said = [record.message for record in caplog.records if "come again" in record.message]
+    assert len(said) == 1, said
 
 
 def test_a_stream_is_of_the_job_that_it_names(two: Path) -> None:
