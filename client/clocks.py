@@ -14,9 +14,9 @@ from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated,
 from anabranch.identity.addresses import host_and_port, split_job
 from anabranch.identity.certificates import SET_CLOCK, is_issued_by, lifetime, read_certificate, times_text
 from anabranch.identity.wallet import IDENTITY, Wallet
-from anabranch.support.shown import is_turned_away, shown_certificate
+from anabranch.support.shown import PROBE_S, is_turned_away, shown_certificate
 
-PROBE_S = 2.0
+Place = tuple[str, int]  # host and port
 
 
 def check_valid(certificate: x509.Certificate, address: str, now: float) -> None:
@@ -33,25 +33,24 @@ def check_unreached(error: Unavailable, address: str, wallet: Wallet | None, now
     And `NotAuthenticated` where the papers have ended by both clocks.
     """
     if wallet is not None and not error.reached:
-        _check_shown(address, wallet.authority, now)
-        _check_accepted(address, wallet, now)
+        place = host_and_port(split_job(address)[0])
+        _check_shown(place, address, wallet.authority, now)
+        _check_accepted(place, address, wallet, now)
 
 
-def _check_shown(address: str, authority: x509.Certificate, now: float) -> None:
-    """`check_valid` of what is shown at `host:port`, if it is of this authority and can be had."""
-    host, port = host_and_port(split_job(address)[0])
+def _check_shown(place: Place, address: str, authority: x509.Certificate, now: float) -> None:
+    """`check_valid` of what is shown there, if it is of this authority and can be had."""
     with suppress(OSError, ConfigError, NotAuthenticated):
-        certificate = read_certificate(shown_certificate(host, port, PROBE_S).encode(), address)
+        certificate = read_certificate(shown_certificate(*place, PROBE_S).encode(), address)
         if is_issued_by(certificate, authority):
             check_valid(certificate, address, now)
 
 
-def _check_accepted(address: str, wallet: Wallet, now: float) -> None:
+def _check_accepted(place: Place, address: str, wallet: Wallet, now: float) -> None:
     """Whether the server hangs up on the wallet's certificate: one that it would know, but for the dates."""
-    host, port = host_and_port(split_job(address)[0])
     papers = wallet.folder / IDENTITY
     with suppress(OSError):
-        if is_turned_away(host, port, papers, PROBE_S):
+        if is_turned_away(*place, papers, PROBE_S):
             wallet.check(now)
             valid = lifetime(wallet.certificate)
             text = times_text(f"the certificate in {papers}", valid, "this machine's", now)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from anabranch.core.errors import NotAuthenticated
 from anabranch.identity.addresses import host_and_port, split_job
-from anabranch.support.shown import shown_certificate
-
-PROBE_S = 2.0
+from anabranch.support.shown import PROBE_S, shown_certificate
 
 
 def check_not_guarded(address: str) -> None:

@@ -13,7 +13,7 @@ from anabranch.compress.quantisers import BFloat16, Float32
 from anabranch.compress.stage import BLOCK, Coded, Dense, Sparse, Stage, StageContext, Value
 from anabranch.core.errors import AppError, InvalidUpdate, UnknownCodec
 from anabranch.core.model.params import Delta, SparseVector, Vector
-from anabranch.core.parts import kind_of
+from anabranch.core.parts import answer_text
 
 ROUNDED: tuple[Stage, ...] = (BFloat16(),)
 EXACT: tuple[Stage, ...] = (Float32(),)
@@ -126,7 +126,7 @@ def _answered(stage: Stage, method: str, found: Any) -> Value:
     if isinstance(found, Value):
         return found
     raise AppError(
-        f"codec stage {stage.name!r}: {method} must return Dense, Sparse or Coded, not {kind_of(found)}"
+        f"codec stage {stage.name!r}: {method} must return Dense, Sparse or Coded, not {answer_text(found)}"
     )
 
 

@@ -19,7 +19,7 @@ from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.stage import Coded, Role, Stage, Stream
 from anabranch.core.errors import AppError, InvalidUpdate, TooLarge
 from anabranch.core.kernels.chosen import loops
-from anabranch.core.parts import kind_of
+from anabranch.core.parts import answer_text
 
 MAGIC, FORMAT = b"aB", 1
 HEAD, CRC = struct.Struct("<2sBB8s"), struct.Struct("<I")
@@ -53,7 +53,7 @@ def raw_max(stages: tuple[Stage, ...], k: int, n: int) -> int:
         most = stage.raw_max(k, n)
         if not isinstance(most, int):
             raise AppError(
-                f"codec stage {stage.name!r}: raw_max must return a whole number, not {kind_of(most)}"
+                f"codec stage {stage.name!r}: raw_max must return a whole number, not {answer_text(most)}"
             )
         total += most
     return total

@@ -216,7 +216,7 @@ def name_of(part: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-def kind_of(found: Any) -> str:
+def answer_text(found: Any) -> str:
     """What a part has answered, in a word or two, for the error that says what it should have been."""
     return "None" if found is None else f"a {type(found).__name__}"
 

@@ -112,8 +112,9 @@ class Books:
         self.saving = Saving(engine, store, every, saved, keep)
         self._forgets = not keep.is_all
         # A server before this one may have been killed while it dropped.
-        self._trims, self._trims_at, self._trims_failed = self._forgets, 0.0, 0
-        self._saves_failed = 0  # one after the other
+        self._trims, self._trims_at = self._forgets, 0.0
+        self._trims_failing = _Failing("nothing was dropped of the log")
+        self._saves_failing = _Failing("no snapshot was written")
         self.long_parts = LongParts(engine)
         # Of the newest batch: who has an answer, in the order of the log, and who waits.
         self.answered: list[Call] = []
@@ -185,7 +186,8 @@ class Books:
     def _named(self, wait: bool = False) -> None:
         """Name the snapshot that is written, if there is one. Raises those of `NOT_NOW`."""
         if self.saving.finish(self._project_digests, wait):
-            self._trims, self._saves_failed = self._forgets, 0
+            self._trims = self._forgets
+            self._saves_failing.over()
 
     def _project_digests(self, taken: PendingSnapshot, written: SnapshotFile) -> None:
         if written.digests:
@@ -198,9 +200,7 @@ class Books:
         try:
             yield
         except NOT_NOW as error:
-            self._saves_failed += 1
-            if self._saves_failed.bit_count() == 1:  # said after pauses that double
-                log.warning("no snapshot was written: %s", error)
+            self._saves_failing.again(error)
 
     def _name_snapshot(self) -> None:
         with self._without_snapshot():
@@ -263,11 +263,10 @@ class Books:
         if not self._trims or time.monotonic() < self._trims_at:
             return
         try:
-            self._trims, self._trims_failed = self.store.trim(TRIMMED_AT_ONCE) > 0, 0
+            self._trims = self.store.trim(TRIMMED_AT_ONCE) > 0
+            self._trims_failing.over()
         except (*NOT_NOW, StoreCorrupt) as error:  # no room to make room, or no archive of what is damaged
-            self._trims_failed += 1
-            if self._trims_failed.bit_count() == 1:  # said after pauses that double
-                log.warning("nothing was dropped of the log: %s", error)
+            self._trims_failing.again(error)
             self._trims_at = time.monotonic() + TRIMMED_AGAIN_S
 
     def _append(self, entries: list[Entry]) -> list[int | None]:
@@ -320,6 +319,23 @@ class Books:
         with self._without_snapshot():
             self.begin_snapshot(now)
         self._name_snapshot()
+
+
+class _Failing:
+    """What fails one time after the other: a warning at the first, the second, the fourth and so on."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._times = what, 0
+
+    def again(self, error: Exception) -> None:
+        """Once more."""
+        self._times += 1
+        if self._times.bit_count() == 1:
+            log.warning("%s: %s", self._what, error)
+
+    def over(self) -> None:
+        """It did not fail."""
+        self._times = 0
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class CountsCalls(aio.ServerInterceptor):
         return self._handlers[method]
 
     def _counted(self, handler: Any, method: str) -> Any:
-        kind = kind_of(handler)
+        kind = behaviour_name(handler)
         behaviour = getattr(handler, kind)
         # One that writes by itself is awaited, as one with a single answer.
         wrap = self._answer if iscoroutinefunction(behaviour) else self._stream
@@ -64,7 +64,7 @@ class CountsCalls(aio.ServerInterceptor):
         return handler
 
 
-def kind_of(handler: Any) -> str:
+def behaviour_name(handler: Any) -> str:
     """By which name a handler has what it does: `unary_unary`, `stream_unary` and so on."""
     streams = handler.request_streaming, handler.response_streaming
     return "_".join("stream" if is_stream else "unary" for is_stream in streams)

@@ -17,7 +17,7 @@ from grpc import HandlerCallDetails, aio
 
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, Unavailable
 from anabranch.identity.certificates import Kind, Peer
-from anabranch.server.counting import OURS, Behaviour, kind_of
+from anabranch.server.counting import OURS, Behaviour, behaviour_name
 from anabranch.server.gate import Gate
 from anabranch.server.members import LOOK_S
 from anabranch.server.rpc_errors import Context, abort
@@ -72,7 +72,7 @@ class TakesPlaces(aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
-        kind = kind_of(handler)
+        kind = behaviour_name(handler)
         behaviour: Behaviour = getattr(handler, kind)
         begin = self._with_requests if handler.request_streaming else self._with_request
         if handler.response_streaming and not handler_call_details.method.startswith(OURS):

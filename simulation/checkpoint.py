@@ -293,22 +293,21 @@ def remove_checkpoint(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def check_same(folder: Path, config: Config, app: App | None) -> None:
+def check_same(folder: Path, ended: Result, config: Config, app: App | None) -> None:
     """Raises `ConfigError` where the run that has ended in the folder was of other settings or other code."""
-    if differences := told_apart(Result.read(folder).config, config.to_json()):
+    if differences := told_apart(ended.config, config.to_json()):
         raise ConfigError(
             f"{folder} has a run of other settings, which has ended: {'; '.join(differences)}; "
             "name another folder"
         )
-    check_code(folder, config, app)
+    check_code(folder, ended, config, app)
 
 
-def check_code(folder: Path, config: Config, app: App | None) -> None:
+def check_code(folder: Path, ended: Result, config: Config, app: App | None) -> None:
     """Raises `ConfigError` where the run that has ended in the folder was of other code than this one is.
 
     Nothing is said where that is not known, nor of our own code once it is another release's.
     """
-    ended = Result.read(folder)
     if not ended.code:
         return
     now = code_of(config, app)

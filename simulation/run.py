@@ -134,9 +134,10 @@ def simulate(
     where `out` holds a run already, or with `resume` one that is not this one.
     """
     if resume and out is not None and has_ended(out):
-        check_same(out, config, app)
+        ended = Result.read(out)
+        check_same(out, ended, config, app)
         remove_checkpoint(out)
-        return Result.read(out)
+        return ended
     started = time.perf_counter()
     with (
         own_parts(OWN_PARTS),

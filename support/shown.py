@@ -13,6 +13,7 @@ from anabranch.support.proxies import connected
 T = TypeVar("T")
 
 READ_BYTES = 64 * 1024
+PROBE_S = 2.0  # for a look at where a call has just failed
 
 
 def shown_certificate(host: str, port: int, timeout_s: float) -> str:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
-from anabranch.core.parts import PartKind, kind_of
+from anabranch.core.parts import PartKind, answer_text
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Examples, Shard
 
@@ -66,7 +66,8 @@ def partition(
     parts = split(labels, count, fleet, seed, speed_groups)
     if not isinstance(parts, Sized):
         raise DataError(
-            f"fleet.split {fleet.split!r} gave {kind_of(parts)}: give a list of row numbers for each device"
+            f"fleet.split {fleet.split!r} gave {answer_text(parts)}: give a list of row numbers for each "
+            "device"
         )
     if len(parts) != count:
         raise DataError(f"fleet.split {fleet.split!r} gave {len(parts)} parts for {count} devices: one each")

@@ -9,7 +9,7 @@ import numpy as np
 from anabranch.core.engine.strategy import Plan, Refusal, Step
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.parts import kind_of
+from anabranch.core.parts import answer_text
 
 
 def checked_refusal(found: Any, whose: str) -> Refusal | None:
@@ -63,4 +63,4 @@ def checked_vector(found: Any, whose: str, size: int) -> np.ndarray[Any, np.dtyp
 
 
 def _word(found: Any) -> str:
-    return "one without" if isinstance(found, Step) else kind_of(found)
+    return "one without" if isinstance(found, Step) else answer_text(found)

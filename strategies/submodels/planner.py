@@ -27,7 +27,7 @@ from anabranch.core.engine.planner import WHOLE, Applicant, Narrowest, drawn
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
-from anabranch.core.parts import kind_of
+from anabranch.core.parts import answer_text
 
 Units = npt.NDArray[np.int64]
 UNITS_SAID = 8
@@ -95,7 +95,7 @@ class GroupPlanner:
         """What `kept` gave, group by group. Raises `AppError` for what are no units of them."""
         whose, groups = f"planner {self.name!r}: kept must give", self.spec.groups
         if not isinstance(kept, Sized) or len(kept) != len(groups):
-            said = f"{len(kept)}" if isinstance(kept, Sized) else kind_of(kept)
+            said = f"{len(kept)}" if isinstance(kept, Sized) else answer_text(kept)
             raise AppError(f"{whose} the units of each of {len(groups)} groups, not {said}")
         found: list[Units] = [np.asarray(units) for units in kept]  # type: ignore[attr-defined]
         for units, group in zip(found, groups, strict=True):

@@ -239,7 +239,7 @@ def carry_out(job: SweepJob, callbacks: Iterable[Callback] = ()) -> None:
     Raises `ConfigError` where what is there was made by other code.
     """
     if has_ended(job.folder):  # of these settings, by its name; how much of Ray it had may be other
-        check_code(job.folder, job.config, job.app)
+        check_code(job.folder, Result.read(job.folder), job.config, job.app)
         return
     kept = None if job.keep_payloads else 0.0  # nobody comes back to a temporary folder
     run_simulation(
