@@ -8,7 +8,6 @@ process, and a name that another machine has sent is looked up and never loaded.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 
 from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import AnabranchError, ConfigError
+from anabranch.core.spelling import did_you_mean
 
 _CODE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*\Z", re.DOTALL)
 
@@ -194,8 +194,8 @@ class PartKind:
             return (
                 f"{setting} is {name!r}, which is code: only a command line or a file of settings can name it"
             )
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else "your own is path/to/file.py:Class"
+        near = did_you_mean(name, names, likeness=0.4)
+        hint = near or "your own is path/to/file.py:Class"
         own = f"{' Or' if near else ', or'} name your own with {self.option}" if self.option else ""
         return f"{setting} must be one of {', '.join(names)}, not {name!r}; {hint}{own}"
 

@@ -33,7 +33,6 @@ OVER = (AdviceKind.CANCEL, AdviceKind.FINISHED)  # nobody wants the task any mor
 class DeviceCall(StrEnum):
     """What a device does that may fail."""
 
-    ENROL = "enrol"
     ASK = "ask"
     FETCH = "fetch"
     TRAIN = "train"

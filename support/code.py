@@ -7,7 +7,6 @@ came from another machine never gets here (tests/security/test_foreign_code.py).
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -23,6 +22,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.parts import PartKind, is_code
 from anabranch.core.rng import seed_of
+from anabranch.core.spelling import did_you_mean
 from anabranch.support.own_code import told
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -105,9 +105,8 @@ def attribute(module: ModuleType, name: str, where: str, place: str) -> Any:
     """An attribute of a module that was loaded. Raises `AppError` naming the nearest one."""
     if hasattr(module, name):
         return getattr(module, name)
-    near = difflib.get_close_matches(name, vars(module), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise AppError(f"{place}: {where} has no attribute {name!r}{hint}")
+    near = did_you_mean(name, vars(module))
+    raise AppError(f"{place}: {where} has no attribute {name!r}{near and '; ' + near}")
 
 
 def from_file(path: str) -> ModuleType:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from anabranch.core.errors import AppError
 from anabranch.core.parts import PartKind
+from anabranch.core.spelling import did_you_mean
 from anabranch.support import code
 
 BUILT_IN = {
@@ -87,7 +87,6 @@ def _check_no_folder(spec: str) -> None:
 def _choices(spec: str) -> str:
     names = APPS.names()
     files = [path.name for kind in SETTINGS for path in Path().glob(f"*{kind}")]
-    near = difflib.get_close_matches(spec, [*names, *files], n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = did_you_mean(spec, [*names, *files])
     yours = "your own is module:App, path/to/file.py:App or flower:FOLDER"
-    return f"{hint}built in are {', '.join(names)}; {yours}"
+    return f"{near and near + ' '}built in are {', '.join(names)}; {yours}"

@@ -24,7 +24,6 @@ platform's; `trace_forms.py` makes it of those of others.
 from __future__ import annotations
 
 import csv
-import difflib
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +34,7 @@ from typing import Any
 from anabranch.core.config.ranges import ENERGY
 from anabranch.core.errors import DataError
 from anabranch.core.model.updates import NO_WIDTH, is_width
+from anabranch.core.spelling import did_you_mean
 
 DEVICE, TIME, STATE, STEP_TIME, WIDTH_MAX = "device", "time_s", "state", "step_time_s", "width_max"
 RATES = ("up_mbps", "down_mbps", "latency_s")
@@ -265,10 +265,10 @@ def _check_columns(columns: Iterable[str], where: str) -> None:
     there = list(columns)
     for name in there:
         if name not in COLUMNS:
-            near = difflib.get_close_matches(name, COLUMNS, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            near = did_you_mean(name, COLUMNS)
             raise DataError(
-                f"fleet.trace: {where} has an unknown column {name!r}{meant} It may have {', '.join(COLUMNS)}"
+                f"fleet.trace: {where} has an unknown column {name!r}{near and '; ' + near} "
+                f"It may have {', '.join(COLUMNS)}"
             )
     if len(set(there)) != len(there):
         raise DataError(f"fleet.trace: {where} has a column twice: {', '.join(there)}")

@@ -7,7 +7,6 @@ only merges and checks.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -55,6 +54,7 @@ from anabranch.core.plain import (
     real,
     written,
 )
+from anabranch.core.spelling import did_you_mean
 
 T = TypeVar("T")
 
@@ -509,8 +509,7 @@ def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None
     names = list(known)
     if name in names:
         return
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    hint = did_you_mean(name, names, likeness=0.4) or f"known: {', '.join(names)}"
     raise ConfigError(f"unknown {what}: {name!r}; {hint}{_said_in(source)}")
 
 

@@ -496,14 +496,19 @@ class Engine:
 
     def context(self, now: float, update: Update | None = None) -> Context:
         """What it knows at a moment, and of an update that has come."""
-        staleness = 0 if update is None else self.staleness(update)
-        clients = self.ledger.client_ids
-        live, slowness = self.ledger.live, self.ledger.slowness
-        place = now, self.version, self.settings.seed
-        parts = self.part_changes
-        more = self._uplink_for, self.shelf
         return Context(
-            *place, clients, live, staleness, None, self.spec, slowness, self.sums, parts, None, *more
+            now,
+            self.version,
+            self.settings.seed,
+            self.ledger.client_ids,
+            live_tasks=self.ledger.live,
+            staleness=0 if update is None else self.staleness(update),
+            spec=self.spec,
+            slowness=self.ledger.slowness,
+            sums=self.sums,
+            part_changes=self.part_changes,
+            uplink_for=self._uplink_for,
+            shelf=self.shelf,
         )
 
     def _uplink_for(self, client_id: str, wanted: str) -> str:

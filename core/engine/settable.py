@@ -6,7 +6,6 @@ vector means, and no version that there is would be another with it. It takes ef
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from anabranch.core.config.tables import TABLES, TYPED, Config, merge
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.errors import ConfigError
+from anabranch.core.spelling import did_you_mean
 
 SETTABLE = (
     *("run.versions_max", "run.updates_max", "run.rejections_max"),
@@ -91,8 +91,7 @@ def check_settable(paths: Iterable[str]) -> None:
         table, _, key = path.partition(".")
         known = table in TABLES and (table == "strategy" or key in TABLES[table].__dataclass_fields__)
         if not known or not key:
-            near = difflib.get_close_matches(path, SETTABLE, n=1, cutoff=0.7)
-            hint = f"did you mean {near[0]!r}?" if near else "docs/configuration.md has them"
+            hint = did_you_mean(path, SETTABLE, likeness=0.7) or "docs/configuration.md has them"
             raise ConfigError(f"there is no setting {path!r}: {hint}")
         if why := why_fixed(path):
             raise ConfigError(f"{path} cannot be changed in a run: {why}")

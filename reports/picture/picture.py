@@ -54,7 +54,6 @@ class Picture:
         self.counts: Counter[str] = Counter()
         self.known: dict[str, int] = {}
         self.measured: dict[int, dict[str, float | None]] = {}
-        self.measured_change = 0
         self.compression: list[tuple[int, float, str, str]] = []
         self.settings_changed: list[dict[str, Any]] = []
         self.version, self.now_s, self.clock_s, self.from_s = 0, 0.0, 0.0, 0.0
@@ -256,11 +255,9 @@ class Picture:
         self.version = h.version or 0
         self.versions.cut(int(np.searchsorted(self.versions["version"], self.version, side="right")))
         self.measured = {v: found for v, found in self.measured.items() if v <= self.version}
-        self.measured_change += 1
 
     def _evaluated(self, h: Happened) -> None:
         self.measured.setdefault(h.version or 0, {}).update(h.others)
-        self.measured_change += 1
 
     def has_published(self, version: int, time_s: float, updates: int) -> None:
         """A version of before this picture, as its source knows of it; told in order."""
@@ -275,7 +272,6 @@ class Picture:
         if metrics:
             with self.lock:
                 self.measured[version] = dict(metrics)
-                self.measured_change += 1
 
     # --- the run -------------------------------------------------------------------------------
 

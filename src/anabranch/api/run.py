@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shutil
 from functools import cached_property
@@ -19,6 +18,7 @@ from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import NOT_ALIKE, ConfigError, DataError, ReplayMismatch
 from anabranch.core.parts import is_code
+from anabranch.core.spelling import did_you_mean
 from anabranch.reports.compare import Against
 from anabranch.reports.html import REPORT_FILE
 from anabranch.reports.journal_files import JournalReader
@@ -101,8 +101,7 @@ class Run:
         with path.open(encoding="utf-8") as lines:
             found = Records(row for row in map(json.loads, lines) if kind in ("", row["kind"]))
         if kind not in ("", *EVENT_KINDS) and not found:  # a newer release may have others
-            near = difflib.get_close_matches(kind, EVENT_KINDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EVENT_KINDS)}"
+            hint = did_you_mean(kind, EVENT_KINDS) or f"there are {', '.join(EVENT_KINDS)}"
             raise ConfigError(f"events: no event is of the kind {kind!r}: {hint}")
         return found
 
