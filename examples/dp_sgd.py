@@ -35,6 +35,8 @@ from anabranch.workloads.batches import each_step, planned_steps
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.objective import Objective
 
+TWISTER = slice(24, 24 + 8 * 624)  # its words, of 32 bits each, in the bytes of a generator's state
+
 
 class PrivateTraining(App):
     """Before another App's name among a class's bases: `class Mine(PrivateTraining, Yours)`."""
@@ -106,8 +108,18 @@ def _gradients(
 
 
 def _drawing(device: Any) -> torch.Generator:
-    """Draws that nobody can repeat: the server knows every seed of the run."""
-    return torch.Generator(device).manual_seed(secrets.randbits(63))
+    """Draws that nobody can repeat: the server knows every seed of the run.
+
+    On the CPU they are a Mersenne Twister's, of whose seed torch takes 32 bits: few enough to try them all.
+    So all of its words are drawn. A GPU's generator takes the seed whole.
+    """
+    generator = torch.Generator(device).manual_seed(secrets.randbits(63))
+    if generator.device.type == "cpu":
+        state = generator.get_state()
+        words = state[TWISTER].view(torch.int64)
+        words.copy_(torch.from_numpy(np.frombuffer(secrets.token_bytes(4 * len(words)), np.uint32).copy()))
+        generator.set_state(state)
+    return generator
 
 
 class PrivateDigits(PrivateTraining, Digits):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,24 @@ def test_the_noise_is_of_its_size_and_of_nobodys_seed() -> None:
     # Two draws of deviation noise * clip / B; 4,810 of them, so that the estimate is within 1 %.
     assert apart.std() == pytest.approx(2**0.5 * 2.0 * CLIP / 10, rel=0.06)
     assert abs(apart.mean()) < 6 * apart.std() / apart.size**0.5
+
+
+def test_the_draws_are_more_than_can_be_tried() -> None:
+    """Of a seed torch's twister takes 32 bits, and makes its 624 words of them."""
+    drawing = sys.modules[PrivateTraining.__module__]._drawing
+    words = [drawing("cpu").get_state()[24 : 24 + 8 * 624].view(torch.int64).numpy() for _ in range(2)]
+    for found in words:
+        assert found.min() >= 0
+        assert found.max() < 2**32
+        before = found[:-1].astype(np.uint64)
+        made = (
+            1812433253 * (before ^ (before >> np.uint64(30))) + np.arange(1, 624, dtype=np.uint64)
+        ) % 2**32
+        assert np.count_nonzero(made == found[1:]) < 3, "one word follows of another"
+    assert np.count_nonzero(words[0] == words[1]) < 3
+    draws = torch.normal(0.0, 1.0, (200_000,), generator=drawing("cpu")).numpy()
+    assert abs(draws.mean()) < 6 / draws.size**0.5
+    assert draws.std() == pytest.approx(1.0, rel=0.01)
 
 
 def test_each_example_is_in_a_batch_by_its_own_chance() -> None:
