@@ -22,13 +22,14 @@ from safetensors.numpy import load_file, save
 
 from anabranch.core.config.tables import Config
 from anabranch.core.content import digest_like
-from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
+from anabranch.core.errors import DataError, FolderMissing, ReplayMismatch, StoreCorrupt
 from anabranch.core.events import Payload
 from anabranch.core.journal import JournalDigest, Record
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.params import ParamSpec, Tensors
 
 JOURNAL, INITIAL, PAYLOADS = "journal.jsonl", "initial.safetensors", "payloads.zip"
+OTHERWISE = "so it cannot go on: begin in another folder, or have again what it was begun with"
 PAYLOAD_FOLDER = "payloads"  # where a run that has not ended keeps each in a file, in the place of PAYLOADS
 
 
@@ -71,15 +72,27 @@ class DigestJournal:
 
 
 class JournalWriter:
-    """Writes the journal of one run into `folder`, which has none yet; use it as a context manager."""
+    """Writes the journal of one run into `folder`, which has none yet; use it as a context manager.
+
+    With `retraces` there may be one, and what is appended must be what it has, record by record, until it
+    ends: none of it is written anew. Raises `ReplayMismatch` for other first weights, and `append` for any
+    other record.
+    """
 
     def __init__(
-        self, folder: Path, spec: ParamSpec, initial: Tensors, config: Config, keep_payloads: bool = True
+        self,
+        folder: Path,
+        spec: ParamSpec,
+        initial: Tensors,
+        config: Config,
+        keep_payloads: bool = True,
+        retraces: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / INITIAL).write_bytes(save(plain_tensors(initial)))
+        self._path, self._retraces = folder / JOURNAL, retraces and (folder / JOURNAL).exists()
+        self._begin(folder / INITIAL, save(plain_tensors(initial)))
         self._digest = JournalDigest()
-        self._lines: IO[str] = (folder / JOURNAL).open("w", encoding="utf-8")
+        self._lines: IO[str] = self._path.open("r+" if self._retraces else "w", encoding="utf-8")
         self._payloads: zipfile.ZipFile | None = None
         if config.run.keep_payloads and keep_payloads:
             self._payloads = zipfile.ZipFile(folder / PAYLOADS, "w", zipfile.ZIP_STORED)
@@ -90,14 +103,36 @@ class JournalWriter:
     def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
         """Write one record, and its payload unless it is there already."""
         text = self._digest.add(record) + "\n"
+        if not (self._retraces and self._is_there(text)):
+            self._lines.write(text)
         self._size_bytes += len(text.encode())
-        self._lines.write(text)
         if payload is None or self._payloads is None:
             return
         sha256 = record["payload"]["sha256"]
         if sha256 not in self._kept:
             self._kept.add(sha256)
             self._payloads.writestr(zipfile.ZipInfo(sha256), payload)
+
+    def _begin(self, path: Path, first: bytes) -> None:
+        """Write the first weights."""
+        if self._retraces and path.exists() and path.read_bytes() != first:
+            raise ReplayMismatch(f"{path}: the App's first weights are other ones now; {OTHERWISE}")
+        path.write_bytes(first)
+
+    def _is_there(self, text: str) -> bool:
+        """Whether the journal has this record next; from where it ends, or is torn, it is written on."""
+        known = self._lines.readline()
+        if known == text:
+            return True
+        if known.endswith("\n"):
+            raise ReplayMismatch(
+                f"{self._path} has another record after {self._size_bytes} bytes: the App, its data, their "
+                f"arithmetic or the run's name and places are not what it was begun with; {OTHERWISE}"
+            )
+        self._retraces = False
+        self._lines.seek(self._size_bytes)
+        self._lines.truncate()
+        return False
 
     def place(self) -> JournalPosition:
         """Where it stands."""

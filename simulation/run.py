@@ -76,6 +76,7 @@ from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.traces import read_trace
 
 PROGRESS_S = 1.0  # of real time, at least so often
+LEAVINGS = (JOURNAL, INITIAL, PAYLOADS, EVENTS_FILE, NOISE_KEY)  # of a run that has not begun
 
 
 @dataclass(frozen=True)
@@ -202,12 +203,10 @@ def open_simulation(
             origin = RunOrigin.of(config, problem)
             checkpoint = stack.enter_context(Checkpoint(out, origin, checkpoint_s, resume))
         key = noise_key or _noise_key(config, out, resume)
-        if out is None:
-            journal: JournalWriter | DigestJournal = DigestJournal(problem.spec, config)
-        else:
-            journal = stack.enter_context(
-                JournalWriter(out, problem.spec, problem.initial, config, keep_payloads)
-            )
+        retraces = resume and key is not None  # or there might be two sums with one noise
+        journal = _journal(config, problem, out, keep_payloads, retraces)
+        if isinstance(journal, JournalWriter):
+            stack.enter_context(journal)
         began = started_now() if checkpoint is None else checkpoint.origin.started_at
         recorder = stack.enter_context(_recorder(config, problem, app, out, trackers or Trackers(), began))
         recorder.trackers.start(TrackedRun.of(config, "simulated", out))
@@ -228,21 +227,50 @@ def open_simulation(
 
 @contextmanager
 def _nothing_of_refused(out: Path | None) -> Iterator[None]:
-    """Of a run that was refused before it began nothing is left: once it is mended it may have the folder."""
+    """Of a run that was refused before it began nothing is left: once it is mended it may have the folder.
+
+    What was there before stays, whosever it is: a noise key cannot be made again.
+    """
     free = out is not None and not holds_run(out)
+    made = [] if out is None else [out / name for name in LEAVINGS if not (out / name).exists()]
     try:
         yield
     except ConfigError:
         if out is not None and free and not (out / RESULT_FILE).exists():
-            for name in (JOURNAL, INITIAL, PAYLOADS, EVENTS_FILE, NOISE_KEY):
-                (out / name).unlink(missing_ok=True)
+            for path in made:
+                path.unlink(missing_ok=True)
         raise
 
 
 def _noise_key(config: Config, out: Path | None, resume: bool) -> bytes | None:
-    """That of a private run: read where it goes on, made where it begins, before all else that it leaves."""
-    begun = resume and out is not None and (holds_run(out) or (out / NOISE_KEY).exists())
-    return kept_key(config, out) if begun and out is not None else new_key(config, out)
+    """That of a private run: read where it goes on, and made where it begins.
+
+    A key beside which there is no journal is another run's. So the journal is there first, empty.
+    """
+    if out is None or not config.privacy.on:
+        return new_key(config, out)
+    journal, key = out / JOURNAL, out / NOISE_KEY
+    if resume and journal.exists() and (key.exists() or journal.stat().st_size):
+        return kept_key(config, out)
+    if not key.exists() and out.is_dir():
+        journal.touch()
+    return new_key(config, out)
+
+
+def _journal(
+    config: Config, problem: Problem, out: Path | None, keep_payloads: bool, retraces: bool
+) -> JournalWriter | DigestJournal:
+    """What the run's events go to. Raises `ConfigError` where nobody could tell whether it retraces."""
+    if out is None:
+        return DigestJournal(problem.spec, config)
+    path = out / JOURNAL
+    begun = retraces and path.exists() and path.stat().st_size > 0
+    if begun and config.run.payload_digest == UNNAMED:
+        raise ConfigError(
+            f"run.payload_digest = {UNNAMED!r}: a private run goes on with the updates that it had, or its "
+            "noise would be on two sums, and without digests nobody can tell; begin in another folder"
+        )
+    return JournalWriter(out, problem.spec, problem.initial, config, keep_payloads, retraces)
 
 
 def _recorder(

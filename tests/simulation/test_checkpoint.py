@@ -8,6 +8,7 @@ import random
 import signal
 import sqlite3
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.reports.folders import CHECKPOINT
 from anabranch.reports.html import REPORT_FILE
+from anabranch.reports.journal_files import INITIAL, JOURNAL
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import RESULT_FILE
 from anabranch.simulation.checkpoint import FORGOTTEN, Checkpoint, RunOrigin
@@ -184,6 +186,95 @@ def test_a_private_run_may_begin_by_going_on(tmp_path: Path) -> None:
     assert not (tmp_path / NOISE_KEY).exists()
     (tmp_path / NOISE_KEY).write_bytes(key)
     assert simulate(private, tmp_path, resume=True).journal_sha256 == first.journal_sha256
+
+
+PRIVATE = config(
+    "fedbuff",
+    run={"updates_max": 30, "evaluate_every_versions": 0},
+    privacy={"clip": 1.0, "noise": 1.0, "participations": 16},
+)
+
+
+class Doubling(Interrupting):
+    """Adds twice as much, from one of its trainings on."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        found = super().train(model, examples, plan, seed)
+        model["w"] += float(self.trainings > self.after)
+        return found
+
+
+class Elsewhere(Interrupting):
+    """Begins with other weights."""
+
+    def model(self) -> dict[str, Any]:
+        return {"w": np.ones(self.size, np.float32)}
+
+
+def paused_in_private(out: Path, **run: Any) -> bytes:
+    """A private run was interrupted, and has no checkpoint; its journal."""
+    app = Interrupting()
+    app.interrupted_in = 20
+    with pytest.raises(KeyboardInterrupt):
+        simulate(PRIVATE, out, app, checkpoint_s=0, **run)
+    assert not (out / CHECKPOINT).exists()
+    return (out / JOURNAL).read_bytes()
+
+
+@pytest.mark.parametrize("app", [Doubling(0), Doubling(15), Elsewhere()], ids=["other", "later", "elsewhere"])
+def test_a_private_run_goes_on_with_the_updates_that_it_had_or_not_at_all(app: Any, tmp_path: Path) -> None:
+    """Or its noise would be on two sums, whose difference has none."""
+    journal = paused_in_private(tmp_path)
+    key, first = (tmp_path / NOISE_KEY).read_bytes(), (tmp_path / INITIAL).read_bytes()
+    with pytest.raises(ReplayMismatch, match="cannot go on: begin in another folder"):
+        simulate(PRIVATE, tmp_path, app, resume=True)
+    assert (tmp_path / JOURNAL).read_bytes() == journal, "what shows what was published stays"
+    assert (tmp_path / INITIAL).read_bytes() == first
+    (tmp_path / CHECKPOINT).unlink(missing_ok=True)
+    result = simulate(PRIVATE, tmp_path, Interrupting(), resume=True)
+    assert result.status == "finished"
+    assert (tmp_path / JOURNAL).read_bytes().startswith(journal)
+    assert (tmp_path / NOISE_KEY).read_bytes() == key
+    assert replay_run(tmp_path).matches
+
+
+@pytest.mark.parametrize("left", [0, 40, -1, -40], ids=["nothing", "torn first", "torn last", "torn"])
+def test_a_private_run_goes_on_from_a_journal_that_was_cut_off(left: int, tmp_path: Path) -> None:
+    """As a killed process leaves it."""
+    journal = paused_in_private(tmp_path)
+    (tmp_path / JOURNAL).write_bytes(journal[:left])
+    assert simulate(PRIVATE, tmp_path, Interrupting(), resume=True).status == "finished"
+    assert (tmp_path / JOURNAL).read_bytes().startswith(journal)
+    assert replay_run(tmp_path).matches
+
+
+def test_a_private_run_without_digests_does_not_go_on(tmp_path: Path) -> None:
+    unnamed = replace(PRIVATE, run=replace(PRIVATE.run, payload_digest="none"))
+    app = Interrupting()
+    app.interrupted_in = 20
+    with pytest.raises(KeyboardInterrupt):
+        simulate(unnamed, tmp_path, app, keep_payloads=False, resume=True)
+    with pytest.raises(ConfigError, match=r"run\.payload_digest = 'none': a private run goes on"):
+        simulate(unnamed, tmp_path, Interrupting(), keep_payloads=False, resume=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_noise_key_of_another_run_is_neither_used_nor_lost(resume: bool, tmp_path: Path) -> None:
+    """All else of that run was moved away."""
+    (tmp_path / NOISE_KEY).write_text("ab" * 32)
+    (tmp_path / INITIAL).write_bytes(b"somebody's")
+    with pytest.raises(ConfigError, match=r"privacy\.key is the noise key of another run"):
+        simulate(PRIVATE, tmp_path, Interrupting(), resume=resume)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        NOISE_KEY: b"ab" * 32,
+        INITIAL: b"somebody's",
+    }
 
 
 @pytest.mark.parametrize(
