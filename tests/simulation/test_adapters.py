@@ -21,7 +21,7 @@ from anabranch.workloads.torch_loop import evaluate
 from anabranch.workloads.trainer import trainer_for
 from scripts import EXAMPLES
 
-UPDATES = 100
+UPDATES = 40
 RUN = {"seed": 3, "updates_max": UPDATES}
 LOCAL = {"steps": 2, "batch_size": 8, "learning_rate": 0.003}
 
