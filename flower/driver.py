@@ -1,10 +1,10 @@
 """Our engine over Flower's Grid: every node is a device, every message a task, and nobody waits for a round.
 
 The engine is the one of the server and the simulator, and so is what stands round it (`host`); these are its
-hands. What a Grid has not is left out: no heartbeats (so leases are long, and a node that dies is known by
-Flower's error), models travel whole, nobody stands in line, as a node is asked and does not ask, and nothing
-but one reply comes of a task. So a reply that a server would refuse, for its device to send another, gives
-its task back here.
+hands. What a Grid has not is left out. There are no heartbeats: leases are long, and a node that dies is
+known by Flower's error. Models travel whole. Nobody stands in line, as a node is asked and does not ask.
+Nothing but one reply comes of a task: so one that a server would refuse, for its device to send another,
+gives its task back here.
 
 What is sent is sent after the event that it comes of is durable. A reply that was pulled but not yet written
 when the ServerApp died is gone: Flower hands it out once. Its task's lease ends, as that of a device that

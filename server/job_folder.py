@@ -1,8 +1,13 @@
 """Jobs as they lie on the disk: one folder each, in the folder that a server of several runs is given.
 
-`NAME/job.json` has whose it is, when it was added and whether it is stopped, `NAME/settings.toml` its
-settings, `NAME/model` what `anabranch init` wrote, `NAME/app.bundle` the code of its App if devices are to
-have it, and `NAME/data` is a server's data folder like any other.
+| in `NAME/`      | what it is                                                        |
+|-----------------|-------------------------------------------------------------------|
+| `job.json`      | whose it is, when it was added and whether it is stopped          |
+| `settings.toml` | its settings                                                      |
+| `model`         | what `anabranch init` wrote                                       |
+| `app.bundle`    | the code of its App, if devices are to have it                    |
+| `data`          | a server's data folder like any other                             |
+
 Whoever may write there decides what the server runs; so the folder is for its owner alone.
 """
 

@@ -13,9 +13,9 @@ P numbers take 4 n P bytes and, while a snapshot is written, as many again.
 
 "disk": on a shelf (`core/engine/shelf.py`), and the state has a reference of a hundred bytes in the place of
 each. What lies there is the very vector that the strategy was given, and not the payload that it came as,
-though the log has that, 10 to 40 times smaller where it is compressed: what an update is to a strategy comes
-of more than its bytes (a length that was bounded by what others had sent, buffers as differences from the
-model as it was), and the log may drop a payload long before its device comes again.
+though the log has that, 10 to 40 times smaller where it is compressed. What an update is to a strategy comes
+of more than its bytes: a length that was bounded by what others had sent, buffers as differences from the
+model as it was. And the log may drop a payload long before its device comes again.
 
 What this takes of the server's memory is bounded by `memory_bytes_max`: of a device its numbers and its name,
 or its name and a reference. A run whose fleet does not fit does not begin; where more devices come than fit,

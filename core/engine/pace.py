@@ -5,8 +5,8 @@ to come back in a quarter to half of that, the first in 1/32 to 1/16 of I. A lin
 O(log n) times for each place that is freed.
 
 A device that is told to come late keeps its turn, and a place stays empty for it. Where tasks get shorter
-meanwhile (the slow devices of a fleet have had their turn) it comes as late as the long ones made it, with
-places empty fewer are freed, so I gets longer, and those after it are told to come later still: a line that
+meanwhile (the slow devices of a fleet have had their turn) it comes as late as the long ones made it. With
+places empty fewer are freed, I gets longer, and those after it are told to come later still: a line that
 does not recover. So nobody is told to stay away for longer than half a task takes in the mean, or, in a long
 line, than `ASKS_PER_S` of the whole line allow.
 

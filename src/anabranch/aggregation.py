@@ -96,9 +96,9 @@ def aggregate(
     round. An update whose values cannot be used is a rejected step. `robust` has keys of the
     `[robust]` table: the rule that replaces the mean, and the clip.
 
-    `secagg` has keys of the `[secagg]` table: then updates are cut, rounded at random (the same way at
-    every call) and masked as devices do it, and keepers of the names given take the masks off each sum as
-    soon as it is full, so that the model is the one which a run with masked sums would have made.
+    `secagg` has keys of the `[secagg]` table: the model is then what a run with masked sums would have
+    made. Updates are cut, rounded at random (the same way at every call) and masked as devices do it.
+    Keepers of the names given take the masks off each sum as soon as it is full.
 
     Raises `ConfigError` for an unknown strategy, parameter or rule; `InvalidUpdate` for a model that
     holds no float tensor or values that are not finite, and for an update whose fields are of
