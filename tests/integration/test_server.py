@@ -157,8 +157,7 @@ def test_leases_expire_by_themselves(tmp_path: Path, manifest: Manifest) -> None
     with Served(server_config(tmp_path / "data", server=short), manifest) as served:
         task = served.device().task()
         other = served.device("device-2")
-        assert other.ask().refusal.reason == "at_capacity"
-        while not other.ask().HasField("task"):
+        while not other.ask().HasField("task"):  # there is one place
             pass
         late = served.device().push(task, ones(other))
         assert late.decision.verdict == "published"
