@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from benchmarks.arena.cells import CELLS
-from benchmarks.arena.play import again, matches, play, tell
+from benchmarks.arena.play import Match, again, matches, play, tell
 from benchmarks.arena.rows import ROWS
 from benchmarks.arena.store import RESULTS
 from benchmarks.studies import one_thread
@@ -48,13 +48,23 @@ def main() -> None:
     todo = matches(cells, rows, arguments.results)[which - 1 :: shards]
     if arguments.what == "left":
         for match in todo:
-            print(f"{match.cell.name} {match.row.name}: {len(match.progress.wanted)} runs next")
+            print(f"{match.cell.name} {match.row.name}: {_next_of(match)}")
     elif arguments.what == "again":
         for one in again(todo, 60 * arguments.minutes, arguments.draw):
             said = f"seed {one.published.seed}: {one.alike}"
             print(f"{one.match.cell.name} {one.match.row.name}, {said}", flush=True)
     elif play(todo, 60 * arguments.minutes, tell):
-        print("everything that was asked for has been run")
+        waiting = [match for match in todo if match.waits]
+        for match in waiting:
+            print(f"{match.cell.name} {match.row.name}: {_next_of(match)}")
+        if not waiting:
+            print("everything that was asked for has been run")
+
+
+def _next_of(match: Match) -> str:
+    if match.waits:
+        return f"waits for the point of {match.row.like!r}, of which runs are left"
+    return f"{len(match.progress.wanted)} runs next"
 
 
 if __name__ == "__main__":

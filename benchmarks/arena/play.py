@@ -49,6 +49,11 @@ class Match:
         return Progress(fresh(other.best, self._score), other.best, other.settled)
 
     @property
+    def waits(self) -> bool:
+        """Whether nothing can be run of it until another row's point is found."""
+        return self.like is not None and self.progress.best is None
+
+    @property
     def finals(self) -> list[Record]:
         """The runs on fresh seeds; empty until all of them have ended."""
         now = self.progress
@@ -92,7 +97,10 @@ def play(
     runner: Runner = record_of,
     now: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Run what is wanted; no run begins after so many seconds. Whether everything has been run."""
+    """Run what is wanted; no run begins after so many seconds.
+
+    Whether everything has been run, but for matches that wait for others.
+    """
     end = now() + seconds
     for match in todo:
         while wanted := match.progress.wanted:

@@ -18,6 +18,7 @@ from anabranch.core.config.tables import Config
 from anabranch.strategies.registry import strategy_of
 
 cells = benchmark("arena.cells")
+command = benchmark("arena.__main__")
 intervals = benchmark("arena.intervals")
 page = benchmark("arena.page")
 picture = benchmark("arena.picture")
@@ -260,6 +261,7 @@ def test_a_row_that_goes_by_anothers_point_waits_for_it(tmp_path: Path) -> None:
     (match,) = play.matches([CELL], [longer], tmp_path)
     assert not match.progress.wanted
     assert not match.finals
+    assert match.waits
     play.play(play.matches([CELL], [row()], tmp_path), 60, silent, runner)
     before = len(runner.asked)
     (match,) = both = play.matches([CELL], [longer], tmp_path)
@@ -268,6 +270,20 @@ def test_a_row_that_goes_by_anothers_point_waits_for_it(tmp_path: Path) -> None:
         tuning.Run((0.4, 10), 1.0, s, "test") for s in (1, 2, 3, 4, 5)
     ]
     assert len(match.finals) == 5
+    assert not match.waits
+
+
+def test_a_row_that_waits_is_not_said_to_have_been_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "one_thread", lambda: None)
+    asked = ["--cell", CELL.name, "--row", "fedbuff, 3 times as long/raw", "--results", str(tmp_path)]
+    for what in ("run", "left"):
+        monkeypatch.setattr("sys.argv", ["arena", what, *asked])
+        command.main()
+        assert capsys.readouterr().out == (
+            f"{CELL.name} fedbuff, 3 times as long/raw: waits for the point of 'fedbuff/raw', of which runs are left\n"
+        )
 
 
 def test_a_run_of_other_settings_is_another_run() -> None:
