@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from anabranch.compress.delta_log import FIRST_PLACES, PLACES, DeltaLog
 from anabranch.compress.direct import DirectDownlink
-from anabranch.compress.registry import make_codec
+from anabranch.compress.registry import codec_of, make_codec
 from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
@@ -63,12 +63,13 @@ def first_replica(spec: ParamSpec, codec: str, vector: Vector) -> Vector:
 
 
 def check_downlink(codec: str) -> None:
-    """Raises `ConfigError` or `UnknownCodec` where `[downlink] codec` says nothing that is known."""
-    stages = parse_chain(codec)
-    if stages[0].name == LOG:
-        _log_arguments(stages)
-    elif codec != AUTO:
-        make_codec(codec)
+    """Raises `ConfigError` where `[downlink] codec` says nothing that is known."""
+    with codec_of("downlink.codec", codec):
+        stages = parse_chain(codec)
+        if stages[0].name == LOG:
+            _log_arguments(stages)
+        elif codec != AUTO:
+            make_codec(codec)
 
 
 def _log_arguments(stages: tuple[StageText, ...]) -> tuple[float, int, int]:

@@ -32,7 +32,7 @@ import numpy as np
 from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
 from anabranch.compress.momentum import momentum
-from anabranch.compress.registry import make_codec
+from anabranch.compress.registry import codec_of, make_codec
 from anabranch.compress.ring import RingNumbers
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.chains import FEEDBACK, MOMENTUM, parse_chain, payload_codec
@@ -151,6 +151,12 @@ def make_uplink(text: str) -> Uplink:
     Raises `UnknownCodec`.
     """
     return Uplink(text)
+
+
+def uplink_of(text: str) -> Uplink:
+    """The uplink that `[uplink] codec` names. Raises `ConfigError`."""
+    with codec_of("uplink.codec", text):
+        return make_uplink(text)
 
 
 def _check_finite(delta: Vector) -> None:

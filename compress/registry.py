@@ -12,7 +12,8 @@ no chains, and stand alone: `raw`, and `ring(32,20)` of masked updates.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, get_type_hints
@@ -147,7 +148,7 @@ CODEC_STAGES = PartKind(
 
 
 def others() -> dict[str, Any]:
-    """The stages of others by name: installed ones, and those let in.
+    """The stages of others by name: installed ones that can be loaded, and those let in.
 
     Raises `ConfigError` where two of them have one number: asked for at the start of whatever runs.
     """
@@ -199,6 +200,15 @@ def make_codec(text: str) -> Codec:
     return Chain(text, tuple(_stage(stage, text) for stage in _completed(text)))
 
 
+@contextmanager
+def codec_of(setting: str, text: str) -> Iterator[None]:
+    """Inside, what is wrong with a codec's text is an error of the setting that has it: a `ConfigError`."""
+    try:
+        yield
+    except UnknownCodec as error:
+        raise ConfigError(f"{setting} = {text!r}: {str(error).removeprefix(f'codec {text!r}: ')}") from error
+
+
 def _ring(stage: StageText, text: str) -> RingNumbers:
     bits = [int(word) for word in stage.arguments if word.isdecimal()]
     if len(bits) != 2 or len(stage.arguments) != 2:
@@ -235,6 +245,14 @@ def _places() -> dict[str, int]:
     return built_in | {name: PLACE_NAMES.index(stage.place) for name, stage in others().items()}
 
 
+def _say_why_not(name: str, text: str) -> None:
+    """Raises `UnknownCodec` where a stage of others is installed and cannot be had."""
+    try:
+        CODEC_STAGES.find(name)
+    except ConfigError as error:
+        raise UnknownCodec(f"codec {text!r}: {error}") from error
+
+
 def _has_indices(name: str) -> bool:
     """Whether what a stage has chosen travels with its indices; those of a mask follow from a seed."""
     if name in _BY_NAME:
@@ -250,6 +268,8 @@ def _completed(text: str) -> list[StageText]:
     for stage in parse_chain(text):
         place = places.get(stage.name)
         if place is None:
+            if stage.name in CODEC_STAGES.names():
+                _say_why_not(stage.name, text)
             known = f"known: raw, {', '.join(places)}; your own is in uplink.stages (a device's: --part)"
             hint = f"{stage.name} stands alone" if stage.name in _ALONE else known
             raise UnknownCodec(f"codec {text!r}: unknown stage {stage.name!r}; {hint}")

@@ -9,6 +9,7 @@ process, and a name that another machine has sent is looked up and never loaded.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, cached_property
@@ -19,6 +20,8 @@ from typing import Any, Protocol
 from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import AnabranchError, ConfigError
 from anabranch.core.spelling import did_you_mean
+
+log = logging.getLogger(__name__)
 
 _CODE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*\Z", re.DOTALL)
 
@@ -64,6 +67,7 @@ class PartKind:
         self._needs, self._check = needs, check
         self._let_in: dict[str, Any] = {}  # by name and by place
         self._installed: dict[str, Any] = {}  # those that were wanted, by name
+        self._broken: set[str] = set()  # those that could not be loaded when all were wanted
 
     def names(self) -> list[str]:
         """Every name that `find` knows; those built in come first."""
@@ -86,9 +90,19 @@ class PartKind:
         return {name: self.find(name) for name in self.built_in}
 
     def others(self) -> dict[str, Any]:
-        """All that are not built in, by name, those that are installed too. Raises `ConfigError`."""
-        own = {name: part for name, part in self._let_in.items() if not is_code(name)}
-        return {**{name: self.find(name) for name in self._entries}, **own}
+        """All that are not built in, by name, those that are installed too.
+
+        An installed one that cannot be had is left out, and said once: most of what asks needs another.
+        """
+        found = {}
+        for name in self._entries:
+            if name not in self._broken:
+                try:
+                    found[name] = self.find(name)
+                except ConfigError as error:
+                    self._broken.add(name)
+                    log.warning("%s; nothing that needs it will run", error)
+        return {**found, **{name: part for name, part in self._let_in.items() if not is_code(name)}}
 
     def let_in(self, place: str, part: Any) -> None:
         """From now on `part`, which was loaded from `place`, is known by that and by its own name.

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anabranch.compress.feedback import make_uplink
+from anabranch.compress.feedback import uplink_of
 from anabranch.core.clock import EventClock
 from anabranch.core.config.ranges import SENT
 from anabranch.core.config.tables import Config, merge
@@ -103,7 +103,7 @@ class Options:
                 "whole, 'raw': a node keeps none between messages"
             )
         if config.uplink.codec != AUTO:
-            make_uplink(config.uplink.codec)
+            uplink_of(config.uplink.codec)
         if config.run.initial != SENT:
             raise ConfigError(
                 "anabranch.run.initial: on Flower's Grid a model comes with every message, so a node that "

@@ -213,7 +213,7 @@ def test_a_budget_of_bytes_ends_runs_and_becomes_updates(tmp_path: Path) -> None
         ({"ranges": {"strategy.alpha": [0.1, 0.2]}}, "no setting 'strategy.alpha'"),
         ({"ranges": {"run.seed": [1, 2]}}, "run.seed is what a tuning is for"),
         ({"ranges": {SIZE: [0, 2]}}, f"^tune.ranges: {SIZE} = 0: {SIZE} must be at least 1, not 0"),
-        ({"ranges": {CODEC: ["int8", "nope"]}}, f"^tune.ranges: {CODEC} = 'nope': codec 'nope': unknown"),
+        ({"ranges": {CODEC: ["int8", "nope"]}}, f"^tune.ranges: {CODEC} = 'nope': {CODEC} = 'nope': unknown"),
         ({"ranges": {RATE: [0.1, -1.0]}}, f"^tune.ranges: {RATE} = -1.0: {RATE} must be .*, not -1.0$"),
         ({"ranges": {RATE: [-1.0]}}, f"^tune.ranges: {RATE} = -1.0: {RATE} must be .*, not -1.0$"),
         ({"ranges": {RATE: []}}, f"{RATE} is empty"),

@@ -262,3 +262,12 @@ def test_a_bad_value_is_told_with_where_it_stands(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("ANABRANCH_RUN_UPDATES_MAX", "many")
     with pytest.raises(ConfigError, match=r"not 'many' \(ANABRANCH_RUN_UPDATES_MAX\)$"):
         load_config(None)
+
+
+@pytest.mark.parametrize("setting", ["uplink.codec", "downlink.codec"])
+@pytest.mark.parametrize(
+    ("text", "told"), [("nope", "unknown stage 'nope'; known: raw"), ("INT8", "write stages")]
+)
+def test_a_codec_that_is_not_known_is_told_with_its_setting(setting: str, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{setting} = '{text}': {told}"):
+        load_config(None, [f"{setting}={text}"])

@@ -161,6 +161,27 @@ def test_what_an_installed_part_raises_is_told_with_its_lines(
         part.turn(*given)
 
 
+def test_an_installed_part_that_is_broken_ends_only_what_needs_it(
+    site: Path, stages: PartKind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    package(site, "acme", "mine = acme:Mine", "raise RuntimeError('no licence')")
+    (site / "acme-1.0.dist-info" / "entry_points.txt").write_text("[anabranch.stages]\nmine = acme:Mine\n")
+    monkeypatch.setattr(stages, "_broken", set())
+    monkeypatch.delitem(stages.__dict__, "_entries", raising=False)
+    why = "codec stage 'mine' of the installed package acme cannot be loaded: RuntimeError: no licence"
+    try:
+        for _ in range(2):
+            assert not any(stage.startswith("mine") for stage in registry.stages())
+        assert [record.getMessage() for record in caplog.records] == [f"{why}; nothing that needs it will run"]
+        assert registry.make_codec("topk(0.1)|int8").text
+        with pytest.raises(UnknownCodec, match=f"codec 'mine': {why}"):
+            registry.make_codec("mine")
+        with pytest.raises(ConfigError, match=why):
+            stages.check_name("mine")
+    finally:
+        stages.__dict__.pop("_entries", None)
+
+
 def kind() -> PartKind:
     return PartKind(
         "widget", "widgets", ("strategy.name",), {"plain": int}, ("turn", "name"), option="--part w=PATH"

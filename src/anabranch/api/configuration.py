@@ -13,7 +13,7 @@ from typing import Any
 
 from anabranch.api.trust import admit
 from anabranch.compress.broadcast import check_downlink
-from anabranch.compress.feedback import make_uplink
+from anabranch.compress.feedback import uplink_of
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import TABLES, TYPED, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
@@ -67,7 +67,7 @@ def load_config(
 
 
 def _check_uplink(config: Config) -> None:
-    uplink = make_uplink(config.uplink.codec)
+    uplink = uplink_of(config.uplink.codec)
     if uplink.share is not None and config.client.push == ELASTIC:
         raise ConfigError(
             f"uplink.codec = {uplink.text!r}: with client.push = 'elastic' a device goes on from its own "

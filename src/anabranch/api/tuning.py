@@ -25,7 +25,7 @@ from anabranch.api.tune_log import LegKind, TuneLog
 from anabranch.api.tune_ranges import Choice, deal, default_ranges, settings_of, value_of
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import ConfigError, UnknownCodec
+from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.plain import of_python
 from anabranch.reports.folders import CHECKPOINT
@@ -312,7 +312,7 @@ def _of_ranges(choice: Choice) -> Iterator[None]:
     """What is wrong with a choice is said of the ranges that it is from, and not of `settings=`."""
     try:
         yield
-    except (ConfigError, UnknownCodec) as error:
+    except ConfigError as error:
         points = ", ".join(f"{path} = {value!r}" for path, value in choice.items())
         raise ConfigError(f"tune.ranges: {points}: {str(error).removesuffix(' (settings=)')}") from None
 
