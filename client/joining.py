@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,12 +30,15 @@ from anabranch.identity.certificates import (
     time_text,
 )
 from anabranch.identity.files import write_private
+from anabranch.identity.tokens import check_token
 from anabranch.identity.wallet import Wallet, joining_key, read_wallet
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningStub
 from anabranch.support.shown import shown_certificate
 
 JOIN_PORT_AFTER = 2
+ON_THE_SERVER = "`anabranch admin ca show`"
+SHA256 = re.compile("[0-9a-f]{64}")
 TOKEN_ID = "token_id"  # noqa: S105 - the name of a file, with the part of a token that is no secret
 OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
@@ -83,17 +87,19 @@ def _join_first(folder: Path, addresses: Sequence[str], token: str, ca_sha256: s
 
 def join(folder: Path, address: str, token: str, ca_sha256: str, client_id: str = "") -> Wallet:
     """Join a federation; see the module. Errors as for `joined_wallet`."""
+    check_token(token)
     wanted = ca_sha256.replace(":", "").strip().lower()
-    if len(wanted) != 64:
+    if not SHA256.fullmatch(wanted):
         raise ConfigError(
-            "--ca-sha256 must be the 64 hexadecimal digits that `anabranch admin ca init` printed"
+            f"--ca-sha256 must be the 64 hexadecimal digits that {ON_THE_SERVER} prints, not {ca_sha256!r}"
         )
     authority = _fetch_authority(address)
     certificate = read_certificate(authority, f"{address}: the authority")
     if not hmac.compare_digest(fingerprint(certificate), wanted):
         raise NotAuthenticated(
-            f"{address} is not the server of this federation: its authority has the SHA-256 "
-            f"{fingerprint(certificate)}"
+            f"{address} is not the server of this federation, or --ca-sha256 is mistyped: its authority has "
+            f"the SHA-256 {fingerprint(certificate)}, and this device was told {wanted}. {ON_THE_SERVER} "
+            "prints the right one, on the machine with the authority's folder"
         )
     key = joining_key(folder)
     with secure_channel(address, OPTIONS, certificate_pem(certificate)) as channel:

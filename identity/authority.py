@@ -10,7 +10,6 @@ may do so at the same time.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -41,9 +40,9 @@ from anabranch.identity.certificates import (
 from anabranch.identity.files import make_private_folder, tighten, write_private
 from anabranch.identity.register import Basis, Invitation, Membership, Register
 from anabranch.identity.signatures import sign
+from anabranch.identity.tokens import new_token
 
 KEY, CERTIFICATE, REGISTER = "ca.key", "ca.pem", "register.db"
-TOKEN_ID_BYTES = 8  # of thousands at a time none may come twice
 DAY_S = 86400.0
 AUTHORITY_LIFE_S = 3650 * DAY_S
 FIX = "make one with `anabranch admin ca init`"
@@ -155,7 +154,7 @@ class Authority:
         """A token for each of some names, all or none. Raises `ConfigError` for a name that is none."""
         for name in names:
             _checked(name)
-        made = [(secrets.token_hex(TOKEN_ID_BYTES), secrets.token_urlsafe(32), name) for name in names]
+        made = [(*new_token(), name) for name in names]
         until = self._now() + life_s
         self._register.add_tokens([(*token, until) for token in made])
         return [f"{token_id}.{secret}" for token_id, secret, _ in made]

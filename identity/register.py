@@ -24,6 +24,10 @@ BUSY_S = 10.0
 FORMAT = 2
 AGE = 1 << 32  # changes that no register lives to see
 TOKEN_CHARS_MAX = 128
+UNKNOWN = (
+    "the token is not known here: look whether it is as `anabranch admin enrol` printed it, or ask for "
+    "another"
+)
 
 TABLES = """
 CREATE TABLE tokens (
@@ -179,7 +183,7 @@ class Register:
         `ConfigError` where it was made out to another than `whose`, if that is said.
         """
         if len(token) > TOKEN_CHARS_MAX:
-            raise NotAuthenticated("the token is not known here: ask for another")
+            raise NotAuthenticated(UNKNOWN)
         token_id, _, secret = token.partition(".")
         with self._writing() as connection:
             query = "SELECT secret_sha256, name, expires_at, used_by, revoked FROM tokens WHERE token_id = ?"
@@ -187,7 +191,7 @@ class Register:
             # Compared even where there is none, and in constant time.
             known = "" if row is None else row[0]
             if not hmac.compare_digest(_digest(secret), known.ljust(64)):
-                raise NotAuthenticated("the token is not known here: ask for another")
+                raise NotAuthenticated(UNKNOWN)
             _, name, expires_at, used_by, revoked = row
             if revoked:
                 raise NotAuthenticated(f"the token of {name!r} was revoked: ask for another")

@@ -9,7 +9,8 @@ One that went in the meantime, with old events or an old snapshot, is of no use 
 copied again then.
 
 What a copy does without: uploads under way, which devices send again, and models that were encoded for
-downloads, which are made again. The authority's folder is none of the data.
+downloads, which are made again; and `lost/`, a database that was moved out of the way. The authority's folder
+is none of the data.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from anabranch.server.store.database import BUSY_TIMEOUT_MS
 from anabranch.server.store.ending import check_alone
 from anabranch.server.store.factory import SQLITE_FILE, open_store
 from anabranch.server.store.files import (
+    ASIDE,
     LOCK,
     REBUILDING,
     FolderLock,
@@ -74,7 +76,7 @@ RESTORING = "restoring"  # in a data directory: a backup that is being put back
 PARTIAL = ".partial"  # after the name of a backup that is not finished
 NAMED = ("blobs", "log", "packs", "shelf", "snapshots")  # only what the database and the end of the log need
 SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, FILE, *NAMED}
-SPARED |= {"spool", "models", NOISE_KEY, REBUILDING}
+SPARED |= {"spool", "models", NOISE_KEY, ASIDE, REBUILDING}
 PAGES = 1024  # of the database, between two signs of progress
 ROUNDS_MAX = 10  # so often files may be gone before they were copied
 

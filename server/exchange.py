@@ -10,14 +10,15 @@ opens another. So whoever is silent holds nothing, and a server that drains need
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import grpc
 from grpc import aio
 
-from anabranch.core.errors import InvalidUpdate
+from anabranch.core.errors import InvalidUpdate, StoreError
 from anabranch.core.model.growing import needed_for
 from anabranch.core.model.holdings import has
 from anabranch.core.model.params import ParamSpec
@@ -62,30 +63,41 @@ class DevicesAndExchange(Devices):
 
     async def _answer(self, request: Request, stream: _Stream, caller: Caller) -> None:
         head = request.head
-        kind, metrics = head.WhichOneof("request"), self.run.writer.metrics
+        kind = head.WhichOneof("request")
         stream.more = head.more and kind == "push"
         if kind == "fetch":
-            with counting(metrics, "FetchModel", stream.context):
+            with self._counted("FetchModel", stream):
                 await self._send_model(self.model(head.fetch, caller), stream, caller)
         elif kind == "push":
-            with counting(metrics, "PushUpdate", stream.context):
+            with self._counted("PushUpdate", stream):
                 verdict = await self.verdict(stream.contents(request), caller)
             said = devices.ResponseHead(push=verdict)
             following = _following(head.push.next, verdict.next, self.run.spec)
             await self._send_with_model(said, following, stream, caller)
         elif kind == "ask":
-            with counting(metrics, "AskTask", stream.context):
+            with self._counted("AskTask", stream):
                 answer = await ask_task(self, head.ask, caller)
             said = devices.ResponseHead(ask=answer)
             following = _following(head.ask, answer, self.run.spec)
             await self._send_with_model(said, following, stream, caller)
         elif kind in CALLS:
             name, method = CALLS[kind]
-            with counting(metrics, name, stream.context):
+            with self._counted(name, stream):
                 said = await method(self, getattr(head, kind), caller)
             await stream.write(frame_bytes(devices.ResponseHead(**{kind: said})))
         else:
             raise InvalidUpdate("an exchange goes on with a request: install the same version on both sides")
+
+    @contextmanager
+    def _counted(self, call: str, stream: _Stream) -> Iterator[None]:
+        """Inside is a request that stands for a call, which is counted by what its device is told."""
+        with counting(self.run.writer.metrics, call, stream.context):
+            try:
+                yield
+            except StoreError as error:
+                if (told := self.outage.told(error)) is error:
+                    raise
+                raise told from error
 
     async def _send_with_model(
         self,
@@ -100,7 +112,7 @@ class DevicesAndExchange(Devices):
         if fetch is not None and said.more:
             capability = self.run.writer.glance.clients.get(fetch.client_id)
             fetch.codecs.extend(() if capability is None else capability.codecs)
-            with counting(self.run.writer.metrics, "FetchModel", stream.context):
+            with self._counted("FetchModel", stream):
                 await self._send_model(self.model(fetch, caller), stream, caller)
 
     async def _send_model(self, chunks: AsyncIterator[ModelChunk], stream: _Stream, caller: Caller) -> None:

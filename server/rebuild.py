@@ -50,7 +50,7 @@ from anabranch.server.store import revision, rows
 from anabranch.server.store.base import Mark, RunInfo
 from anabranch.server.store.database import BUSY_TIMEOUT_MS, Database
 from anabranch.server.store.factory import SQLITE_FILE, open_store
-from anabranch.server.store.files import REBUILDING, FolderLock, make_folder, sync_file, sync_folder
+from anabranch.server.store.files import ASIDE, REBUILDING, FolderLock, make_folder, sync_file, sync_folder
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.run_note import FILE as NOTE
@@ -185,7 +185,7 @@ def _is_sqlite(path: Path) -> bool:
 
 def _moved(path: Path) -> str:
     """How a database goes out of the way, with what belongs to it, and over nothing that went before."""
-    lost, there = shlex.quote(str(path.parent / "lost")), shlex.quote(str(path))
+    lost, there = shlex.quote(str(path.parent / ASIDE)), shlex.quote(str(path))
     return f"move it away: mkdir {lost} && mv {there}* {lost}; and back, should this fail"
 
 

@@ -12,6 +12,7 @@ import base64
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
@@ -68,30 +69,41 @@ def proxy_to(host: str) -> Proxy | None:
     return Proxy(url.hostname, port, variable, user)
 
 
-def connected(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A connection, through the proxy if there is one. Raises `OSError`, which names that."""
+def seconds_to(until: float) -> float:
+    """How many are left until then, by `time.monotonic`. Raises `TimeoutError` where none are."""
+    if (left_s := until - time.monotonic()) <= 0:
+        raise TimeoutError("timed out")
+    return left_s
+
+
+def connected(host: str, port: int, until: float) -> socket.socket:
+    """A connection, through the proxy if there is one, by then (`time.monotonic`).
+
+    Of a name with several addresses each may take as long. Raises `OSError`, which names the proxy.
+    """
     proxy = proxy_to(host)
     if proxy is None:
-        return socket.create_connection((host, port), timeout_s)
+        return socket.create_connection((host, port), seconds_to(until))
     try:
-        connection = socket.create_connection((proxy.host, proxy.port), timeout_s)
+        connection = socket.create_connection((proxy.host, proxy.port), seconds_to(until))
     except OSError as error:
         raise OSError(f"{proxy}: {error}") from error
     try:
-        _ask_through(connection, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        _ask_through(connection, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", until)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _ask_through(connection: socket.socket, proxy: Proxy, where: str) -> None:
+def _ask_through(connection: socket.socket, proxy: Proxy, where: str, until: float) -> None:
     lines = [f"CONNECT {where} HTTP/1.1", f"Host: {where}"]
     if proxy.user:
         lines.append(f"Proxy-Authorization: Basic {base64.b64encode(proxy.user.encode()).decode()}")
     connection.sendall("\r\n".join([*lines, "", ""]).encode())
     head = b""
     while not head.endswith(b"\r\n\r\n") and len(head) < HEAD_BYTES_MAX:
+        connection.settimeout(seconds_to(until))
         # One by one: what follows the head is of the server behind.
         if not (byte := connection.recv(1)):
             raise OSError(f"{proxy} closed the connection instead of passing {where} on")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from anabranch.support.proxies import connected
+from anabranch.support.proxies import connected, seconds_to
 
 T = TypeVar("T")
 
@@ -22,8 +23,8 @@ def shown_certificate(host: str, port: int, timeout_s: float) -> str:
     As `ssl.get_server_certificate`, which leaves a socket open where the server is killed at that moment, and
     passes proxies by.
     """
-    session = _Session(host, _unchecking())
-    with connected(host, port, timeout_s) as connection:
+    session = _Session(host, _unchecking(), time.monotonic() + timeout_s)
+    with connected(host, port, session.until) as connection:
         session.shake_hands(connection)
     certificate = session.tls.getpeercert(binary_form=True)
     if certificate is None:
@@ -39,8 +40,8 @@ def is_turned_away(host: str, port: int, papers: Path, timeout_s: float) -> bool
     context = _unchecking()
     context.load_cert_chain(papers)
     context.set_alpn_protocols(["h2"])
-    session = _Session(host, context)
-    with connected(host, port, timeout_s) as connection:
+    session = _Session(host, context, time.monotonic() + timeout_s)
+    with connected(host, port, session.until) as connection:
         session.shake_hands(connection)  # in TLS 1.3 the client's certificate is looked at when this is over
         return not session.hears(connection)
 
@@ -52,29 +53,31 @@ def _unchecking() -> ssl.SSLContext:
 
 
 class _Session:
-    """TLS over a connection, which may be a proxy's tunnel."""
+    """TLS over a connection, which may be a proxy's tunnel: all of it by `until` (`time.monotonic`)."""
 
-    def __init__(self, host: str, context: ssl.SSLContext) -> None:
+    def __init__(self, host: str, context: ssl.SSLContext, until: float) -> None:
+        self.until = until
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
 
     def shake_hands(self, connection: socket.socket) -> None:
-        self._until(connection, self.tls.do_handshake)
+        self._run(connection, self.tls.do_handshake)
 
     def hears(self, connection: socket.socket) -> bool:
         """Whether a first byte comes, or the end."""
         try:
-            return bool(self._until(connection, lambda: self.tls.read(1)))
+            return bool(self._run(connection, lambda: self.tls.read(1)))
         except (ssl.SSLError, ConnectionError):
             return False
 
-    def _until(self, connection: socket.socket, step: Callable[[], T]) -> T:
+    def _run(self, connection: socket.socket, step: Callable[[], T]) -> T:
         while True:
             try:
                 return step()
             except ssl.SSLWantReadError:
                 pass
             finally:
+                connection.settimeout(seconds_to(self.until))  # anew: one byte at a time could last for ever
                 if self._outgoing.pending:
                     connection.sendall(self._outgoing.read())
             if data := connection.recv(READ_BYTES):

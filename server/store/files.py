@@ -18,6 +18,7 @@ from anabranch.server.store.base import DiskFailed
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of its headers
+ASIDE = "lost"  # in a data directory: a database that its operator has moved out of the way
 REBUILDING = "rebuilding"  # in a data directory: where a database is made anew (`server/rebuild.py`)
 LOCK = "lock"  # in a folder: whoever has it locked owns the folder
 MISPLACED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)

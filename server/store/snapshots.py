@@ -12,7 +12,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,10 @@ class SnapshotFiles:
             with disk_errors("writing a snapshot"):
                 sha256 = _save(tensors, temporary, notes)
                 self._keep(temporary, sha256)
-        finally:
-            temporary.unlink(missing_ok=True)
+        except BaseException:
+            with suppress(OSError):  # a disk that fails fails here as well: what it said first is what counts
+                temporary.unlink(missing_ok=True)
+            raise
         return sha256
 
     def read(self, sha256: str) -> Snapshot:

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -53,3 +54,31 @@ def test_a_server_that_shows_none(behave: Callable[[socket.socket], None], liste
 def test_a_server_that_says_nothing(listener: socket.socket) -> None:
     with pytest.raises(TimeoutError):
         shown_certificate("127.0.0.1", listener.getsockname()[1], 0.1)
+
+
+@pytest.mark.parametrize("through_a_proxy", [False, True])
+def test_a_server_that_says_a_byte_now_and_then_is_not_waited_for(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, through_a_proxy: bool
+) -> None:
+    """Every byte is in time, and the whole is not."""
+    port = listener.getsockname()[1]
+    if through_a_proxy:
+        monkeypatch.setenv("grpc_proxy", f"http://127.0.0.1:{port}")
+    stop = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"\x16\x03\x03\x3f\xff")
+            while not stop.wait(0.001):
+                connection.sendall(b"\x02")
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    host = "example.org" if through_a_proxy else "127.0.0.1"
+    try:
+        with pytest.raises(TimeoutError):
+            shown_certificate(host, port, 0.3)
+    finally:
+        stop.set()
+        answering.join()

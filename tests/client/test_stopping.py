@@ -223,7 +223,12 @@ class Stopping(logging.Handler):
 @pytest.mark.parametrize("jobs", [False, True], ids=["run", "jobs"])
 def test_a_device_that_waits_to_join_is_stopped_as_any_other(jobs: bool, tmp_path: Path) -> None:
     options = ClientOptions(
-        "synthetic", "127.0.0.1:1", state_dir=tmp_path, token="a.b", ca_sha256="ab" * 32, join="127.0.0.1:1"
+        "synthetic",
+        "127.0.0.1:1",
+        state_dir=tmp_path,
+        token=f"{'a' * 16}.{'b' * 43}",
+        ca_sha256="ab" * 32,
+        join="127.0.0.1:1",
     )
     stopping, log = Stopping(), logging.getLogger("anabranch.client.run")
     log.addHandler(stopping)

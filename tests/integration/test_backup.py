@@ -61,6 +61,8 @@ def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, m
     told: list[tuple[str, int, int]] = []
     with Authority.create(tmp_path / "data/identity"):  # an image has it there
         pass
+    (tmp_path / "data/lost").mkdir()  # as the error of `admin rebuild` says
+    (tmp_path / "data/lost" / SQLITE_FILE).write_bytes(b"of a disk that failed")
     made = back_up(tmp_path / "data", tmp_path / "backup", tell=lambda *progress: told.append(progress))
     assert (made.version, made.proved) == (UPDATES, True)
     assert read_backup(tmp_path / "backup") == made
@@ -69,7 +71,7 @@ def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, m
     assert told[-2][1] == told[-2][2] > 0
     assert not (tmp_path / f"backup{PARTIAL}").exists()
     assert {path.name for path in (tmp_path / "backup").iterdir()}.isdisjoint(
-        {"spool", "models", "lock", "identity"}
+        {"spool", "models", "lock", "identity", "lost"}
     )
     modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "backup").rglob("*")}
     assert modes == {0}, "for its owner alone"

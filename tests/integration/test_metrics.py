@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streams import StreamDevice
 from wire import CALL_S, Served, server_config
 
-from anabranch.core.errors import ConfigError, PortInUse
+from anabranch.core.errors import ConfigError, PortInUse, StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.exposition import Exposition
@@ -29,6 +29,7 @@ from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.metrics import NEWEST, Metrics
 from anabranch.server.store.base import Entry, Projection
 from anabranch.server.store.memory import MemoryStore
+from anabranch.server.writer import Writer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
@@ -145,6 +146,28 @@ def test_requests_over_a_stream_count_as_the_calls_that_they_stand_for(
     assert found["anabranch_calls_total{code=OK,method=PushUpdate}"] == 1
     assert found["anabranch_calls_total{code=NOT_FOUND,method=PushUpdate}"] == 1
     assert found[ended] == 1
+
+
+def test_a_request_over_a_stream_counts_by_what_its_device_is_told_of_the_store(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def damaged(*_: object) -> str:
+        raise StoreCorrupt("a row of model_versions cannot be read")
+
+    with Served(config(tmp_path), manifest) as served:
+        device = StreamDevice(served.channel(), manifest.spec)
+        device.enrol()
+        with monkeypatch.context() as patch:
+            patch.setattr(Writer, "head_of", damaged)
+            with pytest.raises(grpc.RpcError, match="model_versions"):
+                device.task()
+        device.close()
+        counted, until = "anabranch_calls_total{{code={},method=AskTask}}", time.monotonic() + CALL_S
+        told = counted.format("UNAVAILABLE")
+        while told not in (found := samples(scraped(served))) and time.monotonic() < until:
+            pass
+    assert found[told] == 1
+    assert counted.format("INTERNAL") not in found
 
 
 def test_who_trains_is_counted_through_restarts(tmp_path: Path, manifest: Manifest) -> None:

@@ -26,6 +26,7 @@ from anabranch.core.errors import ConfigError, NotAuthenticated, NotPermitted, U
 from anabranch.core.model.updates import Capability
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind
+from anabranch.identity.tokens import check_token, new_token
 from anabranch.identity.wallet import read_wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
@@ -221,17 +222,51 @@ def test_a_replayed_token_of_a_revoked_device(guarded: Federation, tmp_path: Pat
 
 def test_the_token_goes_to_no_server_of_another_authority(guarded: Federation, tmp_path: Path) -> None:
     token = guarded.authority.invite("device-1", DAY_S)
-    with pytest.raises(NotAuthenticated, match="not the server of this federation"):
+    shas = rf"{guarded.authority.sha256}, and .* {'ab' * 32}\."
+    told = f"not the server of this federation, or --ca-sha256 .* {shas} `anabranch admin ca show`"
+    with pytest.raises(NotAuthenticated, match=told):
         join(tmp_path / "a", guarded.join_address, token, "ab" * 32)
     assert not (tmp_path / "a").exists()
-    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
-        join(tmp_path / "a", guarded.join_address, token, "abc")
+    for wrong in ("abc", "g" * 64):
+        with pytest.raises(ConfigError, match=f"64 hexadecimal digits .*ca show.*not '{wrong}'"):
+            join(tmp_path / "a", guarded.join_address, token, wrong)
     join(tmp_path / "a", guarded.join_address, token, guarded.authority.sha256)  # it is still good
 
 
 def test_nobody_to_join(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-        join(tmp_path, "127.0.0.1:1", "a.b", "ab" * 32)
+        join(tmp_path, "127.0.0.1:1", f"{'a' * 16}.{'b' * 43}", "ab" * 32)
+
+
+def test_a_token_that_cannot_be_one_is_told_to_be_mistyped(tmp_path: Path) -> None:
+    """Nobody is asked."""
+    token = ".".join(new_token())
+    for wrong in (token[:-1], token + "x", token.replace(".", ""), f" {token}", f"x{token[1:]}", ""):
+        with pytest.raises(
+            NotAuthenticated, match=r"the token is mistyped, or not whole: .* `anabranch admin enrol`"
+        ):
+            join(tmp_path, "127.0.0.1:1", wrong, "ab" * 32)
+    check_token(token[8:])  # of the first releases
+
+
+def test_papers_of_another_authority_are_told_so_and_end_no_device(
+    guarded: Federation, tmp_path: Path
+) -> None:
+    """gRPC says "nobody answers" of it."""
+    with Authority.create(tmp_path / "other") as other:
+        wallet = issued(other, Kind.DEVICE, "device-1", tmp_path / "device-1")
+        operator = issued(other, Kind.OPERATOR, "alice", tmp_path / "alice")
+    told = (
+        rf"^{guarded.address}: its certificate is of another authority .*identity\.pem, .* {other.sha256}: "
+    )
+    request = devices.EnrolRequest(client_id="device-1", protocol_version=1)
+    link = Link(guarded.address, wallet=wallet)
+    with pytest.raises(Unavailable, match=told) as met, link.calling():
+        link.stub().Enrol(request)
+    link.close()
+    assert not met.value.reached
+    with pytest.raises(Unavailable, match="another federation's server"):
+        guarded.operators(operator).status()
 
 
 def test_where_to_join() -> None:
@@ -406,7 +441,7 @@ def test_no_secret_is_in_the_log_or_in_an_error(
     token, sha256 = guarded.authority.invite("device-1", DAY_S), guarded.authority.sha256
     wallet = join(tmp_path / "a", guarded.join_address, token, sha256)
     said = []
-    for wrong in (token, token[:-1] + "x", f"{token[:8]}.guess"):
+    for wrong in (token, token[:-1] + "x", f"{token[:16]}.{'g' * 43}"):
         with pytest.raises(NotAuthenticated) as refused:
             join(tmp_path / "b", guarded.join_address, wrong, sha256)
         said.append(str(refused.value))

@@ -18,6 +18,7 @@ from anabranch.core.model.updates import Capability
 from anabranch.identity.authority import DAY_S
 from anabranch.support.proxies import Proxy, proxy_to
 
+TOKEN = f"{'0' * 16}.{'x' * 43}"
 HOST = "federation.invalid"  # which the proxy alone knows
 
 
@@ -62,7 +63,7 @@ def test_one_that_refuses_is_named(tmp_path: Path, proxy: ConnectProxy) -> None:
     proxy.status = "403 Forbidden"
     named = rf"the proxy {proxy.address} \(https_proxy\)"
     with pytest.raises(Unavailable, match=rf"{named} does not pass {HOST}:7072 on: HTTP/1.1 403 Forbidden"):
-        join(tmp_path / "papers", f"{HOST}:7072", "t.x", "0" * 64)
+        join(tmp_path / "papers", f"{HOST}:7072", TOKEN, "0" * 64)
     with OperatorClient(f"{HOST}:7071") as operator, pytest.raises(Unavailable, match=f"through {named}"):
         operator.status()
 
@@ -72,7 +73,7 @@ def test_one_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
     named = rf"the proxy 127.0.0.1:{port} \(http_proxy\)"
     with pytest.raises(Unavailable, match=named):
-        join(tmp_path / "papers", f"{HOST}:7072", "t.x", "0" * 64)
+        join(tmp_path / "papers", f"{HOST}:7072", TOKEN, "0" * 64)
     with OperatorClient(f"{HOST}:7071") as operator, pytest.raises(Unavailable, match=f"through {named}"):
         operator.status()
 
@@ -83,7 +84,7 @@ def test_who_it_asks_for_is_told_with_its_password(
     proxy.status = "407 Proxy Authentication Required"
     monkeypatch.setenv("https_proxy", f"http://me:a%40b@{proxy.address}")
     with pytest.raises(Unavailable, match="407 Proxy Authentication Required") as met:
-        join(Path(), f"{HOST}:7072", "t.x", "0" * 64)
+        join(Path(), f"{HOST}:7072", TOKEN, "0" * 64)
     assert "Proxy-Authorization: Basic bWU6YUBi\r\n" in proxy.asked[0]  # me:a@b
     assert "a@b" not in str(met.value)
 

@@ -281,9 +281,8 @@ def test_a_row_that_waits_is_not_said_to_have_been_run(
     for what in ("run", "left"):
         monkeypatch.setattr("sys.argv", ["arena", what, *asked])
         command.main()
-        assert capsys.readouterr().out == (
-            f"{CELL.name} fedbuff, 3 times as long/raw: waits for the point of 'fedbuff/raw', of which runs are left\n"
-        )
+        said = f"{CELL.name} fedbuff, 3 times as long/raw: waits for the point of 'fedbuff/raw', "
+        assert capsys.readouterr().out == f"{said}of which runs are left\n"
 
 
 def test_a_run_of_other_settings_is_another_run() -> None:

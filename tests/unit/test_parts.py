@@ -172,7 +172,9 @@ def test_an_installed_part_that_is_broken_ends_only_what_needs_it(
     try:
         for _ in range(2):
             assert not any(stage.startswith("mine") for stage in registry.stages())
-        assert [record.getMessage() for record in caplog.records] == [f"{why}; nothing that needs it will run"]
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{why}; nothing that needs it will run"
+        ]
         assert registry.make_codec("topk(0.1)|int8").text
         with pytest.raises(UnknownCodec, match=f"codec 'mine': {why}"):
             registry.make_codec("mine")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from anabranch.core.engine.shelf import ROW
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.snapshot import FORMAT, Snapshot
+from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.snapshots import META, SnapshotFiles, named_by
 
 ROW_OF = {ROW: "ab" * 32, "size": 3}
@@ -44,6 +48,30 @@ def spoil(path: Path) -> None:
     data = path.read_bytes()
     at = data.index(b'{"format"')
     path.write_bytes(data[:at] + b"?" * 8 + data[at + 8 :])
+
+
+def test_a_disk_that_fails_is_told_by_what_it_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails again where what was half written is removed."""
+    files = files_in(tmp_path)
+
+    def failing(number: int) -> Callable[..., None]:
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.EIO))
+        patch.setattr(Path, "unlink", failing(errno.EROFS))
+        with pytest.raises(DiskFailed, match=r"writing a snapshot: .*Input/output error"):
+            files.write(snapshot({}))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.EIO))
+        with pytest.raises(DiskFailed):
+            files.write(snapshot({}))
+    assert len(list(files.folder.iterdir())) == 1, "that which could not be removed"
 
 
 TEXTS = st.sampled_from(["", ROW, f'"{ROW}"', f'\\"{ROW}', "$", "a"])
