@@ -6,13 +6,17 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import Any
 
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
+from anabranch.core.parts import is_code
 from anabranch.reports.metrics import lacking, metric_names, value
 from anabranch.reports.result import Fairness, Kind, Point, Result
 from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings
+
+DIGITS = 8  # of a digest, to tell code by
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class SpreadRow:
     """The runs of a workload that differ in nothing but the seed. A spread is None where none has the figure.
 
     `settings` are those in which the rows of this workload differ, and `label` is the strategy with them.
+    Runs of other code are rows of their own, where that is known: `settings` then has `code of PLACE`, the
+    beginning of a digest.
     `reached` counts the runs that reached the target: `time_to_target_s` and the bytes to the target are
     over those alone. `metrics` are the last values of what else the App measures, its loss among them;
     `not_finite` counts the measurements that lack a figure which others have. The runs are judged by
@@ -73,7 +79,10 @@ class SpreadRow:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ in nothing but the seed; see `SpreadRow` for `label` and `settings`."""
+    """Runs that differ in nothing but the seed, of the same code as far as it is known.
+
+    See `SpreadRow` for `label` and `settings`.
+    """
 
     strategy: str
     label: str
@@ -95,22 +104,51 @@ def grouped(results: Iterable[Result]) -> dict[tuple[str, Kind], list[RunGroup]]
 
 
 def _groups(runs: Sequence[Result]) -> list[RunGroup]:
-    found: dict[str, list[Result]] = {}
+    found: dict[str, list[list[Result]]] = {}
     for r in runs:
         told = {k: v for k, v in settings(r.config).items() if k not in PLACES and k != SEED}
-        found.setdefault(json.dumps([r.strategy, told], sort_keys=True, default=str), []).append(r)
-    firsts = [group[0] for group in found.values()]
+        alike = found.setdefault(json.dumps([r.strategy, told], sort_keys=True, default=str), [])
+        same = next((group for group in alike if not any(_other_code(one, r) for one in group)), None)
+        if same is None:
+            alike.append([r])
+        else:
+            same.append(r)
+    firsts = [group[0] for alike in found.values() for group in alike]
     common = [k for k in differing([r.config for r in firsts]) if not k.startswith("strategy.")]
     groups = []
-    for group in found.values():
-        first = group[0]
-        alike = [r.config for r in firsts if r.strategy == first.strategy]
-        keys = [*(k for k in differing(alike) if k.startswith("strategy.")), *common]
-        values = settings(first.config)
-        told = {k: values[k] for k in keys if k in values}
-        label = ", ".join([first.strategy, *(label_text(k, v) for k, v in told.items())])
-        groups.append(RunGroup(first.strategy, label, told, group))
+    for by_code in found.values():
+        pairs = (pair for a, b in combinations(by_code, 2) for pair in product(a, b))
+        changed = sorted({place for a, b in pairs for place in _other_code(a, b)})
+        groups += [_group(group, firsts, common, changed) for group in by_code]
     return groups
+
+
+def _group(
+    runs: Sequence[Result], firsts: Sequence[Result], common: Sequence[str], changed: Sequence[str]
+) -> RunGroup:
+    """The runs with what tells them from the others, of which `firsts` are one each.
+
+    `common`: the settings that differ beside the strategy's. `changed`: the places whose code does.
+    """
+    first = runs[0]
+    alike = [r.config for r in firsts if r.strategy == first.strategy]
+    keys = [*(k for k in differing(alike) if k.startswith("strategy.")), *common]
+    values = settings(first.config)
+    told = {k: values[k] for k in keys if k in values}
+    code = {place: next((r.code[place] for r in runs if place in r.code), "")[:DIGITS] for place in changed}
+    words = (*(label_text(k, v) for k, v in told.items()), *(f"{k} of code {v}" for k, v in code.items()))
+    of_code = {f"code of {place}": digits for place, digits in code.items()}
+    return RunGroup(first.strategy, ", ".join([first.strategy, *words]), told | of_code, runs)
+
+
+def _other_code(a: Result, b: Result) -> list[str]:
+    """The places whose code was another one, as far as that is known; our own may differ by release."""
+    ours = a.anabranch_version == b.anabranch_version
+    return [
+        place
+        for place, known in a.code.items()
+        if (ours or is_code(place)) and known and b.code.get(place) and known != b.code[place]
+    ]
 
 
 def spread(values: Sequence[float]) -> Spread:

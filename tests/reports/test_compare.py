@@ -54,6 +54,28 @@ def test_rows_keep_strategies_workloads_and_kinds_apart(record: Callable[..., Re
     ]
 
 
+def test_runs_of_other_code_are_other_rows(record: Callable[..., Result]) -> None:
+    """Where it is known; what is our own may differ from release to release."""
+    mine, ours = "my.py:Mine", "synthetic"
+
+    def ran(seed: int, release: str = "1.0", **code: str) -> Result:
+        return replace(record(seed=seed), anabranch_version=release, code=code)
+
+    def seeds(*runs: Result) -> list[tuple[int, ...]]:
+        return [row.seeds for row in compare(runs)]
+
+    first, edited = ran(1, **{mine: "aa" * 32, ours: "cc"}), ran(2, **{mine: "bb" * 32, ours: "cc"})
+    rows = compare([ran(0), first, edited, ran(3, **{mine: "bb" * 32, ours: "cc"}), ran(4)])
+    assert [row.seeds for row in rows] == [(0, 1, 4), (2, 3)]
+    assert [row.label for row in rows] == [f"fedbuff, {mine} of code {name * 4}" for name in ("aa", "bb")]
+    assert [dict(row.settings) for row in rows] == [{f"code of {mine}": n * 4} for n in ("aa", "bb")]
+    assert compare_html([first, edited]).count(f"{mine} of code") >= 2
+    assert seeds(ran(1, **{ours: "cc"}), ran(2, **{ours: "dd"})) == [(1,), (2,)]
+    assert seeds(ran(1, **{ours: "cc"}), ran(2, "1.1", **{ours: "dd"})) == [(1, 2)]
+    assert seeds(ran(1, **{mine: "cc"}), ran(2, "1.1", **{mine: "dd"})) == [(1,), (2,)]
+    assert seeds(ran(1, **{mine: ""}), ran(2, **{mine: "dd"})) == [(1, 2)], "there was no source to read"
+
+
 def tried(seed: int, **strategy: object) -> dict[str, object]:
     return {"run": {"seed": seed, "name": f"try-{seed}"}, "strategy": {"name": "fedasync", **strategy}}
 
