@@ -67,6 +67,7 @@ class SnapshotFiles:
             with suppress(OSError):  # a disk that fails fails here as well: what it said first is what counts
                 temporary.unlink(missing_ok=True)
             raise
+        temporary.unlink(missing_ok=True)  # where what is kept is a copy
         return sha256
 
     def read(self, sha256: str) -> Snapshot:
