@@ -59,6 +59,7 @@ PRAGMAS = (
     "mmap_size=0",
     "journal_size_limit=67108864",
 )
+LOOK_AGAIN_S = 0.05  # whether there is a connection by now
 _FULL = {sqlite3.SQLITE_FULL, "53100"}  # the latter is PostgreSQL's disk_full
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"}
 _LOCKED = {sqlite3.SQLITE_BUSY, "55P03"}
@@ -72,6 +73,7 @@ class Database:
         self.url, self.lease_s = url, lease_s
         self._epoch: int | None = None
         self._raw: set[Any] = set()  # PostgreSQL's connections, for `abandon`
+        self._abandoned = threading.Event()
         self._engine: Engine | None = None
         self._lasting: Engine | None = None  # of the connections that stay open beside the writer's
         self._making = threading.Lock()
@@ -101,6 +103,7 @@ class Database:
     def open(self, writes: bool) -> None:
         """Connect; as the writer, lock out every other one. Raises `StoreLocked`, `Led`, `StoreError`."""
         self.close()
+        self._abandoned.clear()
         self._writes = writes
         self._engine = self._sqlite(writes) if self.is_sqlite else self._postgresql()
         try:
@@ -127,11 +130,12 @@ class Database:
         epoch = self._epoch
         if epoch is not None:
             # Not by a connection anew each time: who has none left for that still answers this server.
-            with self.beside() as connection:
+            with self._using(self._opened(self._kept())) as connection:
                 leader.renew(connection, epoch)
 
     def abandon(self) -> None:
         """Cut every connection to PostgreSQL, from any thread: whoever waits for an answer gets an error."""
+        self._abandoned.set()
         for raw in list(self._raw):
             with suppress(Exception), socket.socket(fileno=os.dup(raw.fileno())) as cut:
                 cut.shutdown(socket.SHUT_RDWR)
@@ -176,7 +180,7 @@ class Database:
     @contextmanager
     def aside(self) -> Iterator[Connection]:
         """A transaction on a connection of its own, from any thread, fenced by nothing. PostgreSQL only."""
-        with self._connected(self._engine or self._postgresql()) as connection:
+        with self._using(self._opened(self._engine or self._postgresql())) as connection:
             yield connection
 
     @contextmanager
@@ -184,16 +188,29 @@ class Database:
         """A connection that stays open, from any thread, fenced by nothing. PostgreSQL only.
 
         For what every update asks for. Each statement is by itself, so no transaction is left open; before it
-        there is a look whether the connection lives.
+        there is a look whether the connection lives. Where others have all that there are, it is waited for
+        one that this server has itself: as long as a lease, after which another server may lead.
         """
-        with self._connected(self._kept()) as connection:
+        latest = time.monotonic() + self.lease_s
+        while True:
+            try:
+                connection = self._opened(self._kept())
+            except StoreUnreachable:
+                if self._abandoned.wait(LOOK_AGAIN_S) or time.monotonic() >= latest:
+                    raise
+            else:
+                break
+        with self._using(connection):
             yield connection
 
-    @contextmanager
-    def _connected(self, engine: Engine) -> Iterator[Connection]:
-        """A transaction of a connection that may be new; where there is none, nothing was written."""
+    def _opened(self, engine: Engine) -> Connection:
+        """A connection that may be new; where there is none, nothing was written."""
         with self._meant("opening"):
-            connection = engine.connect()
+            return engine.connect()
+
+    @contextmanager
+    def _using(self, connection: Connection) -> Iterator[Connection]:
+        """A transaction of a connection, which is given back."""
         with connection, self._meant(), connection.begin():
             yield connection
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psycopg
 import pytest
+from sqlalchemy import Connection, Engine
 from stores import INFO, LIMITS, logged, snapshot, update, upload
 from wire import Served, server_config
 
@@ -21,6 +22,7 @@ from anabranch.server import standby
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.base import DiskFailed, Entry, LedByAnother, Projection
 from anabranch.server.store.factory import open_store
+from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.sql import SqlStore
 
 LEASE_S = 0.4
@@ -113,6 +115,47 @@ def test_a_leader_renews_though_others_have_all_connections(narrow_url: str, tmp
             upload(first, b"x" * 100, "u2")
     assert not list((tmp_path / "1" / "spool").iterdir())
     first.close()
+
+
+@pytest.mark.parametrize("ends", ["given back", "abandoned"])
+def test_who_needs_a_second_connection_that_there_is_not_waits_for_the_first(
+    narrow_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """A snapshot's rows are written in a thread beside the writer's."""
+    store, name = opened(narrow_url, tmp_path, 3600.0), "ab" * 32
+    store.start(INFO)
+    database, refused, told = store._database, threading.Event(), list[object]()
+    rows = TableRows(database)
+    rows.write(name, [b"a row"])
+    opening = database._opened
+
+    def opens(engine: Engine) -> Connection:
+        try:
+            return opening(engine)
+        except StoreUnreachable:
+            refused.set()
+            raise
+
+    def flush() -> None:
+        try:
+            told.append(rows.flush([name]))
+        except StoreError as error:
+            told.append(error)
+
+    with ExitStack() as others, suppress(StoreError):
+        take_all(narrow_url, others)
+        monkeypatch.setattr(database, "_opened", opens)
+        with database.beside():
+            flushing = threading.Thread(target=flush)
+            flushing.start()
+            assert refused.wait(WAIT_S)
+            assert not told
+            if ends == "abandoned":
+                store.abandon()
+                flushing.join(WAIT_S)
+        flushing.join(WAIT_S)
+    assert told == [set()] if ends == "given back" else isinstance(told[0], StoreUnreachable)
+    store.close()
 
 
 def test_a_payload_that_is_here_is_logged_though_others_have_all_connections(
