@@ -341,13 +341,16 @@ class Chronicle:
             "updates": counters.applied,
             "rejected": counters.rejected,
             "leases_lost": counters.leases_lost,
+            "tasks_open": glance.live_tasks,
             "clients": glance.clients_enrolled,
             "seconds": round(now - self._began),
         }
+        late = f"{counted(glance.live_tasks, 'task')} open, of which what comes is rejected, "
         text = (
             f"end of the run after {counted(version, 'version')} of "
             f"{counted(counters.applied, 'update')} ({counters.rejected} rejected, "
-            f"{counted(counters.leases_lost, 'lease')} lost, {counted(totals['clients'], 'device')}, "
+            f"{counted(counters.leases_lost, 'lease')} lost, {late * bool(glance.live_tasks)}"
+            f"{counted(totals['clients'], 'device')}, "
             f"{duration_text(now - self._began)} since this server started): {why}"
         )
         _say(logging.WARNING if given_up else logging.INFO, text, why=why, given_up=given_up, **totals)

@@ -241,6 +241,21 @@ def test_the_end_has_the_totals(caplog: pytest.LogCaptureFixture) -> None:
     assert log.lines() == []
 
 
+def test_the_end_says_that_more_will_be_rejected_where_tasks_are_open(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """So that whoever looks at the status later sees more than the line had."""
+    log = Logged(caplog, buffer_size=1, updates_max=1)
+    log.bench.enrol("a")
+    log.bench.enrol("b")
+    log.ask("b", 0.5)
+    log.work("a", 1.0)
+    assert (
+        "(0 rejected, 0 leases lost, 1 task open, of which what comes is rejected, 2 devices, "
+        in log.lines()[-1][1]
+    )
+
+
 def test_a_run_that_is_given_up_is_a_warning_and_a_restart_repeats_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
