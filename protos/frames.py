@@ -57,7 +57,7 @@ def response_frame(message: bytes) -> ExchangeFrame[devices.ResponseHead]:
 
 
 def push_content(message: bytes) -> devices.UpdateHeader | Chunk | None:
-    """What is in a `PushUpdateRequest`; None for what is neither. Raises `DecodeError`.
+    """What is in a `PushUpdateRequest`; None for what is neither, or of another part. Raises `DecodeError`.
 
     The bytes of a chunk lie in the message as it came.
     """
@@ -66,7 +66,8 @@ def push_content(message: bytes) -> devices.UpdateHeader | Chunk | None:
     whole = devices.PushUpdateRequest.FromString(message)
     if whole.HasField("header"):
         return whole.header
-    return Chunk(whole.chunk.offset, whole.chunk.data) if whole.HasField("chunk") else None
+    is_chunk = whole.HasField("chunk") and not whole.chunk.part_id  # there is no other part of an update
+    return Chunk(whole.chunk.offset, whole.chunk.data) if is_chunk else None
 
 
 def _chunk(message: bytes) -> Chunk | None:
