@@ -125,6 +125,7 @@ class GridRun:
         self._here: list[_Node] = []
         self._tasks: dict[str, tuple[Task, _Node]] = {}  # by the id of the message that is under way
         self._bases: dict[int, Vector] = {}
+        self._failures = 0  # in a row, of all nodes
         self._evaluation = GridEvaluation(config, logbook, recorder, self._since)
         self._resume(replay)
 
@@ -254,15 +255,25 @@ class GridRun:
             node.failed(self._tell_time())
         else:
             node.rested()
+        self._failures = 0
 
     def _failed(self, task: Task, node: _Node, why: str) -> None:
-        """There is no update of a task, and the node has a rest."""
+        """There is no update of a task, and the node has a rest.
+
+        Raises `AppError` after `run.rejections_max` in a row: the app fails everywhere.
+        """
         log.warning("%s: %s", node.client_id, why)
         now = self._tell_time()
         node.failed(now)
         node.counting.answered(task.task_id, taken=False)
         self._recorder.note(self._since(), "failed", client=node.client_id, why=why)
         self._handle(ev.TaskDropped(now, node.client_id, task.task_id, why[:200]))
+        self._failures += 1
+        if self._failures == self._config.run.rejections_max:
+            raise AppError(
+                f"the last {self._failures} tasks all failed, the newest on {node.client_id}: {why}. Mend "
+                "the app and start again: the run goes on where it is (anabranch.run.rejections_max)"
+            )
 
     def _sent(self, task: Task, reply: Reply) -> Encoded:
         """What the node has changed, buffers as reached, as it goes on record.

@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranc
 from flwr.app import Array, ArrayRecord, Error, Message
 from grid_runs import FIRST, Run, adding, config
 
-from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
+from anabranch.core.errors import AppError, ConfigError, StoreCorrupt, StoreLocked
 from anabranch.flower.local_grid import LocalGrid, in_a_task
 from anabranch.flower.logbook import free_folder
 from anabranch.reports.journal_files import JOURNAL, PAYLOAD_FOLDER
@@ -103,6 +103,28 @@ def test_a_node_that_fails_is_asked_less_and_less(tmp_path: Path) -> None:
     assert len(gaps) >= 3
     assert all(b > 1.5 * a for a, b in itertools.pairwise(gaps))
     assert begun.run.engine.counters.leases_lost == len(asked) - 1
+
+
+@pytest.mark.parametrize("some_answer", [False, True])
+def test_a_grid_all_of_whose_nodes_fail_ends_the_run(some_answer: bool, tmp_path: Path) -> None:
+    """After so many failures in a row; who answers in between begins the count anew."""
+    asked: list[int] = []
+
+    def failing(message: Message) -> Message:
+        asked.append(message.metadata.dst_node_id)
+        return Message(Error(5, "node unavailable"), reply_to=message)
+
+    settings = config(run={"updates_max": 30, "rejections_max": 6, "evaluate_every_versions": 0})
+    begun = Run(tmp_path, {1: adding(1.0) if some_answer else failing, 2: failing}, settings)
+    if some_answer:
+        begun.steps()
+        assert len(asked) - 1 > 4, "the last is the evaluation"
+    else:
+        told = r"^the last 6 tasks all failed, the newest on node-\d: .*node unavailable.*rejections_max"
+        with pytest.raises(AppError, match=told):
+            begun.steps()
+        assert set(asked) == {1, 2}
+    begun.close()
 
 
 @pytest.mark.parametrize(
