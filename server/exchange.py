@@ -95,7 +95,7 @@ class DevicesAndExchange(Devices):
             try:
                 yield
             except StoreError as error:
-                if (told := self.outage.told(error)) is error:
+                if (told := self.run.outage.told(error)) is error:
                     raise
                 raise told from error
 

@@ -16,17 +16,15 @@ from anabranch.server.bundles import OfferedBundle
 from anabranch.server.calls import Calls
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.job import HostedJob, JobState
-from anabranch.server.rpc_errors import answers, streams
+from anabranch.server.rpc_errors import Guarded, answers, streams
 
 LOOK_AGAIN_S = (5.0, 15.0)  # what devices are told: a fleet does not come at once
 JOB_CHARS_MAX = 64  # of what may be no job
 OPEN = (JobState.STARTING, JobState.RUNNING)
 
 
-class ListsJobs(JobsServicer):
+class ListsJobs(Guarded, JobsServicer):
     """See protos/v1/jobs.proto."""
-
-    outage = None
 
     def __init__(
         self, jobs: Callable[[], list[HostedJob]], gate: Gate, admin: bool, calls: Calls, limits: Limits

@@ -27,7 +27,7 @@ from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
 from anabranch.server.ports import CALLERS, NOT_SERVING, OPERATORS, SERVING, Ports, gate_of, reflect
 from anabranch.server.rpc import renewed
-from anabranch.server.rpc_errors import Context, answers
+from anabranch.server.rpc_errors import Context, Guarded, answers
 from anabranch.server.streams import Streams
 from anabranch.server.tls import ServerIdentity
 
@@ -101,10 +101,8 @@ class HealthWithJobs(health.aio.HealthServicer):
         return health_pb2.HealthCheckResponse(status=SERVING if serves else NOT_SERVING)
 
 
-class Renewals:
+class Renewals(Guarded):
     """Certificates are renewed whatever job their device has, and if it has none."""
-
-    outage = None
 
     def __init__(self, gate: Gate, identity: ServerIdentity | None, calls: Calls) -> None:
         self.gate, self._identity, self._calls = gate, identity, calls

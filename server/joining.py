@@ -21,7 +21,7 @@ from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningServicer
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.members import Members
-from anabranch.server.rpc_errors import answers
+from anabranch.server.rpc_errors import Guarded, answers
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,8 @@ def source_of(peer: str) -> str:
     return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
 
 
-class Joining(JoiningServicer):
+class Joining(Guarded, JoiningServicer):
     """See protos/v1/identity.proto for what each call means."""
-
-    outage = None
 
     def __init__(self, members: Members, life_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
         self.gate = Gate()  # the token is all that a caller has

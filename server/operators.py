@@ -34,7 +34,7 @@ from anabranch.server.figures import RunFigures
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.glance import Glance
 from anabranch.server.models import ModelRequest
-from anabranch.server.rpc_errors import answers, streams
+from anabranch.server.rpc_errors import Guarded, answers, streams
 from anabranch.server.run import LiveRun
 from anabranch.server.setting import change_to_proto, read_settings
 from anabranch.server.store.base import Store, VersionRow
@@ -48,10 +48,8 @@ WHY_CHARS_MAX = 200
 TAGS_MAX = 32  # of one client
 
 
-class Operators(OperatorsServicer):
+class Operators(Guarded, OperatorsServicer):
     """See protos/v1/operators.proto for what each call means."""
-
-    outage = None
 
     def __init__(self, run: LiveRun, gate: Gate) -> None:
         self.run, self.gate = run, gate

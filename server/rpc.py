@@ -47,7 +47,7 @@ from anabranch.server.calls import USELESS_S, Calls, in_turn
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import Contents, PushVerdict, read_ask
 from anabranch.server.models import ModelFile, ModelRequest
-from anabranch.server.rpc_errors import answers, streams
+from anabranch.server.rpc_errors import Guarded, answers, streams
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import ServerIdentity
 
@@ -68,7 +68,7 @@ NOTICES = {
 }
 
 
-class Devices(DevicesServicer):
+class Devices(Guarded, DevicesServicer):
     """See protos/v1/devices.proto for what each call means."""
 
     def __init__(self, run: LiveRun, gate: Gate) -> None:

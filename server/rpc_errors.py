@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from grpc import aio
@@ -25,15 +25,14 @@ log = logging.getLogger(__name__)
 Context = aio.ServicerContext[Any, Any]
 
 
-class Guarded(Protocol):
-    """A servicer of a port with a gate."""
+class Guarded:
+    """A servicer of a port with a gate.
+
+    `outage`: says what devices are told of the store's errors; None where callers are told them as they are.
+    """
 
     gate: Gate
-
-    @property
-    def outage(self) -> Outage | None:
-        """Says what devices are told of the store's errors; None where callers are told them as they are."""
-        ...
+    outage: Outage | None = None
 
 
 Servicer = TypeVar("Servicer", bound=Guarded)
