@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -290,7 +291,8 @@ class Result:
             if not folder.is_dir():
                 raise FolderMissing(f"{folder} is not there: name the folder of a run") from None
             of_server = (folder / "anabranch.db").is_file()
-            more = f"; of a server's data, `anabranch verify {folder}` replays the log" if of_server else ""
+            verify = f"`anabranch verify {shlex.quote(str(folder))}`"
+            more = f"; of a server's data, {verify} replays the log" if of_server else ""
             raise DataError(f"{path} is missing: name the folder of a run that has ended{more}") from error
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error

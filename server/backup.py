@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import time
@@ -212,7 +213,7 @@ def _check_empty(data_dir: Path) -> None:
     if RESTORING not in names and names:
         raise ConfigError(
             f"{data_dir} is not empty: a backup is put back into a directory of its own. Move what is there "
-            f"away, for example: mv {data_dir} {data_dir}.before"
+            f"away, for example: {shlex.join(['mv', str(data_dir), f'{data_dir}.before'])}"
         )
     for name in sorted(names):  # it was empty when that restore began
         _remove(data_dir / name)

@@ -8,6 +8,7 @@ attest: the note then says only that version numbers may have been used before.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -92,8 +93,10 @@ def read_restored(
     data_dir: Path, store: Store, info: RunInfo, authority: Authority | None
 ) -> Restored | None:
     """What `attest` wrote, None where nothing was. Raises `ConfigError` unless it is of this history."""
-    path, folder = data_dir / FILE, "" if authority is None else f" --folder {authority.folder}"
-    again = f"run `anabranch admin attest-restore --data-dir {data_dir}{folder or ' --insecure'}` again"
+    path = data_dir / FILE
+    whose = ("--insecure",) if authority is None else ("--folder", str(authority.folder))
+    command = shlex.join(["anabranch", "admin", "attest-restore", "--data-dir", str(data_dir), *whose])
+    again = f"run `{command}` again"
     try:
         found = Restored(**json.loads(path.read_bytes()))
     except FileNotFoundError:

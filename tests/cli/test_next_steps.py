@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -142,6 +143,13 @@ def test_what_a_server_says_at_the_end_can_be_pasted(guarded: bool, folder: Path
     for name in ("final.safetensors", "best.safetensors"):
         assert np.array_equal(load_file(folder / name)["w"], expected)
         assert np.array_equal(load_file(reported.with_name(name))["w"], expected)
+
+
+def test_the_command_behind_a_model_can_be_pasted_whatever_its_folder_is_called(folder: Path) -> None:
+    done = anabranch(folder, "init", "app.py:App", "--out", "the model")
+    assert [shlex.split(line) for line in commands_in(done.stdout)] == [
+        ["anabranch", "server", "--model", "the model"]
+    ], done.stderr
 
 
 def test_for_programs_it_is_a_field(folder: Path) -> None:

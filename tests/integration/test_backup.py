@@ -182,8 +182,10 @@ def test_where_none_is_put_back(served: Served, tmp_path: Path) -> None:
     with pytest.raises(StoreLocked, match="in use by process"):
         put_back(tmp_path / "backup", tmp_path / "data", None)
     served.close()
-    with pytest.raises(ConfigError, match="is not empty"):
-        put_back(tmp_path / "backup", tmp_path / "data", None)
+    (tmp_path / "my data").mkdir()
+    (tmp_path / "my data" / "mine").touch()
+    with pytest.raises(ConfigError, match=r"is not empty: .* example: mv '.*/my data' '.*/my data\.before'$"):
+        put_back(tmp_path / "backup", tmp_path / "my data", None)
     with pytest.raises(DataError, match=f"has no {FILE}"):
         put_back(tmp_path / "data", tmp_path / "new", None)
     with pytest.raises(FolderMissing):

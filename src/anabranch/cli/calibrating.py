@@ -11,6 +11,7 @@ import typer
 from anabranch.api.calibrating import Calibration, Foretold, MeasuredDevice
 from anabranch.api.calibrating import calibrate as calibrate_run
 from anabranch.api.run import open_run
+from anabranch.cli.next_steps import command_line
 from anabranch.cli.options import AsJson, RunFolder, writing
 from anabranch.cli.output import Output
 from anabranch.cli.parts import LoadCode
@@ -47,7 +48,7 @@ def calibrate(
     _tell(output, found)
     if foretold:
         output.table("foretold", ["", "measured", "simulated", "error"], [_figure(f) for f in foretold])
-    output.say(f"written: {out}\n  anabranch simulate {out}")
+    output.say(f"written: {out}\n  {command_line('simulate', out)}")
 
 
 def _tell(output: Output, found: Calibration) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from anabranch.api.configuration import BROUGHT, load_config
+from anabranch.cli.next_steps import command_line
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, writing
 from anabranch.cli.output import Output
 from anabranch.compress.model import frozen_size_bytes
@@ -112,7 +113,7 @@ def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: T
         named = [f"{w.units} of {_layer(w.name)} ({w.because})" for w in trainer.whole_widths]
         more = f" and {len(named) - WIDTHS_MAX} more" if len(named) > WIDTHS_MAX else ""
         lines.append(f"whole in each: {', '.join(named[:WIDTHS_MAX])}{more}")
-    lines += ["start with:", f"  anabranch server --model {out}"]
+    lines += ["start with:", f"  {command_line('server', '--model', out)}"]
     output.result(
         {
             "folder": str(out),

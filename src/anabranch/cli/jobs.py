@@ -18,6 +18,7 @@ import typer
 from anabranch.api.jobs import FOLDER, add_job, read_job
 from anabranch.cli.initialise import MODEL_FOLDER
 from anabranch.cli.logs import LogLevel
+from anabranch.cli.next_steps import command_line
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, app_spec
 from anabranch.cli.output import Output
@@ -114,9 +115,10 @@ def add(
     """
     job = add_job(folder, name, config, model, devices or (), bundle)
     whose = f"devices {', '.join(devices)}" if devices else "every device"
+    begin = command_line("server", "--jobs", folder)
     Output(as_json).result(
         {"job": name, "folder": str(job), "devices": devices or []},
-        f"{job}: a job for {whose}; a server of this folder begins it:\n  anabranch server --jobs {folder}",
+        f"{job}: a job for {whose}; a server of this folder begins it:\n  {begin}",
     )
 
 

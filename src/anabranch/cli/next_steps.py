@@ -34,11 +34,11 @@ def while_served(config: Config, admin_address: str, insecure: bool, best: bool)
     if uses_tls(config.server.admin_address, config, insecure):
         words += ["--identity", OPERATOR]
         if read_wallet(Path(OPERATOR)) is None:
-            commands.append(_line("admin", "operator", OPERATOR, "--folder", config.identity.folder))
+            commands.append(command_line("admin", "operator", OPERATOR, "--folder", config.identity.folder))
     elif not is_loopback(address):
         words.append("--insecure")
     which = ["--best", BEST] if best else [FINAL]
-    return [*commands, _line("admin", "export", *which, *words)]
+    return [*commands, command_line("admin", "export", *which, *words)]
 
 
 def once_stopped(config: Config) -> list[str]:
@@ -46,7 +46,7 @@ def once_stopped(config: Config) -> list[str]:
     words = [config.server.data_dir]
     if config.server.database:
         words += ["--database", masked(config.server.database)]
-    return [_line("report", *words), _line("verify", *words)]
+    return [command_line("report", *words), command_line("verify", *words)]
 
 
 def with_run(folder: Path, code: bool = False) -> list[str]:
@@ -56,8 +56,8 @@ def with_run(folder: Path, code: bool = False) -> list[str]:
     """
     beside = [other for other in folder.parent.iterdir() if not other.name.startswith(".")]
     all_runs = len(beside) > 1 and all(holds_run(other) for other in beside)
-    compare = f"{_line('compare', folder.parent)}/*" if all_runs else _line("compare", folder)
-    return [_line("replay", folder, *(["--load-code"] if code else [])), compare]
+    compare = f"{command_line('compare', folder.parent)}/*" if all_runs else command_line("compare", folder)
+    return [command_line("replay", folder, *(["--load-code"] if code else [])), compare]
 
 
 def with_state(folder: Path, ended: bool) -> str:
@@ -78,7 +78,7 @@ def resume_command(words: Sequence[str], folder: Path) -> str:
     """The command line that goes on with a run, of the one that it was started with."""
     given = list(words[1:])
     more = [] if any(word.partition("=")[0] == "--out" for word in given) else ["--out", str(folder)]
-    return _line(*given, *more, *([] if "--resume" in given else ["--resume"]))
+    return command_line(*given, *more, *([] if "--resume" in given else ["--resume"]))
 
 
 def _reached(address: str) -> str:
@@ -93,5 +93,6 @@ def _reached(address: str) -> str:
     return f"127.0.0.1:{port}" if given.version == 4 else f"[::1]:{port}"
 
 
-def _line(*words: str | Path) -> str:
+def command_line(*words: str | Path) -> str:
+    """A command as it is typed, whatever is in the names of its files."""
     return shlex.join(["anabranch", *map(str, words)])
