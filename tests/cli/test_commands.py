@@ -257,6 +257,16 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says(name: str) -> 
     assert own.split("\n\n")[0].replace("\n", " ") == COMMANDS[name][1]
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fills_the_lines_of_a_terminal(name: str) -> None:
+    """No paragraph is broken where its source is."""
+    waiting = [loaded(name)]
+    while waiting:
+        command = waiting.pop()
+        assert all("\n" not in text for text in (command.help or "").split("\n\n")), command.name
+        waiting += getattr(command, "commands", {}).values()
+
+
 def test_search_finds_a_pair_and_writes_why(config: Path, tmp_path: Path) -> None:
     options = ("--updates", 12, "--warm-up-updates", 6, "--loss-max", 0.5, "--out", tmp_path, "--json")
     done = anabranch("search", config, *options)

@@ -100,7 +100,7 @@ def serve(
     log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
-    """Unmasked cohorts until SIGTERM, with a line for each."""
+    """Unmask cohorts until SIGTERM, with a line for each."""
     from anabranch.core.secagg.cohort import Cohort
     from anabranch.keeper import serving
     from anabranch.keeper.keeper import Keeper, Unmasked

@@ -144,7 +144,7 @@ def _version(show: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Asynchronous federated learning for real fleets."""
@@ -159,7 +159,17 @@ def loaded(name: str) -> Any:
         holder.add_typer(group, name=name)
     else:
         holder.command(name)(getattr(module, name))
-    return typer.main.get_group(holder).commands[name]
+    command = typer.main.get_group(holder).commands[name]
+    _unwrap(command)
+    return command
+
+
+def _unwrap(command: Any) -> None:
+    """Let help fill the terminal's lines: typer keeps those of the source, but for the first paragraph."""
+    if command.help:
+        command.help = "\n\n".join(" ".join(text.split()) for text in command.help.split("\n\n"))
+    for inner in getattr(command, "commands", {}).values():
+        _unwrap(inner)
 
 
 def run() -> int:
