@@ -5,7 +5,6 @@ A setting is named `table.key`; of a table in a table, such as the staleness fun
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from anabranch.core.config.tables import TABLES, Config, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO, RAW
 from anabranch.core.rng import stream
+from anabranch.core.spelling import did_you_mean
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.scheduled import parameters_of
 
@@ -132,8 +132,8 @@ def value_of(config: Config, path: str) -> Any:
     try:
         return values[key][inner] if inner else values[key]
     except (KeyError, TypeError):
-        near = difflib.get_close_matches(key, [*map(str, values)], n=1, cutoff=0.4)
-        hint = f"did you mean '{table}.{near[0]}'?" if near else "`anabranch config show` has them all"
+        there = (f"{table}.{known}" for known in values)
+        hint = did_you_mean(path, there, likeness=0.7) or "`anabranch config show` has them all"
         raise ConfigError(f"tune.ranges: there is no setting {path!r}: {hint}") from None
 
 
