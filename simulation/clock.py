@@ -34,6 +34,11 @@ class VirtualClock:
         """Whether the action in hand is the last."""
         return self._stopped
 
+    @property
+    def has_more(self) -> bool:
+        """Whether anything is to come after the action in hand."""
+        return bool(self._queue)
+
     def clear(self) -> None:
         """Forget what was to come. Actions hold their devices, and these the clock: only this frees them."""
         self._queue.clear()

@@ -91,6 +91,8 @@ class Evaluator:
 
     def _on_time(self, number: int) -> None:
         self._measure()
+        if not (self._clock.has_more or self._run.virtual_s_max):
+            return  # there will be no other version, and measuring alone would go on for ever
         self._clock.at((number + 1) * self._run.evaluate_every_s, lambda: self._on_time(number + 1))
 
     def _measure(self) -> None:

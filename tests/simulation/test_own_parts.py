@@ -325,9 +325,13 @@ def test_a_scheduler_that_lets_nobody_in_is_said(
     assert all(f"{reason.lower()}: nobody is let in" in line for line in said)
 
 
-def test_devices_that_nobody_calls_are_said(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("every_s", [0.0, 10.0])
+def test_devices_that_nobody_calls_are_said(
+    here: Path, caplog: pytest.LogCaptureFixture, every_s: float
+) -> None:
+    """Though versions are to be measured by time: there will be none, and the run would go on for ever."""
     part = {"strategy.scheduler": {"name": "FILE:Lax", "how": "AT_CAPACITY"}, "fleet.waiting": "called"}
-    simulated(part)
+    simulated({**part, "run.evaluate_every_s": every_s})
     assert "no device has a task, and 4 devices that asked were never called" in caplog.text
 
 
