@@ -109,6 +109,7 @@ class RunFolder:
             seed=result["seed"],
             state=state,
             why=result.get("given_up") or result.get("why", ""),
+            given_up=bool(result.get("given_up")),
             config=config,
             started_at=_moment(result.get("started_at", "")),
             updates=result["updates_applied"],

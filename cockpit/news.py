@@ -12,9 +12,11 @@ from anabranch.cockpit.runs import ShownRun, counters
 from anabranch.core.errors import AnabranchError
 
 EVERY_S = 0.25
-ALIVE_S = 15.0  # a comment goes out where nothing happens, so that nobody in between hangs up
+STANDS_S = 2.0  # so often a page is told how a run that goes on stands, where nothing happens
+ALIVE_S = 15.0  # a comment goes out of one that does not, so that nobody in between hangs up
 RECORDS_MAX = 200
 CALL_AGAIN_MS = 1000
+GOES_ON = ("running", "paused")  # time passes, and devices fall silent, without an event
 
 
 class News:
@@ -30,7 +32,8 @@ class News:
         while not self._closing():
             over = run.over
             state = await asyncio.to_thread(_state, run)
-            if state != said or run.picture.happened > cursor:
+            stands = silent_s >= STANDS_S and state in GOES_ON
+            if stands or state != said or run.picture.happened > cursor:
                 cursor, message = await asyncio.to_thread(self._message, run, cursor, state)
                 yield message
                 said, silent_s = state, 0.0

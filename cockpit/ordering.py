@@ -50,7 +50,7 @@ class Ordering:
         _orders_of(run)
         if name not in READERS:
             raise ConfigError(f"order={name!r}: write one of {', '.join(READERS)}")
-        says, do = READERS[name](run.source.head().name, Arguments(arguments))
+        says, do = READERS[name](run, Arguments(arguments))
         token, now = secrets.token_urlsafe(24), self._clock()
         with self._lock:
             self._waiting = {t: order for t, order in self._waiting.items() if order.until > now}
@@ -119,8 +119,15 @@ class Arguments:
     def settings(self, name: str) -> dict[str, Any]:
         """Settings by their `table.key`."""
         found = self._given.pop(name, None)
-        if not isinstance(found, dict) or not found or not all(map(_is_setting, found.items())):
+        if not isinstance(found, dict) or not found:
             raise ConfigError(f"arguments.{name}: write an object, 'table.key' -> value")
+        for path, value in found.items():
+            if "." not in path:
+                raise ConfigError(f"{path[:80]!r} is no setting: write table.key, such as run.updates_max")
+            if not _is_value(value):
+                raise ConfigError(
+                    f"{path[:80]}: write a number, true, false or a text, not {str(value)[:80]}"
+                )
         return found
 
     def end(self) -> None:
@@ -129,10 +136,10 @@ class Arguments:
             raise ConfigError(f"arguments.{next(iter(self._given))}: this order has no such argument")
 
 
-def _is_setting(item: tuple[Any, Any]) -> bool:
-    key, value = item
-    finite = not isinstance(value, float) or math.isfinite(value)
-    return isinstance(key, str) and "." in key and isinstance(value, str | int | float | bool) and finite
+def _is_value(value: object) -> bool:
+    return isinstance(value, str | int | float | bool) and (
+        not isinstance(value, float) or math.isfinite(value)
+    )
 
 
 def _orders_of(run: ShownRun) -> Orders:
@@ -143,42 +150,48 @@ def _orders_of(run: ShownRun) -> Orders:
     return run.source.orders
 
 
-def _pause(run: str, given: Arguments) -> tuple[str, Doing]:
+def _is_stranger(run: ShownRun, client: str) -> bool:
+    picture = run.open()
+    with picture.lock:
+        return picture.devices.find(client) is None
+
+
+def _pause(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     given.end()
 
     def do(orders: Orders) -> str:
         orders.pause()
         return "paused"
 
-    return f"Pause the run `{run}`: no device gets a task until it is resumed; updates are still taken.", do
+    then = "no device gets a task until it is resumed; updates are still taken"
+    return f"Pause the run `{run.title}`: {then}.", do
 
 
-def _resume(run: str, given: Arguments) -> tuple[str, Doing]:
+def _resume(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     given.end()
 
     def do(orders: Orders) -> str:
         orders.resume()
         return "resumed"
 
-    return f"Resume the run `{run}`: devices get tasks again.", do
+    return f"Resume the run `{run.title}`: devices get tasks again.", do
 
 
-def _quarantine(run: str, given: Arguments) -> tuple[str, Doing]:
+def _quarantine(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     client, why = given.text("client"), given.text("why", needed=False)
     given.end()
+    stranger = " No device of this name has called so far." if _is_stranger(run, client) else ""
 
     def do(orders: Orders) -> str:
         orders.quarantine(client, why)
         return f"{client} is in quarantine"
 
     told = f" It is told: {why!r}." if why else ""
-    return (
-        f"Put {client!r} of the run `{run}` into quarantine: no task for it, and no update of it.{told}",
-        do,
-    )
+    then = f"no task for it, and no update of it.{told}{stranger}"
+    return f"Put {client!r} of the run `{run.title}` into quarantine: {then}", do
 
 
-def _release(run: str, given: Arguments) -> tuple[str, Doing]:
+def _release(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     client = given.text("client")
     given.end()
 
@@ -186,10 +199,10 @@ def _release(run: str, given: Arguments) -> tuple[str, Doing]:
         released = orders.release(client)
         return f"{client} is out of quarantine" if released else f"{client} was not in quarantine"
 
-    return f"Let {client!r} of the run `{run}` out of quarantine.", do
+    return f"Let {client!r} of the run `{run.title}` out of quarantine.", do
 
 
-def _rollback(run: str, given: Arguments) -> tuple[str, Doing]:
+def _rollback(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     to_version, everyone = given.whole("to_version"), given.truth("everyone")
     without = given.texts("without")
     given.end()
@@ -202,13 +215,11 @@ def _rollback(run: str, given: Arguments) -> tuple[str, Doing]:
 
     whose = "every update" if everyone else f"the updates of {', '.join(without)}"
     barred = f" {', '.join(without)}: into quarantine." if without else ""
-    return (
-        f"Roll the run `{run}` back: publish a version without {whose} after version {to_version}.{barred}",
-        do,
-    )
+    then = f"publish a version without {whose} after version {to_version}.{barred}"
+    return f"Roll the run `{run.title}` back: {then}", do
 
 
-def _set(run: str, given: Arguments) -> tuple[str, Doing]:
+def _set(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     values = given.settings("settings")
     given.end()
 
@@ -216,10 +227,10 @@ def _set(run: str, given: Arguments) -> tuple[str, Doing]:
         return "; ".join(orders.set_settings(values)) or "nothing was changed"
 
     told = ", ".join(f"{path} = {setting_text(value)}" for path, value in values.items())
-    return f"Change settings of the run `{run}`: {told}.", do
+    return f"Change settings of the run `{run.title}`: {told}.", do
 
 
-READERS: dict[str, Callable[[str, Arguments], tuple[str, Doing]]] = {
+READERS: dict[str, Callable[[ShownRun, Arguments], tuple[str, Doing]]] = {
     "pause": _pause,
     "resume": _resume,
     "quarantine": _quarantine,

@@ -35,6 +35,11 @@ class ShownRun:
         self._starting = threading.Lock()
 
     @property
+    def title(self) -> str:
+        """What it is called, as no other that is shown is: many runs of one file have one `run.name`."""
+        return self.source.name
+
+    @property
     def is_open(self) -> bool:
         """Whether its picture is being made, or is."""
         return self._thread is not None
@@ -134,7 +139,7 @@ def row_of(run: ShownRun) -> dict[str, Any]:
     try:
         head = run.source.head()
     except AnabranchError as error:
-        return {"id": run.id, "name": run.source.name, "state": "unreadable", "why": str(error)}
+        return {"id": run.id, "title": run.title, "state": "unreadable", "why": str(error)}
     return _row(run, head)
 
 
@@ -148,12 +153,14 @@ def _row(run: ShownRun, head: Head) -> dict[str, Any]:
         finished = head.state == "running" and picture.finished
         return {
             "id": run.id,
+            "title": run.title,
             "name": head.name,
             "strategy": head.strategy,
             "workload": head.workload,
             "kind": head.kind,
             "state": "finished" if finished else head.state,
             "why": picture.finished if finished else head.why,
+            "given_up": head.given_up,
             "updates": max(head.updates, picture.count("applied")),
             "version": max(head.version, picture.version),
             "metric": goal.metric,
@@ -191,7 +198,8 @@ def counters(run: ShownRun, head: Head | None = None) -> dict[str, Any]:
     """What was counted so far."""
     picture = run.picture
     found: dict[str, Any] = {name: picture.count(name) for name in COUNTERS}
-    found["clients"] = max(len(picture.devices), picture.known.get("clients", 0))
+    # Whoever was put into quarantine under a name that nobody has is none of the server's devices.
+    found["clients"] = picture.known.get("clients", len(picture.devices))
     found["online"] = picture.known.get("online") if head is None or head.online is None else head.online
     return found
 

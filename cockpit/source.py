@@ -32,6 +32,7 @@ class Head:
     state: State
     config: Mapping[str, Any]
     why: str = ""
+    given_up: bool = False  # it has ended because nothing came of it
     started_at: float | None = None
     updates: int = 0
     version: int = 0
@@ -74,7 +75,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """By which it is asked for."""
+        """By which it is asked for, and which no other of those that are shown has."""
         ...
 
     @property

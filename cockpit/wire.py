@@ -21,9 +21,14 @@ def wire(picture: Picture, asked: Asked) -> dict[str, Any]:
     )
     rows = rows[: len(steps)]
     named = {"time": "time", "up": "up", "down": "down", "up_raw": "raw"}
+    series = {name: plain(steps[column][rows]) for name, column in named.items()}
+    totals = {name: picture.count(name) for name in ("up", "down", "up_raw", "down_full")}
+    if any(totals[name] != (series[name] or [0])[-1] for name in ("up", "down")):  # since the last update
+        for name, course in series.items():
+            course.append(picture.now_s if name == "time" else totals[name])
     return {
-        **{name: picture.count(name) for name in ("up", "down", "up_raw", "down_full")},
-        "series": {name: plain(steps[column][rows]) for name, column in named.items()},
+        **totals,
+        "series": series,
         "codecs": codecs(picture),
         "schedule": [
             {"version": version, "time_s": t, "uplink": uplink, "downlink": downlink}

@@ -279,7 +279,11 @@ class Picture:
         self.compression.append((h.version or 0, h.t, h.data["uplink"], h.data["downlink"]))
 
     def _settings_changed(self, h: Happened) -> None:
-        self.settings_changed.append({**h.others, "at_s": h.t})
+        change = {**h.others, "at_s": h.t}
+        if change.get("was") is None:  # a feed tells the new value alone
+            earlier = (c for c in reversed(self.settings_changed) if c["path"] == change["path"])
+            change["was"] = next((c["value"] for c in earlier), None)
+        self.settings_changed.append(change)
 
     def _finished(self, h: Happened) -> None:
         self.finished = str(h.data.get("why", "")) or "finished"

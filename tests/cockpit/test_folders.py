@@ -203,3 +203,20 @@ def test_a_port_that_is_taken_is_named(whole: Path, tmp_path: Path) -> None:
 def first(printed: Printed) -> str:
     """The first link."""
     return str(printed.next("cockpit")["link"])
+
+
+def test_runs_of_one_name_are_told_apart_and_one_that_was_given_up_says_so(tmp_path: Path) -> None:
+    named = ("--set", "run.name=mine", *SMALL)
+    for folder, *more in (("runs/one",), ("runs/two", "--set", "client.learning_rate=1e38")):
+        run(COMMAND, "simulate", *named, *more, "--out", folder, "--json", cwd=tmp_path)
+    with entered("runs", cwd=tmp_path) as browser:
+        rows = {row["title"]: row for row in browser.get("/api/runs")["runs"]}
+        assert {title: (row["name"], row["given_up"]) for title, row in rows.items()} == {
+            "one": ("mine", False),
+            "two": ("mine", True),
+        }
+        assert "were all rejected" in browser.get("/api/runs/two")["ended"]
+        # What travelled without an update that counted has its place in the course, too.
+        wire = browser.get("/api/runs/two/wire")
+        assert wire["up"] > 0
+        assert (wire["series"]["up"][-1], wire["series"]["down"][-1]) == (wire["up"], wire["down"])

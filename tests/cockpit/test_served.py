@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -16,8 +19,14 @@ from anabranch.client.operator import (
     OperatorClient,
     PublishedVersion,
     RunStatus,
+    SettingAnswer,
     WatchedEvent,
 )
+from anabranch.cockpit import news
+from anabranch.cockpit.news import News
+from anabranch.cockpit.ordering import Ordering
+from anabranch.cockpit.runs import ShownRun, counters, row_of
+from anabranch.cockpit.visitors import Visitor
 from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.reports.picture.picture import Picture
 
@@ -31,7 +40,9 @@ class Server(OperatorClient):
     def __init__(self) -> None:
         self.began, self.asked = time.time() - BEGAN_S, 0
         self.applied, self.finished = 0, ""
-        self.gone = False
+        self.gone, self.online, self.clients_known = False, 0, 1
+        self.quarantined: dict[str, str] = {}
+        self.changes: tuple[SettingAnswer, ...] = ()
         self.closed = threading.Event()
 
     def status(self) -> RunStatus:
@@ -44,12 +55,12 @@ class Server(OperatorClient):
             strategy="fedbuff",
             version=0,
             updates_applied=self.applied,
-            clients=1,
+            clients=self.clients_known,
             paused=False,
             finished=self.finished,
             uptime_s=BEGAN_S,
             config={},
-            quarantined={},
+            quarantined=self.quarantined,
             created_at_s=self.began,
             best_version=None,
             best_accuracy=None,
@@ -62,8 +73,9 @@ class Server(OperatorClient):
             uplink_bytes_raw=0,
             downlink_bytes_full_equivalent=0,
             observer_bytes=0,
-            clients_online=0,
+            clients_online=self.online,
             tasks_granted=0,
+            settings_changed=self.changes,
         )
 
     def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
@@ -183,3 +195,106 @@ def test_the_time_of_a_server_that_is_away_stands_still() -> None:
         until(lambda: server.asked >= asked + 5)
         with picture.lock:
             assert picture.now_s == stands
+
+
+class Quiet(Server):
+    """Nothing happens of which it could tell."""
+
+    def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+        self.closed.wait()
+        yield from ()
+
+
+@contextmanager
+def shown(server: Server, job: str = "") -> Iterator[ShownRun]:
+    """Its run as the cockpit's pages ask for it."""
+    run = ShownRun("it", ServedRun(server, job=job))
+    try:
+        run.open()
+        yield run
+    finally:
+        run.leave()
+        server.closed.set()
+        run.close()
+
+
+def test_a_page_is_told_how_a_quiet_run_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that fall silent are no event: a page that waited for one would show them online for ever."""
+    monkeypatch.setattr(news, "EVERY_S", 0.001)
+    monkeypatch.setattr(news, "STANDS_S", 0.01)
+    monkeypatch.setattr(news, "ALIVE_S", 1.0)
+    server = Quiet()
+    server.online = 1
+
+    async def told(run: ShownRun) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        async for message in News(lambda: False).stream(run, ""):
+            assert not message.startswith(":"), "that the line is there is all that is told"
+            if message.startswith("event: news"):
+                found.append(json.loads(message.partition("data: ")[2]))
+                server.online = 0  # its lease of silence ended after the first message
+                if found[-1]["counters"]["online"] == 0:
+                    return found
+        raise AssertionError("the stream has ended")
+
+    with shown(server) as run:
+        first, *_, last = asyncio.run(told(run))
+    assert (first["counters"]["online"], last["counters"]["online"]) == (1, 0)
+    assert last["now_s"] > first["now_s"]
+    assert last["records"] == []
+
+
+def test_a_changed_setting_is_told_with_what_it_was() -> None:
+    class Changed(Server):
+        def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+            for n, (path, value) in enumerate(CHANGES[1:], 2):
+                yield WatchedEvent(n, self.began + n, "settings_changed", "", 0, {"by": "alice", path: value})
+            self.closed.wait()
+
+    server = Changed()
+    was = {"server.lease_s": 60.0, "run.updates_max": 500, "run.rejections_max": 100}
+    newest = dict(CHANGES)
+    at = {path: n for n, (path, _) in enumerate(CHANGES, 1)}
+    server.changes = tuple(
+        SettingAnswer(path, newest[path], was[path], "alice", server.began + at[path]) for path in newest
+    )
+    with followed(server) as (picture, caught_up):
+        assert caught_up.wait(600)
+        with picture.lock:
+            found = [(c["path"], c["was"], c["value"], c["by"]) for c in picture.settings_changed]
+    assert found == [
+        ("server.lease_s", 60.0, 20.0, "alice"),  # before what the server has kept
+        ("run.updates_max", None, 500, "alice"),  # what it was nobody knows any more
+        ("run.updates_max", 500, 900, "alice"),
+        ("run.rejections_max", 100, 7, "alice"),
+    ]
+
+
+CHANGES = (
+    ("server.lease_s", 20.0),
+    ("run.updates_max", 500),
+    ("run.updates_max", 900),
+    ("run.rejections_max", 7),
+)
+
+
+def test_a_name_in_quarantine_that_nobody_has_is_no_device() -> None:
+    server = Quiet()
+    server.quarantined, server.clients_known = {"tyop": "odd"}, 0
+    with shown(server) as run:
+        assert counters(run)["clients"] == 0
+        said = {
+            client: Ordering().ask(run, Visitor(1, "", 0.0), "quarantine", {"client": client})["says"]
+            for client in ("tyop", "other")
+        }
+    assert "called so far" not in said["tyop"]  # it is known: it is in there already
+    assert said["other"].endswith("No device of this name has called so far.")
+
+
+def test_jobs_of_one_name_are_told_apart() -> None:
+    for job, title in (("wards", "wards"), ("", "it")):
+        with shown(Quiet(), job) as run:
+            row = row_of(run)
+            assert (row["title"], row["name"]) == (title, "it")
+            says = Ordering().ask(run, Visitor(1, "", 0.0), "pause", {})["says"]
+            assert f"Pause the run `{title}`" in says

@@ -13,6 +13,8 @@ export interface Session {
 
 export interface RunRow {
   id: string;
+  title: string; // of no other run that is shown
+  given_up: boolean; // it has ended because nothing came of it
   name: string;
   strategy: string;
   workload: string;
@@ -29,7 +31,7 @@ export interface RunRow {
 /** What the list says of a run whose files cannot be read. */
 export interface Unreadable {
   id: string;
-  name: string;
+  title: string;
   state: "unreadable";
   why: string;
 }
@@ -284,9 +286,22 @@ export async function openSession(): Promise<Session> {
   return session;
 }
 
-export const post = <T>(path: string, body: unknown): Promise<T> =>
+const posted = <T>(path: string, body: unknown): Promise<T> =>
   answered<T>(path, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Anabranch": csrf },
     body: JSON.stringify(body),
   });
+
+/** An order. Where somebody has logged in anew meanwhile, in another window, the session's word is another now. */
+export async function post<T>(path: string, body: unknown): Promise<T> {
+  const was = csrf;
+  try {
+    return await posted<T>(path, body);
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status !== 403) throw error;
+    await openSession();
+    if (csrf === was) throw error;
+    return posted<T>(path, body);
+  }
+}

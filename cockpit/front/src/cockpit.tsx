@@ -16,7 +16,7 @@ import { SettingsPage } from "./pages/settings";
 import { WirePage } from "./pages/wire";
 import { Loading, State, Trouble } from "./parts";
 import { link, useRoute, type Route } from "./router";
-import { countText, judged, metricText, secondsText, titleOf } from "./text";
+import { countText, judged, metricText, namedText, secondsText } from "./text";
 import { setTheme, useTheme } from "./theme";
 
 const PAGES = [
@@ -91,7 +91,7 @@ const Entrance = ({ said }: { said: string }) => (
     <p>
       The command that began the cockpit (<code>anabranch ui</code>, or <code>anabranch server --ui</code>) has printed a link. Open that one: it works once, and this browser is known from then on.
     </p>
-    <p>Has it been used already, or is the browser another one? Begin the command again; it prints a new link.</p>
+    <p>Has it been used already, or is the browser another one? The command prints the next link as soon as one was used: open the newest. Nothing has to be started again.</p>
     <p class="soft">{said}</p>
   </section>
 );
@@ -101,21 +101,22 @@ function RunFrame({ id, session, route, main }: { id: string; session: Session; 
   const page = route.parts[2] ?? "river";
   const { head, error } = run;
   const name = PAGES.find(([key]) => key === page)?.[1] ?? (page === "device" ? `Device ${route.parts[3] ?? ""}` : "River");
-  useEffect(() => void (document.title = `${head ? titleOf(head) : id}: ${name}`), [head === null, name]);
+  useEffect(() => void (document.title = `${head ? head.title : id}: ${name}`), [head === null, name]);
   return (
     <>
       <header class="top">
         <Brand />
         <div class="run-name">
-          <span class="run-title">{head ? titleOf(head) : id}</span>
+          <span class="run-title">{head ? head.title : id}</span>
           {head && (
             <span class="soft about">
+              {namedText(head)}
               {head.strategy ? `${head.strategy} on ${head.workload}` : "strategy not known yet"}
               {head.kind === "simulated" ? ", simulated" : head.kind === "flower" ? ", Flower" : ""}
             </span>
           )}
         </div>
-        {head && <State of={head.state} />}
+        {head && <State of={head.given_up ? "given_up" : head.state} />}
         <LineState run={run} />
         <span class="spread" />
         {head && <OrdersMenu run={run} session={session} />}
@@ -135,10 +136,10 @@ function RunFrame({ id, session, route, main }: { id: string; session: Session; 
       {head && <Strip run={run} />}
       <main id="main" class={`page ${page}`} tabIndex={-1} ref={main}>
         <h1 class="unseen">
-          {name} of {head ? titleOf(head) : id}
+          {name} of {head ? head.title : id}
         </h1>
         {error && <Trouble error={error} again={() => void run.load()} stale={!!head} />}
-        {head && !error && <Interrupted head={head} />}
+        {head && !error && <Halted head={head} />}
         {!head && !error && <Loading what="the run" />}
         {head && <Page page={page} run={run} session={session} route={route} />}
       </main>
@@ -199,14 +200,16 @@ const Brand = () => (
 
 const LINES = { none: "", opening: "opening the line", open: "live", lost: "line lost" };
 
-/** Why a run stands still, where somebody has said so. */
-function Interrupted({ head }: { head: Head }) {
-  if (head.state !== "interrupted" || !head.ended || head.ended === head.state) return null;
+/** Why a run stands still or was given up, where somebody has said so. */
+function Halted({ head }: { head: Head }) {
+  const interrupted = head.state === "interrupted";
+  if (!(interrupted || head.given_up) || !head.ended || head.ended === head.state) return null;
   return (
     <div class="notice" role="status">
       <p>
+        {head.given_up && "This run was given up: "}
         {head.ended}
-        {head.kind === "live" && ". Its server is asked again every second; what stands here is what it said last."}
+        {interrupted && head.kind === "live" && ". Its server is asked again every second; what stands here is what it said last."}
       </p>
     </div>
   );

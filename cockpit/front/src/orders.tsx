@@ -24,7 +24,10 @@ const FIELDS: Record<Order, Field[]> = {
     { name: "why", label: "Why", hint: "for the log, and for who releases it", optional: true },
   ],
   release: [{ name: "client", label: "Device", hint: "its name" }],
-  rollback: [{ name: "to_version", label: "To version", hint: "later versions are lost", number: true }],
+  rollback: [
+    { name: "to_version", label: "After version", hint: "updates that came after it are left out", number: true },
+    { name: "without", label: "Without the updates of", hint: "devices, with commas; none: of everybody", optional: true },
+  ],
   set: [
     { name: "path", label: "Setting", hint: "table.key, such as run.updates_max" },
     { name: "value", label: "Value", hint: "as it stands in TOML" },
@@ -107,8 +110,20 @@ export function OrderButton({ run, session, order, given, children }: { run: Run
 
 const told = (values: Given): Given => Object.fromEntries(Object.entries(values).filter(([, value]) => value !== ""));
 
-/** `0.5`, `true`, `["a"]` as they are; what is none of these is a word. */
+/** What the server is told of an order: the form's values, as the order has them. */
+function argumentsOf(order: Order, values: Given): Record<string, unknown> {
+  if (order === "set") return { settings: { [String(values.path).trim()]: tomlValue(String(values.value).trim()) } };
+  if (order !== "rollback") return told(values);
+  const without = String(values.without ?? "").split(/[\s,]+/).filter(Boolean);
+  return { to_version: values.to_version, ...(without.length ? { without } : { everyone: true }) };
+}
+
+const WHOLE_OR_DECIMAL = /^[+-]?\d+(_\d+)*(\.\d+(_\d+)*)?([eE][+-]?\d+)?$/;
+
+/** `0.5`, `1_000`, `true`, `"a"`, `'a'` as TOML has them; what is none of these is a word. */
 function tomlValue(text: string): unknown {
+  if (WHOLE_OR_DECIMAL.test(text)) return Number(text.replaceAll("_", ""));
+  if (/^'[^']*'$/.test(text)) return text.slice(1, -1);
   try {
     return JSON.parse(text);
   } catch {
@@ -146,7 +161,7 @@ function OrderDialog({ run, order, given, close }: { run: Run; order: Order; giv
       setWaiting(false);
     }
   };
-  const ask = (): Promise<void> => call({ order, arguments: order === "set" ? { settings: { [String(values.path)]: tomlValue(String(values.value)) } } : told(values) });
+  const ask = (): Promise<void> => call({ order, arguments: argumentsOf(order, values) });
   useEffect(() => {
     dialog.current?.showModal();
     if (!fields.length) void ask();

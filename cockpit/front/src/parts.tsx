@@ -77,6 +77,7 @@ const MARKS: Record<string, string> = {
   applied: "M1 6.5l3.5 3.5L11 2.5",
   paused: "M3 1v10M9 1v10",
   interrupted: "M2 2l8 8M10 2l-8 8",
+  given_up: "M2 2l8 8M10 2l-8 8",
   rejected: "M2 2l8 8M10 2l-8 8",
   unreadable: "M6 1l5 10H1zM6 5v3",
   quarantined: "M6 1l5 10H1zM6 5v3",

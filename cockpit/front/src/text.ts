@@ -101,7 +101,7 @@ export const judged = (metric: string | null): string => (metric && metric !== "
 
 export const words = (name: string): string => name.replaceAll("_", " ");
 
-/** What a run is called: by its workload many are called alike. */
-export const titleOf = (run: { id: string; name: string; workload: string }): string => (run.name && run.name !== run.workload ? run.name : run.id);
+/** What a run is named in its settings, where its title does not say so: many runs of one file are named alike. */
+export const namedText = (run: { title: string; name: string; workload: string }): string => (run.name && run.name !== run.workload && run.name !== run.title ? `${run.name}: ` : "");
 
 export const plural = (count: number, one: string, many = `${one}s`): string => `${countText(count)} ${count === 1 ? one : many}`;

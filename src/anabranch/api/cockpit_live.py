@@ -176,6 +176,8 @@ class ServedRun:
                 after = page[-1].version
         for at in range(0, len(kept), FOLDED_AT_ONCE):
             picture.tell(kept[at : at + FOLDED_AT_ONCE])
+        with picture.lock:
+            picture.settings_changed[:0] = _changes_before(status, now)
         self._note(picture, status)
         with suppress(AnabranchError):  # those that have something against them are asked for again
             for clients in self._client.pages_of_clients():
@@ -203,6 +205,7 @@ class ServedRun:
         with picture.lock:
             for name, its in KNOWN.items():
                 picture.is_known(name, int(getattr(status, its)), in_all=name in OF_THE_RUN)
+            _note_changes(picture, status)
             picture.version = max(picture.version, status.version)
             picture.finished = status.finished
             picture.passed(time.time() - status.created_at_s)
@@ -300,6 +303,22 @@ def happened_of(event: WatchedEvent, began: float) -> Iterator[Happened]:
     if event.kind in ("refused", "finished", "quarantined", "released", "reopened"):
         version = None
     yield Happened(t, event.kind, event.client_id, version, data)
+
+
+def _note_changes(picture: Picture, status: RunStatus) -> None:
+    """What a changed setting was, which the feed does not tell."""
+    was = {(c.path, c.at_s - status.created_at_s): c.was for c in status.settings_changed}
+    for change in picture.settings_changed:
+        change["was"] = was.get((change["path"], change["at_s"]), change["was"])
+
+
+def _changes_before(status: RunStatus, from_s: float) -> list[dict[str, Any]]:
+    """The changes of before what the server has kept, the newest of each setting, as the picture has them."""
+    return [
+        {"path": c.path, "value": c.value, "was": c.was, "by": c.by, "at_s": c.at_s - status.created_at_s}
+        for c in sorted(status.settings_changed, key=lambda c: c.at_s)
+        if c.at_s - status.created_at_s < from_s
+    ]
 
 
 class OperatorOrders:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cockpits import Printed
 from nursery import COMMAND, PIPE, Process, run
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from ports import free_port
 from watched import Watched
 
@@ -67,6 +67,24 @@ def give(page: Page, order: str) -> None:
     expect(dialog).to_have_count(0)
 
 
+def asked(page: Page, order: str, **values: str) -> Locator:
+    """An order of the menu, its form filled in by words of the labels; its dialog, once answered."""
+    page.get_by_text("Orders", exact=True).click()
+    page.get_by_role("button", name=order).click()
+    dialog = page.get_by_role("dialog", name=order)
+    for label, value in values.items():
+        dialog.get_by_label(label).fill(value)
+    dialog.get_by_role("button", name="Go on").click()
+    expect(dialog.get_by_role("status")).to_have_text(re.compile(r"\.$|write"))
+    return dialog
+
+
+def left(dialog: Locator) -> None:
+    """It is not given."""
+    dialog.get_by_role("button", name=re.compile("No, leave it|Close")).click()
+    expect(dialog).to_have_count(0)
+
+
 class LateAnswers:
     """What the page asks of how the run stands until `no_more` is answered late, by what was so then."""
 
@@ -76,7 +94,7 @@ class LateAnswers:
 
     def _meet(self, route: Route) -> None:
         if self._was:
-            route.fulfill(json={**route.fetch().json(), "name": LATE})
+            route.fulfill(json={**route.fetch().json(), "title": LATE})
         else:
             self.held.append(route)
 
@@ -87,7 +105,7 @@ class LateAnswers:
     def come(self) -> None:
         """The answers, the newest first."""
         for route in reversed(self.held):
-            route.fulfill(json={**self._was, "name": LATE})
+            route.fulfill(json={**self._was, "title": LATE})
         expect(self.page.locator(".run-title")).to_have_text(LATE)
         self.page.unroute(HEAD)
 
@@ -144,6 +162,52 @@ def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
         assert process.wait(600) == 0
         expect(page.locator(".line.lost")).to_contain_text("trying again")
         page.close()
+
+
+def test_orders_that_have_a_form_reach_the_server(chromium: Browser, tmp_path: Path) -> None:
+    with served(tmp_path) as (_, printed):
+        said = printed.next("serving")
+        where = ("--server", said["address"], "--id", "phone", "--tasks-max", TASKS)
+        assert run(COMMAND, "client", "synthetic", *where, "--json", cwd=tmp_path).returncode == 0
+        context = chromium.new_context()
+        page = context.new_page()
+        page.goto(str(printed.next("cockpit")["link"]))
+        expect(page.locator(".strip div", has_text="updates").locator("dd")).to_have_text(str(TASKS))
+
+        dialog = asked(page, "Roll back", After="0", Without="phone, tablet")
+        expect(dialog).to_contain_text("without the updates of phone, tablet after version 0")
+        left(dialog)
+        dialog = asked(page, "Roll back", After="0")
+        expect(dialog).to_contain_text("without every update after version 0")
+        dialog.get_by_role("button", name="Yes, do it").click()
+        expect(dialog.get_by_role("status")).to_have_text(f"version 1, without {TASKS} updates")
+        left(dialog)
+
+        dialog = asked(page, "Change a setting", Setting="updates_max", Value="2")
+        expect(dialog).to_contain_text("'updates_max' is no setting: write table.key")
+        left(dialog)
+        dialog = asked(page, "Change a setting", Setting="run.updates_max", Value="2_000")
+        dialog.get_by_role("button", name="Yes, do it").click()
+        expect(dialog.get_by_role("status")).to_have_text("run.updates_max = 2000 (was 1000)")
+        left(dialog)
+        page.get_by_role("link", name="Settings").click()
+        changed = page.get_by_role("region", name="Changed settings").get_by_role("row").nth(1)
+        expect(changed.get_by_role("cell").nth(1)).to_have_text("1000")
+
+        dialog = asked(page, "Put a device in quarantine", Device="fone")
+        expect(dialog).to_contain_text("No device of this name has called so far.")
+        left(dialog)
+        dialog = asked(page, "Put a device in quarantine", Device="phone")
+        expect(dialog).not_to_contain_text("No device of this name")
+        left(dialog)
+
+        # A session that was begun anew in another window is this page's as well.
+        other = context.new_page()
+        other.goto(str(printed.next("cockpit", 1)["link"]))
+        expect(other.locator(".top .state")).to_have_text("running")
+        give(page, "Pause the run")
+        expect(other.locator(".top .state")).to_have_text("paused")
+        context.close()
 
 
 def test_pages_tell_that_a_server_is_away_and_go_on_once_it_is_back(

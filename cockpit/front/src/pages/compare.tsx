@@ -2,7 +2,7 @@
 
 import { Empty, Loading, Table } from "../parts";
 import { link } from "../router";
-import { bytesText, countText, metricText, secondsText, titleOf } from "../text";
+import { bytesText, countText, metricText, secondsText } from "../text";
 import { Learning, useKnown } from "./learning";
 
 export function Compare({ ids }: { ids: string[] }) {
@@ -10,7 +10,7 @@ export function Compare({ ids }: { ids: string[] }) {
   if (!ids.length) return <Empty>No run was chosen. <a href="#/">Choose some</a>.</Empty>;
   if (!runs.length) return <Loading what="the runs" />;
   const rows = runs.map(({ head }) => [
-    <a href={link("run", head.id, "river")}>{titleOf(head)}</a>,
+    <a href={link("run", head.id, "river")}>{head.title}</a>,
     head.strategy,
     head.judged_by ? `${head.judged_by} ${metricText(head.judged_by, head.best)}` : "–",
     countText(head.version),

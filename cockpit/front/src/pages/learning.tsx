@@ -7,7 +7,7 @@ import type { PageProps } from "../cockpit";
 import { useAsked } from "../live";
 import { Card, Choice, Empty, Loading } from "../parts";
 import { setQuery } from "../router";
-import { isShare, type Quantity, titleOf } from "../text";
+import { isShare, type Quantity } from "../text";
 
 const LIVE_EVERY_S = 2;
 const POINTS = 2000;
@@ -66,7 +66,7 @@ function Overlays({ self, chosen }: { self: string; chosen: string[] }) {
       <div class="overlay-list">
         {others.map((run) => (
           <label key={run.id}>
-            <input type="checkbox" checked={chosen.includes(run.id)} onChange={() => toggle(run.id)} /> {titleOf(run)}
+            <input type="checkbox" checked={chosen.includes(run.id)} onChange={() => toggle(run.id)} /> {run.title}
           </label>
         ))}
       </div>
@@ -104,7 +104,7 @@ const RunKey = ({ runs }: { runs: Known[] }) => (
     {runs.map(({ head }, i) => (
       <li key={head.id}>
         <i class={`key c${i % 8}`} />
-        {titleOf(head)}
+        {head.title}
       </li>
     ))}
   </ul>
@@ -123,7 +123,7 @@ function MetricCard({ name, runs, over, xName }: { name: string; runs: Known[]; 
     () =>
       runs.flatMap(({ head, series }, i): Curve[] => {
         const metric = series.metrics[name];
-        return metric?.value.length ? [{ name: runs.length > 1 ? titleOf(head) : name, x: metric[over], y: metric.value, hue: i % 8 }] : [];
+        return metric?.value.length ? [{ name: runs.length > 1 ? head.title : name, x: metric[over], y: metric.value, hue: i % 8 }] : [];
       }),
     [runs, name, over],
   );
@@ -152,7 +152,7 @@ interface SeriesCardProps {
 
 function SeriesCard({ title, runs, over, xName, of, unit, stepped }: SeriesCardProps) {
   const curves = useMemo(
-    () => runs.map(({ head, series }, i): Curve => ({ name: runs.length > 1 ? titleOf(head) : title.toLowerCase(), x: places(series, over), y: of(series), hue: i % 8 })).filter((curve) => curve.x.length > 0),
+    () => runs.map(({ head, series }, i): Curve => ({ name: runs.length > 1 ? head.title : title.toLowerCase(), x: places(series, over), y: of(series), hue: i % 8 })).filter((curve) => curve.x.length > 0),
     [runs, over],
   );
   if (!curves.length) return null;

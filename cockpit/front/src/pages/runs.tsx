@@ -5,7 +5,7 @@ import type { RunRow, Session, Unreadable } from "../api";
 import { useAsked } from "../live";
 import { Answer, Empty, State } from "../parts";
 import { link } from "../router";
-import { countText, judged, metricText, momentText, titleOf } from "../text";
+import { countText, judged, metricText, momentText, namedText } from "../text";
 
 const EVERY_S = 5;
 const COMPARED_MAX = 8;
@@ -48,13 +48,14 @@ function Rows({ runs: all }: { runs: (RunRow | Unreadable)[] }) {
         {runs.map((run) => (
           <li key={run.id} class="card run">
             <div class="run-head">
-              {runs.length > 1 && <input type="checkbox" checked={chosen.includes(run.id)} onChange={() => toggle(run.id)} aria-label={`Compare ${titleOf(run)}`} />}
+              {runs.length > 1 && <input type="checkbox" checked={chosen.includes(run.id)} onChange={() => toggle(run.id)} aria-label={`Compare ${run.title}`} />}
               <h2>
-                <a href={link("run", run.id, "river")}>{titleOf(run)}</a>
+                <a href={link("run", run.id, "river")}>{run.title}</a>
               </h2>
-              <State of={run.state} />
+              <State of={run.given_up ? "given_up" : run.state} />
             </div>
             <p class="soft">
+              {namedText(run)}
               {[run.strategy && `${run.strategy} on ${run.workload}`, run.kind === "flower" ? "Flower" : run.kind, run.seed === null ? "" : `seed ${run.seed}`].filter(Boolean).join(", ")}
               
             </p>
@@ -81,7 +82,7 @@ function Rows({ runs: all }: { runs: (RunRow | Unreadable)[] }) {
         {unread.map((run) => (
           <li key={run.id} class="card run">
             <div class="run-head">
-              <h2>{run.name || run.id}</h2>
+              <h2>{run.title}</h2>
               <State of="unreadable" />
             </div>
             <p class="soft">{run.why}</p>

@@ -4,7 +4,7 @@ import type { PageProps } from "../cockpit";
 import { Card, Empty, Table } from "../parts";
 import { countText, momentText, secondsText } from "../text";
 
-const shown = (value: unknown): string => (typeof value === "string" ? value : JSON.stringify(value));
+const shown = (value: unknown): string => (value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value));
 
 export function SettingsPage({ run }: PageProps) {
   const head = run.head!;
@@ -30,7 +30,7 @@ export function SettingsPage({ run }: PageProps) {
             ["strategy", head.strategy],
             ["workload", head.workload],
             ["seed", head.seed === null ? "–" : String(head.seed)],
-            ["ended", head.ended || (run.goesOn ? "goes on" : "–")],
+            ["ended", <span class="wraps">{head.ended || (run.goesOn ? "goes on" : "–")}</span>],
             ["tasks granted", countText(head.counters.tasks)],
             ["leases lost", countText(head.counters.leases_lost)],
             ["duplicates", countText(head.counters.duplicate)],
