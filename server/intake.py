@@ -166,7 +166,7 @@ def read_ask(message: devices.AskTaskRequest, spec: ParamSpec, limits: Limits = 
 
 def _chunk(content: devices.UpdateHeader | Chunk | None) -> Chunk:
     if not isinstance(content, Chunk):
-        raise InvalidUpdate("after the header of a push come chunks of part 0 only")
+        raise InvalidUpdate("after the header of a push come chunks only, of part 0")
     return content
 
 

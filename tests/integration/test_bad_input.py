@@ -52,6 +52,7 @@ def messages(device: Device, task: devices.Task, data: bytes) -> Iterator[device
     return requests(device.header(task, data), chunks(data))
 
 
+OF_A_PART = devices.PushUpdateRequest(chunk=devices.UpdateChunk(part_id=1, data=bytes(8)))
 BAD_PUSHES: dict[str, tuple[str, str, str, Call]] = {
     "not a number": (
         "INVALID_ARGUMENT",
@@ -192,6 +193,12 @@ BAD_PUSHES: dict[str, tuple[str, str, str, Call]] = {
         "InvalidUpdate",
         "chunks only",
         lambda d, t, data: d.stub.PushUpdate(iter([next(messages(d, t, data))] * 2), timeout=CALL_S),
+    ),
+    "a chunk of another part": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "of part 0",
+        lambda d, t, data: d.stub.PushUpdate(iter([next(messages(d, t, data)), OF_A_PART]), timeout=CALL_S),
     ),
     "a gap": (
         "UNAVAILABLE",
