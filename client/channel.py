@@ -35,7 +35,12 @@ T = TypeVar("T")
 CONTROL_S = 10.0  # the deadline of every call that is no stream
 RECONNECT_MAX_S = 20.0
 CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it goes again after a second
+CONNECT_S_MAX = (
+    8.0  # over a long link TLS takes three round trips; less than `CONTROL_S`, of which it is a part
+)
 NO_CONNECTION = "failed to connect to all addresses"
+HUNG_UP = "the connection was closed in TLS's handshake"  # of which gRPC says that it is OK
+HTTP_STATUS = "Received http2 header with status: "  # gRPC's words where no gRPC has answered
 OTHER_PORT = (
     "does not know this call: devices reach a server at its server.address (port 7070 unless it is set), "
     "operators at its server.admin_address (7071); or it is of another release"
@@ -73,10 +78,12 @@ def open_channel(
     limits: Limits = DEFAULT_LIMITS,
     reconnect_max_s: float = RECONNECT_MAX_S,
     wallet: Wallet | None = None,
+    connect_s: float = CONNECT_S,
 ) -> grpc.Channel:
     """A channel to `host:port`, or to its job `host:port/JOB`; nothing is connected before the first call.
 
-    With a `wallet` it is mutual TLS or nothing: there is no falling back to plain text.
+    With a `wallet` it is mutual TLS or nothing: there is no falling back to plain text. `connect_s`: how long
+    an attempt to connect may take; after failures gRPC gives one more.
     """
     where, job = split_job(address)
     options = [
@@ -90,7 +97,7 @@ def open_channel(
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 250),
-        ("grpc.min_reconnect_backoff_ms", round(1000 * CONNECT_S)),
+        ("grpc.min_reconnect_backoff_ms", round(1000 * connect_s)),
         ("grpc.max_reconnect_backoff_ms", max(250, round(1000 * reconnect_max_s))),
         # Devices on one host must not share a connection's limits.
         ("grpc.use_local_subchannel_pool", 1),
@@ -127,7 +134,12 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     metadata = {k: str(v) for k, v in call.trailing_metadata() or ()}
     name = metadata.get(ERROR_KEY, "")
     cls = _BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
-    if not name and status == "UNIMPLEMENTED":
+    if not name and text.startswith(HTTP_STATUS):
+        # A proxy's page says nothing of the server behind, whose route may be back in a minute.
+        cls, http = Unavailable, text.removeprefix(HTTP_STATUS)
+        text = f"{address}: HTTP {http}, not of a server: a proxy or a captive portal answers in its place"
+        text += _through(address)
+    elif not name and status == "UNIMPLEMENTED":
         text = f"{address} {OTHER_PORT}"
     elif not name:
         said = text if text.startswith("nobody answers") else f"{status}: {text}"
@@ -144,7 +156,8 @@ def _in_short(details: str) -> str:
     """What gRPC says of a call; of attempts to connect, to one address after the other, the last reason."""
     if not details.startswith(NO_CONNECTION):
         return details
-    return f"nobody answers ({details.rpartition(': ')[2]})"
+    why = details.rpartition(": ")[2]
+    return f"nobody answers ({HUNG_UP if why == 'OK' else why})"
 
 
 def _through(address: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from anabranch.core.errors import NotAuthenticated
 from anabranch.identity.addresses import host_and_port, split_job
+from anabranch.identity.certificates import SERVER_NAME
 from anabranch.support.shown import PROBE_S, shown_certificate
 
 
 def check_not_guarded(address: str) -> None:
     """Raises `NotAuthenticated`, with the fix, where a server speaks TLS; for when plain text failed."""
     try:
-        shown_certificate(*host_and_port(split_job(address)[0]), PROBE_S)
+        shown_certificate(*host_and_port(split_job(address)[0]), PROBE_S, SERVER_NAME)
     except OSError:  # nobody is there, or no TLS
         return
     raise NotAuthenticated(

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import grpc
 
-from anabranch.client.channel import CONTROL_S, mapped_errors, secure_channel
+from anabranch.client.channel import mapped_errors, secure_channel
 from anabranch.client.clocks import check_valid
+from anabranch.client.strangers import check_is_server
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.identity.addresses import host_and_port, parse_addresses, split_job
 from anabranch.identity.certificates import (
+    SERVER_NAME,
     SERVERS_CLOCK,
     certificate_pem,
     fingerprint,
@@ -37,6 +39,7 @@ from anabranch.protos.v1.identity_pb2_grpc import JoiningStub
 from anabranch.support.shown import shown_certificate
 
 JOIN_PORT_AFTER = 2
+JOIN_S = 30.0  # of each of the three steps; connecting is a part of it, which takes three round trips
 ON_THE_SERVER = "`anabranch admin ca show`"
 SHA256 = re.compile("[0-9a-f]{64}")
 TOKEN_ID = "token_id"  # noqa: S105 - the name of a file, with the part of a token that is no secret
@@ -117,7 +120,7 @@ def _ask_to_join(channel: grpc.Channel, address: str, request: identity.JoinRequ
     """The answer. Where a token has expired by the server's clock, this machine's is told as well."""
     try:
         with mapped_errors(address):
-            answer: identity.JoinResponse = JoiningStub(channel).Join(request, timeout=CONTROL_S)
+            answer: identity.JoinResponse = JoiningStub(channel).Join(request, timeout=JOIN_S)
             return answer
     except NotAuthenticated as error:
         if SERVERS_CLOCK not in str(error):
@@ -129,11 +132,13 @@ def _fetch_authority(address: str) -> bytes:
     """The certificate (DER) that the server says is its authority's. Nothing is believed yet."""
     host, port = host_and_port(address)
     try:
-        shown = shown_certificate(host, port, CONTROL_S)
+        shown = shown_certificate(host, port, JOIN_S, SERVER_NAME)
     except OSError as error:  # TLS errors are among them
         raise Unavailable(f"{address}: nobody answers there as a server to join: {error}") from error
-    check_valid(read_certificate(shown.encode(), address), address, time.time())
+    certificate = read_certificate(shown.encode(), address)
+    check_is_server(certificate, address)
+    check_valid(certificate, address, time.time())
     with secure_channel(address, OPTIONS, shown.encode()) as channel, mapped_errors(address):
-        answer = JoiningStub(channel).GetAuthority(identity.GetAuthorityRequest(), timeout=CONTROL_S)
-    certificate: bytes = answer.certificate
-    return certificate
+        answer = JoiningStub(channel).GetAuthority(identity.GetAuthorityRequest(), timeout=JOIN_S)
+    authority: bytes = answer.certificate
+    return authority

@@ -10,7 +10,14 @@ from contextlib import contextmanager
 
 import grpc
 
-from anabranch.client.channel import CONTROL_S, RECONNECT_MAX_S, mapped_errors, open_channel
+from anabranch.client.channel import (
+    CONNECT_S,
+    CONNECT_S_MAX,
+    CONTROL_S,
+    RECONNECT_MAX_S,
+    mapped_errors,
+    open_channel,
+)
 from anabranch.client.clocks import check_unreached
 from anabranch.client.servers import Servers
 from anabranch.client.tracing import traced
@@ -45,6 +52,7 @@ class Link:
         self._limits, self._reconnect_max_s, self._now = limits, reconnect_max_s, now
         self._lock = threading.Lock()
         self._not_before = 0.0
+        self._connect_s = CONNECT_S
         self.servers = Servers(addresses, self._connect)
 
     def close(self) -> None:
@@ -72,11 +80,14 @@ class Link:
 
         The `first` call finds out whether it was made in the clear to a server that wants a certificate.
         """
-        server = self.servers.current
+        server, began_at = self.servers.current, time.monotonic()
         try:
             with mapped_errors(server.address, plain=first and self.wallet is None):
                 yield
+            self.servers.answered(server)
         except Unavailable as error:
+            if not error.reached:
+                self._allow_more(time.monotonic() - began_at)
             self.servers.failed(server)
             check_unreached(error, server.address, self.wallet, self._now())
             raise
@@ -85,7 +96,16 @@ class Link:
             raise ClocksDisagree(f"{error}, by this machine's {here}: {SET_CLOCK}") from error
 
     def _connect(self, address: str) -> grpc.Channel:
-        return traced(open_channel(address, self._limits, self._reconnect_max_s, self.wallet))
+        channel = open_channel(
+            address, self._limits, self._reconnect_max_s, self.wallet, connect_s=self._connect_s
+        )
+        return traced(channel)
+
+    def _allow_more(self, took_s: float) -> None:
+        """Where all the time to connect was too short, as over a satellite: it is twice as long from now."""
+        if self._connect_s <= took_s < CONNECT_S_MAX:
+            self._connect_s *= 2
+            self.servers.reconnect()
 
     def _renew(self, wallet: Wallet, now: float) -> None:
         """Get a newer certificate; what fails is tried again later, the old one still counts for a while."""

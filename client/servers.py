@@ -20,6 +20,8 @@ from anabranch.identity.addresses import parse_addresses
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 LOOK_S = 1.5  # a lost packet of a new connection goes again after a second
+LOOK_S_MAX = 20.0
+LOOK_SHARE = 1 / 20  # of the time that nobody has served: a long link takes longer
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
 PAUSE_SHARE = 1 / 40  # of the time that nobody has served: after an hour there is no hurry
@@ -53,6 +55,7 @@ class Servers:
         self._lookout: threading.Thread | None = None
         self._current = self._connected(self.addresses[0])
         self._former: grpc.Channel | None = None
+        self._answered = False  # since the lookout began
         self._reconnects = 0
 
     @property
@@ -66,8 +69,14 @@ class Servers:
             looking = self._lookout is not None and self._lookout.is_alive()
             if looking or self._over.is_set() or server is not self._current:
                 return
+            self._answered = False
             self._lookout = threading.Thread(target=self._look, name="anabranch-lookout", daemon=True)
             self._lookout.start()
+
+    def answered(self, server: Server) -> None:
+        """A call to this server was answered: nobody need look for another, nor cut what goes on over it."""
+        if server is self._current:
+            self._answered = True
 
     def reconnect(self) -> None:
         """Go on over a new connection to the same server, as `connect` makes another kind by now."""
@@ -96,21 +105,24 @@ class Servers:
         began, nobody = time.monotonic(), False
         while not self._over.is_set():
             before, reconnects = self._current, self._reconnects
-            if (found := self._find(before, nobody)) is not None:
-                if found is not before:
+            look_s = min(LOOK_S_MAX, max(LOOK_S, LOOK_SHARE * (time.monotonic() - began)))
+            found = self._find(before, nobody, look_s)
+            if found is not None or self._answered:
+                if found is not None and found is not before:
                     self._adopt(found, reconnects)
+                if nobody or found is not before:
                     self.returned()
                 return
             nobody = True
             longest = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_SHARE * (time.monotonic() - began)))
             self._over.wait(longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
 
-    def _find(self, current: Server, nobody: bool) -> Server | None:
+    def _find(self, current: Server, nobody: bool, look_s: float) -> Server | None:
         """A server that serves; the current one as it is, if it has served all along."""
         # The current one first: a call to it may have been lost alone.
         in_turn = dict.fromkeys([current.address, *self.addresses])
         asked = {address: self._connect(address) for address in in_turn}
-        calls = {address: asked_health(channel, LOOK_S) for address, channel in asked.items()}
+        calls = {address: asked_health(channel, look_s) for address, channel in asked.items()}
         found: Server | None = None
         for address, call in calls.items():
             if found is None and says_serving(call):
@@ -123,8 +135,11 @@ class Servers:
         return found
 
     def _adopt(self, server: Server, reconnects: int) -> None:
-        """Have calls go there, unless `close` was faster; over a new connection if `reconnect` was."""
+        """Have calls go there, unless `close` was faster, or an answer; anew if `reconnect` was."""
         with self._lock:
+            if self._answered:
+                server.channel.close()
+                return
             if self._reconnects > reconnects:
                 server.channel.close()
                 server = self._connected(server.address)

@@ -279,6 +279,15 @@ def renewal_due(certificate: x509.Certificate) -> float:
 
 
 @lru_cache(maxsize=4096)  # signed once is signed for good; until when, and if revoked, is asked elsewhere
+def is_for_server(certificate: x509.Certificate) -> bool:
+    """Whether a certificate has the name of a federation's server, whoever signed it."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return SERVER_NAME in names.get_values_for_type(x509.DNSName)
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return False
+
+
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether an authority's key has signed a certificate."""
     try:

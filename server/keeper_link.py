@@ -64,7 +64,7 @@ class KeeperLink:
         self.address = address
         host, port = host_and_port(address)
         try:
-            shown = shown_certificate(host, port, CONNECT_S)
+            shown = shown_certificate(host, port, CONNECT_S, SERVER_NAME)
         except OSError as error:
             raise Unavailable(f"no keeper at {address}: {error}") from error
         self._certificate = read_certificate(shown.encode(), address)

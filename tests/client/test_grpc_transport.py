@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from federations import config, result_of
 from flaky_proxy import FlakyProxy
+from http_pages import HttpPages
 from live_server import live_server
 
 from anabranch.client.channel import ERROR_KEY, RETRY_KEY, error_of
@@ -195,6 +196,17 @@ def test_a_call_at_the_port_of_operators_says_which_port_devices_reach(tmp_path:
         pytest.raises(ProtocolError, match=asked),
     ):
         wrong.enrol(Capability())
+
+
+@pytest.mark.parametrize("status", [200, 301, 400, 401, 403, 404, 413, 429, 500, 502, 503, 504])
+def test_a_page_in_the_place_of_an_answer_ends_no_device(status: int) -> None:
+    """A gateway whose route is away for a moment says 404, a portal 403: the server behind said nothing."""
+    with HttpPages(status) as pages, GrpcTransport(pages.address, "a") as transport:
+        with pytest.raises(Unavailable) as met:
+            transport.enrol(Capability())
+        assert met.value.reached
+        if status != 200:
+            assert f"{pages.address}: HTTP {status}, not of a server: a proxy" in str(met.value)
 
 
 def test_a_closed_transport_is_unavailable(large: Large) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from live_server import live_server
 from ports import free_port
 
+from anabranch.client.link import Link
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.client.servers import Servers
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.core.model.updates import Capability
 from anabranch.identity.addresses import parse_addresses
+from anabranch.protos.v1 import devices_pb2 as devices
 
 BACK_S = 600.0
 RETRY_S = 6000.0  # a test that waits for a backing off to end does not end
@@ -69,6 +72,37 @@ def test_a_server_that_served_all_along_calls_for_no_hurry(tmp_path: Path) -> No
         assert servers.current is before
         assert not returned.is_set()
         servers.close()
+
+
+def test_a_lookout_ends_when_a_call_is_answered_and_cuts_nothing() -> None:
+    """Over a long link no look of its hears a server that calls reach."""
+    returned = threading.Event()
+    with standby() as address:
+        servers = Servers(address, grpc.insecure_channel)
+        servers.returned = returned.set
+        before = servers.current
+        servers.failed(before)
+        assert servers._lookout is not None
+        servers.answered(before)
+        servers._lookout.join(BACK_S)
+        assert not servers._lookout.is_alive()
+        assert servers.current is before
+        servers.close()
+
+
+def test_a_link_that_takes_long_to_connect_gets_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.client.link.CONNECT_S", 0.2)
+    took_s: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # TCP connects, and nothing is said
+        link = Link(f"127.0.0.1:{silent.getsockname()[1]}")
+        for _ in range(3):
+            began_at = time.monotonic()
+            with pytest.raises(Unavailable), link.calling():
+                link.stub().Enrol(devices.EnrolRequest(), timeout=BACK_S)
+            took_s.append(time.monotonic() - began_at)
+        link.close()
+    assert took_s[1] >= 0.4
+    assert took_s[2] >= 0.8
 
 
 def test_a_lookout_ends_with_the_transport() -> None:

@@ -14,6 +14,7 @@ import pytest
 from anabranch.support.shown import shown_certificate
 
 WAIT_S = 600.0
+NAME = "server.anabranch.internal"
 
 
 def cut(connection: socket.socket) -> None:
@@ -45,7 +46,7 @@ def test_a_server_that_shows_none(behave: Callable[[socket.socket], None], liste
     answering = threading.Thread(target=answer)
     answering.start()
     with pytest.raises(OSError) as met:  # noqa: PT011 - whichever it is
-        shown_certificate("127.0.0.1", listener.getsockname()[1], WAIT_S)
+        shown_certificate("127.0.0.1", listener.getsockname()[1], WAIT_S, NAME)
     assert met.type is not TimeoutError
     answering.join()
     gc.collect()  # what was left open is a warning, and a warning an error
@@ -53,7 +54,7 @@ def test_a_server_that_shows_none(behave: Callable[[socket.socket], None], liste
 
 def test_a_server_that_says_nothing(listener: socket.socket) -> None:
     with pytest.raises(TimeoutError):
-        shown_certificate("127.0.0.1", listener.getsockname()[1], 0.1)
+        shown_certificate("127.0.0.1", listener.getsockname()[1], 0.1, NAME)
 
 
 @pytest.mark.parametrize("through_a_proxy", [False, True])
@@ -78,7 +79,25 @@ def test_a_server_that_says_a_byte_now_and_then_is_not_waited_for(
     host = "example.org" if through_a_proxy else "127.0.0.1"
     try:
         with pytest.raises(TimeoutError):
-            shown_certificate(host, port, 0.3)
+            shown_certificate(host, port, 0.3, NAME)
     finally:
         stop.set()
         answering.join()
+
+
+def test_a_server_is_asked_for_by_its_name_whatever_host_it_runs_on(listener: socket.socket) -> None:
+    """What routes TLS by names (SNI) sees one name at every step of joining, and afterwards."""
+    seen: list[bytes] = []
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            seen.append(connection.recv(4096))
+            cut(connection)
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    with pytest.raises(OSError):  # noqa: PT011 - whichever it is
+        shown_certificate("127.0.0.1", listener.getsockname()[1], WAIT_S, NAME)
+    answering.join()
+    assert NAME.encode() in seen[0]

@@ -1,0 +1,70 @@
+"""What answers in the server's place: a proxy that ends TLS, a captive portal, another federation's server.
+
+gRPC says no more of it than that there was no connection.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+from cryptography import x509
+
+from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
+from anabranch.core.text import visible
+from anabranch.identity.certificates import (
+    SERVER_NAME,
+    fingerprint,
+    is_for_server,
+    is_issued_by,
+    read_certificate,
+)
+from anabranch.identity.wallet import IDENTITY, Wallet
+from anabranch.support.shown import PROBE_S, shown_certificate
+
+Place = tuple[str, int]  # host and port
+
+NO_TLS = (
+    "what answers there speaks no TLS: an HTTP proxy, a captive portal (open a page in a browser), or a "
+    "server that was started with --insecure"
+)
+ENDS_TLS = "must pass TLS through to the server, as it comes"
+
+
+def stranger(address: str, why: str) -> Unavailable:
+    """That who answers there is not the server. What is between may let it through later."""
+    error = Unavailable(f"{address}: {why}")
+    error.reached = False
+    return error
+
+
+def check_is_server(certificate: x509.Certificate, address: str) -> None:
+    """Raises `Unavailable` where a certificate that was shown is not one of a server of any authority's."""
+    if not is_for_server(certificate):
+        owner = visible(certificate.subject.rfc4514_string())
+        why = f"the certificate of {owner} is shown there, of no server of anabranch: a proxy {ENDS_TLS}"
+        raise stranger(address, why)
+
+
+def shown_by_server(place: Place, address: str, wallet: Wallet) -> x509.Certificate | None:
+    """The certificate that the server at `place` shows; None where none comes.
+
+    Raises `Unavailable`, with the reason, where who answers is no server of the wallet's authority.
+    """
+    try:
+        shown = shown_certificate(*place, PROBE_S, SERVER_NAME)
+        certificate = read_certificate(shown.encode(), address)
+    except (ssl.SSLEOFError, ConfigError, NotAuthenticated):
+        return None
+    except ssl.SSLError as error:
+        raise stranger(address, f"{NO_TLS} ({error.reason})") from error
+    except OSError:
+        return None
+    check_is_server(certificate, address)
+    if not is_issued_by(certificate, wallet.authority):
+        raise stranger(
+            address,
+            f"its certificate is of another authority than {wallet.folder / IDENTITY}, whose "
+            f"authority has the SHA-256 {fingerprint(wallet.authority)}: this is another federation's "
+            "server, or something on the way. Look at the address, and at which papers are named",
+        )
+    return certificate

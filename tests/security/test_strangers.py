@@ -1,0 +1,86 @@
+"""What answers where a server of the federation should: whoever has papers is told what, and goes on."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from guarded import federation, impostor
+
+from anabranch.client.joining import join
+from anabranch.client.operator import OperatorClient
+from anabranch.client.transport import GrpcTransport
+from anabranch.core.errors import Unavailable
+from anabranch.core.model.updates import Capability
+from anabranch.identity.authority import DAY_S
+from anabranch.identity.certificates import certificate_pem, key_pem, make_authority, new_key
+from anabranch.identity.wallet import Wallet
+
+
+@contextmanager
+def answers(said: bytes) -> Iterator[str]:
+    """The address of somebody who says this to all, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+
+        def serve() -> None:
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    if over.is_set():
+                        return
+                    connection.recv(65536)  # all of it: what is left unread would be a reset
+                    connection.sendall(said)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            socket.create_connection(listener.getsockname()).close()
+            serving.join()
+
+
+def told(address: str, wallet: Wallet) -> Unavailable:
+    """What a device hears there."""
+    with GrpcTransport(address, wallet.name, wallet=wallet) as device, pytest.raises(Unavailable) as met:
+        device.enrol(Capability())
+    assert not met.value.reached
+    return met.value
+
+
+def test_a_portal_that_speaks_no_tls(tmp_path: Path) -> None:
+    page = b"HTTP/1.1 302 Found\r\nLocation: http://portal.example/\r\n\r\n"
+    with federation(tmp_path) as guarded, answers(page) as address:
+        wallet = guarded.joined("device-1")
+        assert "speaks no TLS: an HTTP proxy, a captive portal" in str(told(address, wallet))
+        with (
+            OperatorClient(address, wallet=guarded.operator()) as operator,
+            pytest.raises(Unavailable, match="speaks no TLS"),
+        ):
+            operator.status()
+
+
+def test_a_proxy_whose_server_is_away(tmp_path: Path) -> None:
+    with federation(tmp_path) as guarded, answers(b"") as address:
+        why = str(told(address, guarded.joined("device-1")))
+    assert why.startswith(f"{address}: nobody answers (")
+    assert "(OK)" not in why
+
+
+def test_a_proxy_that_ends_tls_is_told_to_who_joins_and_to_who_has_papers(tmp_path: Path) -> None:
+    key = new_key()
+    shown = certificate_pem(make_authority(key, "a proxy", time.time(), DAY_S))
+    with federation(tmp_path) as guarded, impostor([(key_pem(key), shown)]) as address:
+        wallet = guarded.joined("device-1")
+        text = str(told(address, wallet))
+        assert "of no server of anabranch: a proxy must pass TLS through" in text
+        token = guarded.authority.invite("device-2", DAY_S)
+        with pytest.raises(Unavailable, match="a proxy must pass TLS through"):
+            join(tmp_path / "papers", address, token, guarded.authority.sha256)
