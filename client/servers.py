@@ -117,7 +117,7 @@ class Servers:
             longest = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_SHARE * (time.monotonic() - began)))
             self._over.wait(longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
 
-    def _find(self, current: Server, nobody: bool, look_s: float) -> Server | None:
+    def _find(self, current: Server, nobody: bool, look_s: float = LOOK_S) -> Server | None:
         """A server that serves; the current one as it is, if it has served all along."""
         # The current one first: a call to it may have been lost alone.
         in_turn = dict.fromkeys([current.address, *self.addresses])
