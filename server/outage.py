@@ -29,7 +29,7 @@ class _Lasting:
     """Trouble of one kind: since when, when it was heard of last, and when it is said again."""
 
     since: float
-    heard_at: float
+    heard_at: float = field(init=False)
     pause: Pause = field(default_factory=lambda: Pause(SAY_AGAIN_S))
 
 
@@ -58,7 +58,7 @@ class Outage:
     def _say(self, error: StoreError) -> None:
         now, lasting = self._monotonic(), self._lasting.get(type(error))
         if lasting is None or now - lasting.heard_at > SAY_AGAIN_S:
-            lasting = self._lasting[type(error)] = _Lasting(now, now)
+            lasting = self._lasting[type(error)] = _Lasting(now)
             log.error("devices are told to come again, and keep their updates: %s", error)
         lasting.heard_at = now
         if lasting.pause.due(lasted_s := now - lasting.since):

@@ -16,7 +16,7 @@ from anabranch.core.errors import (
     Unavailable,
     outcome_of,
 )
-from anabranch.server.outage import RETRY_S, SAY_AGAIN_S, Outage
+from anabranch.server.outage import SAY_AGAIN_S, Outage
 from anabranch.server.store.base import DiskFailed
 
 
@@ -32,7 +32,7 @@ def test_a_device_comes_again(kind: type[StoreError]) -> None:
     told = made.told(error := kind("reading a row"))
     assert isinstance(told, Unavailable)
     assert outcome_of(told).retryable
-    assert told.retry_after_s == RETRY_S
+    assert told.retry_after_s == (1.0, 5.0), "as docs/protocol.md says"
     assert "reading a row" in str(told)
     assert ended == ([error] if kind is DiskFailed else [])
 
