@@ -120,7 +120,8 @@ def test_every_figure_is_what_was_done(tmp_path: Path, manifest: Manifest) -> No
     assert found["anabranch_batch_events_sum"] == found["anabranch_log_seq"], "each event is in one batch"
     commits = found["anabranch_commit_seconds_count"]
     assert commits == found["anabranch_batch_events_count"] == found["anabranch_log_fsync_seconds_count"]
-    assert found["anabranch_commit_seconds_sum"] > found["anabranch_log_append_seconds_sum"] > 0
+    # Rows that wait are written without a batch too: of the two times either may be more.
+    assert min(found["anabranch_commit_seconds_sum"], found["anabranch_log_append_seconds_sum"]) > 0
     assert found["anabranch_calls_total{code=OK,method=PushUpdate}"] == 6
     assert found["anabranch_calls_total{code=INVALID_ARGUMENT,method=PushUpdate}"] == 1
     assert found["anabranch_calls_total{code=NOT_FOUND,method=FetchModel}"] == 1
