@@ -423,9 +423,18 @@ def _writer(
     metrics: Metrics,
 ) -> Writer:
     server, engine = config.server, recovered.engine
-    place = (recovered.history, recovered.seq, recovered.saved)
     writer = Writer(
-        engine, store, models, clock, *place, every_of(config), limits, Keep.of(server.keep), metrics
+        engine,
+        store,
+        models,
+        clock,
+        history=recovered.history,
+        seq=recovered.seq,
+        saved=recovered.saved,
+        every=every_of(config),
+        limits=limits,
+        keep=Keep.of(server.keep),
+        metrics=metrics,
     )
     kept = kept_manifest(Path(server.data_dir))
 

@@ -139,16 +139,15 @@ class Books:
         return self.glances.take()
 
     def _take(self, batch: list[Call]) -> None:
-        """Answer those whose turn it is."""
+        """Answer those whose turn it is: events, then rollbacks, then who looks."""
         began, began_ns = time.perf_counter(), time.time_ns()
         self.run.begin(call.event for call in (*batch, *self.waiting) if call.event is not None)
-        orders = [call for call in batch if call.folding is not None]
-        others = [call for call in batch if call.event is not None and call.folding is None]
-        logged = [call for call in others if call.event and call.take(self.run.settle(call.event))]
+        logged = [call for call in batch if self._is_to_log(call)]
         if logged:
             self._log(logged)
-        for call in orders:
-            self._roll_back(call)
+        for call in batch:
+            if call.folding is not None:
+                self._roll_back(call)
         for call in batch:
             if call.look is not None:
                 self._look(call)
@@ -159,6 +158,15 @@ class Books:
             self.metrics.commit_s.add(time.perf_counter() - began)
             for call in logged:
                 span_of("commit", call.trace, began_ns, events=len(logged))
+
+    def _is_to_log(self, call: Call) -> bool:
+        """Settle what the event of a call comes to, if it has one; whether that is for the log by now.
+
+        A rollback has its event once it is folded.
+        """
+        if call.event is None or call.folding is not None:
+            return False
+        return call.take(self.run.settle(call.event))
 
     def project(self) -> None:
         """Write what the log implies, all of it."""

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -90,33 +90,50 @@ def recover(
     key = _noise_key(store, config, begun)
     blueprint = Blueprint.of(config, manifest.spec, limits, key, masks=True, shelf=shelf_of(store))
     begin = partial(blueprint.engine, manifest.tensors)
-    replayed_log = Replay(store, begin, found, store.receipt)
-    engine = replayed_log.engine
+    replay = Replay(store, begin, found, store.receipt)
+    engine = replay.engine
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
     saved = SavedPoint(found.applied_through_seq, engine.version, engine.counters.applied)
-    seq, last_now, replayed = found.applied_through_seq, max(info.created_at, found.taken_at), 0
-    history, mark = history_at(store, info, engine.version, seq), store.mark()
-    check_mark(mark, history, seq)
-    known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
-    projections: list[Projection] = []
-    for seq, record, effects in replayed_log:
-        last_now, replayed = record["now"], replayed + 1
-        digests = check_versions(effects, known)
-        links = check_links(history, record, effects, known)
-        check_mark(mark, history, seq)
-        projections.append(Projection(seq, last_now, effects, digests, links))
-        if len(projections) >= PROJECTIONS_AT_ONCE:
-            store.append((), projections)
-            projections = []
-    if projections:
-        store.append((), projections)
+    seq, last_now = found.applied_through_seq, max(info.created_at, found.taken_at)
+    history, replayed = history_at(store, info, engine.version, seq), 0
+    for projection in _projections(store, replay, history, seq):
+        seq, last_now, replayed = projection.seq, projection.now, replayed + 1
     store.acknowledge(history.mark(seq))
     read_at = math.inf if waited_s is None else EventClock(last_now, wall, time.monotonic).now() - waited_s
     said = _said(stored, given, engine, read_at)
     took_s = time.perf_counter() - began
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
-    place = (seq, last_now, saved, replayed, history)
-    return Recovered(info, engine, *place, said, _sources(given, said), key)
+    return Recovered(
+        info=info,
+        engine=engine,
+        seq=seq,
+        last_now=last_now,
+        saved=saved,
+        replayed=replayed,
+        history=history,
+        said=said,
+        said_by=_sources(given, said),
+        key=key,
+    )
+
+
+def _projections(store: Store, replay: Replay, history: History, seq: int) -> Iterator[Projection]:
+    """Replay what follows event `seq`, each event proved and then written into the rows; what it comes to."""
+    mark = store.mark()
+    check_mark(mark, history, seq)
+    known = {row.version: row for row in store.versions(after=replay.engine.version, limit=100_000)}
+    proved: list[Projection] = []
+    for at, record, effects in replay:
+        digests = check_versions(effects, known)
+        links = check_links(history, record, effects, known)
+        check_mark(mark, history, at)
+        proved.append(Projection(at, record["now"], effects, digests, links))
+        yield proved[-1]
+        if len(proved) >= PROJECTIONS_AT_ONCE:
+            store.append((), proved)
+            proved = []
+    if proved:
+        store.append((), proved)
 
 
 def _check_parts(store: Store, given: Config, spec: ParamSpec, limits: Limits) -> None:

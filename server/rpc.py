@@ -26,7 +26,6 @@ from anabranch.host.first import FirstModel
 from anabranch.host.run import BEATS_PER_LEASE, AdviceKind, advice
 from anabranch.identity.certificates import certificate_der
 from anabranch.identity.heads import head_message
-from anabranch.identity.keepers import Masking
 from anabranch.protos.convert import (
     PROTOCOL_VERSION,
     capability_from_proto,
@@ -79,32 +78,8 @@ class Devices(Guarded, DevicesServicer):
     async def Enrol(self, request: devices.EnrolRequest, caller: Caller) -> devices.EnrolResponse:
         """Make a device known."""
         run, client_id = self.run, self._client("Enrol", request.client_id, caller)
-        if request.protocol_version != PROTOCOL_VERSION:
-            raise ConfigError(
-                f"protocol_version {request.protocol_version} is not spoken here, {PROTOCOL_VERSION} is: "
-                "install the same version of anabranch on both sides"
-            )
-        if run.spec.buffers and not request.buffers:
-            raise ConfigError(
-                "this run's model has buffers, of which an update has the values reached, and this device's "
-                "program does not know them: install the same version of anabranch on both sides"
-            )
-        if run.spec.apart and not request.frozen:
-            raise ConfigError(
-                "of this run's model a part is frozen, which is in no update, and this device's program does "
-                "not know that: install the same version of anabranch on both sides"
-            )
-        masking = None if run.unmasking is None else run.unmasking.masking()
-        if masking is not None and MASKING not in request.capability.codecs:
-            raise ConfigError(
-                "this run's updates are masked, and this device was told no keepers: say each with --keeper, "
-                "by the name that whoever runs it has given you"
-            )
-        if run.in_parts and not request.tensors:
-            raise ConfigError(
-                "this run's tasks are of some of the model's tensors (submodel.name), and this device's "
-                "program does not know such tasks: install the same version of anabranch on both sides"
-            )
+        _check_program(request, run)
+        masking = _masking_for(request, run)
         known = run.writer.glance
         if client_id not in known.clients and known.clients_enrolled >= run.limits.clients_max:
             raise Overloaded(f"{known.clients_enrolled} clients are enrolled, as many as the server takes")
@@ -121,7 +96,7 @@ class Devices(Guarded, DevicesServicer):
             version=run.writer.glance.version,
             server_time_s=run.writer.now(),
             first=_first(run.first),
-            masking=_masking(masking),
+            masking=masking,
         )
 
     def _say_what_is_lacking(self, client_id: str, codecs: Sequence[str]) -> None:
@@ -439,9 +414,43 @@ def _first(first: FirstModel | None) -> devices.FirstModel | None:
     return devices.FirstModel(seed=first.seed, codec=first.codec, sha256=sha256, head=head)
 
 
-def _masking(masking: Masking | None) -> model.Masking | None:
-    if masking is None:
+def _check_program(request: devices.EnrolRequest, run: LiveRun) -> None:
+    """Raises `ConfigError` where a device's program does not know what the run's model or tasks have."""
+    same = "install the same version of anabranch on both sides"
+    if request.protocol_version != PROTOCOL_VERSION:
+        raise ConfigError(
+            f"protocol_version {request.protocol_version} is not spoken here, {PROTOCOL_VERSION} is: {same}"
+        )
+    if run.spec.buffers and not request.buffers:
+        raise ConfigError(
+            "this run's model has buffers, of which an update has the values reached, and this device's "
+            f"program does not know them: {same}"
+        )
+    if run.spec.apart and not request.frozen:
+        raise ConfigError(
+            "of this run's model a part is frozen, which is in no update, and this device's program does "
+            f"not know that: {same}"
+        )
+    if run.in_parts and not request.tensors:
+        raise ConfigError(
+            "this run's tasks are of some of the model's tensors (submodel.name), and this device's "
+            f"program does not know such tasks: {same}"
+        )
+
+
+def _masking_for(request: devices.EnrolRequest, run: LiveRun) -> model.Masking | None:
+    """What a device is told of masks, if the run has them.
+
+    Raises `Unavailable` until every keeper has been reached, `ConfigError` for a device without keepers.
+    """
+    if run.unmasking is None:
         return None
+    masking = run.unmasking.masking()
+    if MASKING not in request.capability.codecs:
+        raise ConfigError(
+            "this run's updates are masked, and this device was told no keepers: say each with --keeper, "
+            "by the name that whoever runs it has given you"
+        )
     keys = [
         model.KeeperKey(certificate=k.certificate, public_key=k.public_key, signature=k.signature)
         for k in masking.keys

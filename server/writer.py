@@ -74,8 +74,18 @@ class Writer:
         metrics: Metrics | None = None,
     ) -> None:
         self.metrics = metrics or Metrics()
-        place = seq, saved or SavedPoint(), history
-        self._books = Books(engine, store, models, every or Every(), *place, limits, keep, self.metrics)
+        self._books = Books(
+            engine,
+            store,
+            models,
+            every=every or Every(),
+            seq=seq,
+            saved=saved or SavedPoint(),
+            history=history,
+            limits=limits,
+            keep=keep,
+            metrics=self.metrics,
+        )
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._books.saving.executor = self._snapshots = ThreadPoolExecutor(1, "anabranch-snapshots")
@@ -263,20 +273,34 @@ class Writer:
         self._company += self._came - came
         answered, self._books.answered = self._books.answered, []  # updates are large
         del everybody
-        for call in answered:
-            call.settle()
-            if self.listener is not None and call.event is not None and call.error is None:
-                self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
+        self._settle(answered)
         reach("answered")
-        full = any(isinstance(c.error, StoreFull) for c in answered)
         self._hear_of_room(answered)
         for call in answered:
             if isinstance(call.event, ev.Returned):
                 self._has_returned(call.error)
-        # After resends as well, and where there was no room for rows: what came of earlier events may wait.
+        self._follow_up(answered)
+        self._await_deadline(full=any(isinstance(call.error, StoreFull) for call in answered))
+
+    def _settle(self, answered: Sequence[Call]) -> None:
+        """Tell the callers, and the listener what happened."""
+        for call in answered:
+            call.settle()
+            if self.listener is not None and call.event is not None and call.error is None:
+                self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
+
+    def _follow_up(self, answered: Sequence[Call]) -> None:
+        """Have rows written, soon, that may lack something of the log.
+
+        After resends as well, and where there was no room for rows: what came of earlier events may wait.
+        """
         behind = any((call.event is None) != (call.error is None) for call in answered)
         if self._follow is None and not self._closing and behind:
+            loop = asyncio.get_running_loop()
             self._follow = loop.call_later(FOLLOWED_S, self._enqueue_rows)
+
+    def _await_deadline(self, full: bool) -> None:
+        """Have a tick come when something is due; on a disk that is `full`, after a while."""
         deadline = self.now() if self._returning else self.glance.deadline
         # One that waits already is late enough; another would be due at once, and wait as well.
         waits = any(isinstance(call.event, ev.Ticked | ev.Returned) for call in self._waiting)
