@@ -108,8 +108,14 @@ class SeenHistory:
         except InvalidSignature:
             log.warning("a restore of run %s is attested by somebody else than the authority", header.run_id)
             return None
-        evidence = (message.hex(), told.signature.hex(), "")
-        return SeenHead(told.version, told.head.hex(), *evidence, restored=told.number)
+        return SeenHead(
+            version=told.version,
+            head=told.head.hex(),
+            message=message.hex(),
+            signature=told.signature.hex(),
+            certificate="",
+            restored=told.number,
+        )
 
     def _remember(self, run_id: str, seen: SeenHead) -> None:
         self._seen.pop(run_id, None)
@@ -138,8 +144,13 @@ class SeenHistory:
             valid = (peer.not_before, peer.not_after)
             text = times_text("the server's certificate", valid, "this machine's", now)
             raise ClocksDisagree(f"{text}: {SET_CLOCK}")
-        hexed = (header.head.hex(), message.hex(), header.signature.hex(), header.certificate.hex())
-        return SeenHead(header.version, *hexed)
+        return SeenHead(
+            version=header.version,
+            head=header.head.hex(),
+            message=message.hex(),
+            signature=header.signature.hex(),
+            certificate=header.certificate.hex(),
+        )
 
     def _check_follows(self, run_id: str, known: SeenHead, found: SeenHead, get_links: GetLinks) -> None:
         if found.version < known.version:

@@ -191,9 +191,15 @@ class LocalTransport:
         """See `Transport`, here and below."""
         s = self.server
         s.take(ev.Enrolled(s.clock(), self.client_id, capability))
-        tables = device_tables(s.config)
-        run = s.config.run.name, s.run_id, s.spec, tables
-        return Enrolment(*run, s.engine.version, s.frozen_sha256, s.first)
+        return Enrolment(
+            run=s.config.run.name,
+            run_id=s.run_id,
+            spec=s.spec,
+            config=device_tables(s.config),
+            version=s.engine.version,
+            frozen_sha256=s.frozen_sha256,
+            first=s.first,
+        )
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
         """Raises `ManifestMismatch`."""

@@ -207,11 +207,16 @@ class GrpcTransport:
         self._limits = heard_by_device(self._own_limits, config)
         # A server of before the stream has no such key.
         self._doors.kind = self._connection or config.get("client", {}).get("connection", BY_CALLS)
-        apart = answer.manifest.frozen_sha256.hex()
-        first = _first(answer.first) if answer.HasField("first") else None
-        masking = masking_of(answer.masking) if answer.HasField("masking") else None
-        said = answer.run, answer.run_id, spec, config, answer.version
-        self._enrolled = Enrolment(*said, apart, first, masking)
+        self._enrolled = Enrolment(
+            run=answer.run,
+            run_id=answer.run_id,
+            spec=spec,
+            config=config,
+            version=answer.version,
+            frozen_sha256=answer.manifest.frozen_sha256.hex(),
+            first=_first(answer.first) if answer.HasField("first") else None,
+            masking=masking_of(answer.masking) if answer.HasField("masking") else None,
+        )
         return self._enrolled
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:

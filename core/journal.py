@@ -108,8 +108,16 @@ class UpdateRecord:
             local_steps=self.local_steps,
             metrics=self.metrics,
         )
-        told = self.flaw, self.proof, self.other_base, self.seals, self.base_head
-        return ev.UpdateArrived(self.now, update, self.payload, *told)
+        return ev.UpdateArrived(
+            self.now,
+            update,
+            self.payload,
+            flaw=self.flaw,
+            proof=self.proof,
+            other_base=self.other_base,
+            seals=self.seals,
+            base_head=self.base_head,
+        )
 
 
 @dataclass(frozen=True)

@@ -195,9 +195,16 @@ def arrived(
 ) -> ev.UpdateArrived:
     """The event of an update that was `examined`. `head`: its base version's own, where it is known."""
     update, flaw = found
-    other_base = is_of_other_base(submission.base_head, head)
-    masked = submission.seals, submission.base_head if submission.seals else ""
-    return ev.UpdateArrived(now, update, submission.payload, flaw, proof, other_base, *masked)
+    return ev.UpdateArrived(
+        now,
+        update,
+        submission.payload,
+        flaw=flaw,
+        proof=proof,
+        other_base=is_of_other_base(submission.base_head, head),
+        seals=submission.seals,
+        base_head=submission.base_head if submission.seals else "",
+    )
 
 
 def answered(event: ev.UpdateArrived, effects: Sequence[Effect]) -> Decided:

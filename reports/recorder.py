@@ -83,10 +83,16 @@ class _Tally:
     judged: int = 0
 
     def share(self) -> ClientShare:
-        mean = self.staleness_sum / self.updates if self.updates else 0.0
-        sums = self.updates, self.rejected, self.examples, mean, self.uplink_bytes, self.downlink_bytes
-        heard = self.heard_sum / self.judged if self.judged else None
-        return ClientShare(*sums, dict(self.metrics or {}), heard)
+        return ClientShare(
+            updates=self.updates,
+            rejected=self.rejected,
+            examples=self.examples,
+            staleness_mean=self.staleness_sum / self.updates if self.updates else 0.0,
+            uplink_bytes=self.uplink_bytes,
+            downlink_bytes=self.downlink_bytes,
+            metrics=dict(self.metrics or {}),
+            heard=self.heard_sum / self.judged if self.judged else None,
+        )
 
 
 @dataclass
@@ -414,9 +420,17 @@ class Recorder:
     def _point(self, version: int) -> Point:
         mark, others = self._marks[version], dict(self._measured[version])
         accuracy, loss = others.pop("accuracy", None), others.pop("loss", None)
-        spent_j = None if self.energy is None else mark.energy_j
-        counted = mark.uplink_bytes, mark.downlink_bytes, others, spent_j
-        return Point(mark.time_s, version, mark.updates, accuracy, loss, *counted)
+        return Point(
+            time_s=mark.time_s,
+            version=version,
+            updates=mark.updates,
+            accuracy=accuracy,
+            loss=loss,
+            uplink_bytes=mark.uplink_bytes,
+            downlink_bytes=mark.downlink_bytes,
+            metrics=others,
+            energy_j=None if self.energy is None else mark.energy_j,
+        )
 
     def _emit(self, now: float, kind: str, data: Mapping[str, Any]) -> None:
         self._events += 1

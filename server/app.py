@@ -328,8 +328,15 @@ async def _live(
     """The parts of the run, started; closed in the opposite order."""
     server, spec, strategy = config.server, recovered.engine.spec, recovered.engine.strategy
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
-    told = Goal.of(config.run), config.run.frozen, config.downlink.parts == OWN
-    models = Models(folder, spec, frozen, downlink_at(strategy, config.downlink.codec), *told)
+    models = Models(
+        folder,
+        spec,
+        frozen,
+        codec_at=downlink_at(strategy, config.downlink.codec),
+        goal=Goal.of(config.run),
+        frozen_served=config.run.frozen,
+        own_parts=config.downlink.parts == OWN,
+    )
     clock = run_clock(recovered.last_now, wall)
     writer = _writer(store, recovered, config, models, clock, limits, metrics)
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()

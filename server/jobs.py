@@ -169,8 +169,9 @@ class Jobs:
             async with Tenure(store) as tenure:
                 begin = partial(recover, store, config, manifest, limits, self._wall)
                 recovered = await asyncio.to_thread(begin)
-                shared = (self._identity, self._wall, metrics, tenure)
-                led = led_run(store, recovered, config, manifest, limits, *shared)
+                led = led_run(
+                    store, recovered, config, manifest, limits, self._identity, self._wall, metrics, tenure
+                )
                 del manifest, recovered, begin  # the first weights are in the engine
                 async with led as run:
                     await self._open(job, run, metrics)

@@ -570,11 +570,20 @@ class ProgressReporter:
     def _tell(self, evaluated: bool) -> None:
         self._due = self._now() + PROGRESS_S
         engine, measured = self._versions.engine, self._measured
-        counts = engine.counters
         metrics = {} if measured is None else measured.metrics
-        far = (self._clock.now, engine.version, counts.applied, counts.rejected)
-        known = (metrics.get("accuracy"), metrics.get("loss"), evaluated, metrics)
-        self._tell_whom(RunProgress(*far, *known, self._traffic_bytes()))
+        self._tell_whom(
+            RunProgress(
+                virtual_s=self._clock.now,
+                version=engine.version,
+                updates=engine.counters.applied,
+                rejected=engine.counters.rejected,
+                accuracy=metrics.get("accuracy"),
+                loss=metrics.get("loss"),
+                evaluated=evaluated,
+                metrics=metrics,
+                traffic_bytes=self._traffic_bytes(),
+            )
+        )
 
 
 def _beside(teller: ProgressReporter, checkpoint: Checkpoint | None, clock: VirtualClock) -> Action:

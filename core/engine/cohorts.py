@@ -115,9 +115,15 @@ class Cohorts:
         weight = self.terms.weight(version - update.base_version)
         numbers: Any = update.delta
         add_weighted(self.total, numbers, weight)
-        who = update.update_id, update.client_id, update.base_version
-        record = to_record(event) if event.seals else {}
-        self.members = (*self.members, MaskedUpdate(*who, version, weight, record))
+        member = MaskedUpdate(
+            update_id=update.update_id,
+            client_id=update.client_id,
+            base_version=update.base_version,
+            arrived_version=version,
+            weight=weight,
+            record=to_record(event) if event.seals else {},
+        )
+        self.members = (*self.members, member)
         return weight / self.terms.weight(0)
 
     def close(self, version: int) -> WaitingCohort | None:

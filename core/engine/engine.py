@@ -257,14 +257,24 @@ class Engine:
         if self.in_parts and step.decision.verdict is not Verdict.REJECTED:
             self.part_changes = self.part_changes.taken(update.submodel)
         effects = self._take(step, update)
-        named = update.client_id, event.payload.sha256
-        receipt = Receipt(update.update_id, update.task_id, self.version, step.decision, *named)
+        receipt = Receipt(
+            update_id=update.update_id,
+            task_id=update.task_id,
+            version=self.version,
+            decision=step.decision,
+            client_id=update.client_id,
+            sha256=event.payload.sha256,
+        )
         effects += self._settle(task, receipt, event)
-        values = event.payload.values or self.spec.size
-        raw_bytes = values * self.spec.vector_dtype.itemsize
-        # Of a private run's device nobody hears how its training went.
-        said = update.examples, False, {} if self.settings.participations_max else update.metrics
-        decided = Decided(update.client_id, receipt, *said, event.payload, raw_bytes)
+        decided = Decided(
+            client_id=update.client_id,
+            receipt=receipt,
+            examples=update.examples,
+            # Of a private run's device nobody hears how its training went.
+            metrics={} if self.settings.participations_max else update.metrics,
+            payload=event.payload,
+            raw_bytes=(event.payload.values or self.spec.size) * self.spec.vector_dtype.itemsize,
+        )
         effects += self._close_cohort()
         return [decided, *effects, *self._after(effects, event.now)]
 

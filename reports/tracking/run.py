@@ -35,9 +35,15 @@ class TrackedRun:
     @classmethod
     def of_result(cls, result: Result, folder: Path) -> TrackedRun:
         """A run that has ended, of which this is left in `folder`."""
-        name = str(dict(result.config.get("run", {})).get("name", result.workload))
-        told = result.strategy, result.workload, result.seed, result.kind, result.config
-        return cls(name, *told, folder)
+        return cls(
+            name=str(dict(result.config.get("run", {})).get("name", result.workload)),
+            strategy=result.strategy,
+            workload=result.workload,
+            seed=result.seed,
+            kind=result.kind,
+            config=result.config,
+            folder=folder,
+        )
 
 
 @dataclass(frozen=True)

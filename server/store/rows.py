@@ -193,8 +193,14 @@ def receipt_of(row: Mapping[str, Any]) -> Receipt:
     decision = Decision(
         Verdict(row["verdict"]), row["staleness"], row["weight"], Reason(row["reason"]), row["detail"]
     )
-    named = row["client_id"], row["sha256"]
-    return Receipt(row["update_id"], row["task_id"], row["version"], decision, *named)
+    return Receipt(
+        update_id=row["update_id"],
+        task_id=row["task_id"],
+        version=row["version"],
+        decision=decision,
+        client_id=row["client_id"],
+        sha256=row["sha256"],
+    )
 
 
 def metric_rows(version: int, metrics: Mapping[str, float], at: float) -> list[Row]:

@@ -105,9 +105,15 @@ def end_of(result: Result, budget: TuneBudget, share: float) -> LegEnd:
     last = reached or (within[-1] if within else None)
     if last is None:
         return LegEnd(goal.metric, goal.mode, None, False, 0.0, 0, 0)
-    value = None if result.given_up else goal.value(last.measured)
-    used = last.time_s, last.updates, last.uplink_bytes + last.downlink_bytes
-    return LegEnd(goal.metric, goal.mode, value, reached is not None, *used)
+    return LegEnd(
+        metric=goal.metric,
+        mode=goal.mode,
+        value=None if result.given_up else goal.value(last.measured),
+        reached=reached is not None,
+        time_s=last.time_s,
+        updates=last.updates,
+        traffic_bytes=last.uplink_bytes + last.downlink_bytes,
+    )
 
 
 def _share(budget: TuneBudget, point: Point) -> float:
