@@ -118,7 +118,10 @@ def recover(
 
 
 def _projections(store: Store, replay: Replay, history: History, seq: int) -> Iterator[Projection]:
-    """Replay what follows event `seq`, each event proved and then written into the rows; what it comes to."""
+    """Replay what follows event `seq`: what each event comes to, once it is proved, for the rows.
+
+    To be read to its end: they are written behind it, many at once.
+    """
     mark = store.mark()
     check_mark(mark, history, seq)
     known = {row.version: row for row in store.versions(after=replay.engine.version, limit=100_000)}
