@@ -67,7 +67,7 @@ from anabranch.server.tls import ServerIdentity, check_address, uses_tls
 from anabranch.server.tracking import track
 from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
-from anabranch.server.writer import Writer
+from anabranch.server.writer import Listener, Writer
 from anabranch.support.heap import bound_heap, use_small_pages
 
 log = logging.getLogger(__name__)
@@ -101,6 +101,16 @@ class RunEnded:
 
     why: str
     rated: bool
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a run is served with: caps, who may call, the machine's clock, and where it is measured."""
+
+    limits: Limits
+    identity: ServerIdentity | None
+    wall: Seconds
+    metrics: Metrics
 
 
 async def serve(
@@ -146,7 +156,8 @@ async def serve(
             turn = await await_turn(begin, config, ports, stop, waiting)
             if turn is not None:
                 config, recovered = turn
-                led = led_run(store, recovered, config, manifest, limits, identity, wall, metrics, tenure)
+                means = Means(limits, identity, wall, metrics)
+                led = led_run(store, recovered, config, manifest, means, tenure)
                 del manifest, begin  # the first weights are in the engine: no need to hold them twice
                 async with led as run:
                     run.bundle = offered
@@ -196,24 +207,21 @@ async def led_run(
     recovered: Recovered,
     config: Config,
     manifest: Manifest,
-    limits: Limits,
-    identity: ServerIdentity | None,
-    wall: Seconds,
-    metrics: Metrics,
+    means: Means,
     tenure: Tenure,
 ) -> AsyncIterator[LiveRun]:
     """The run that was recovered, to be served as `config` says; whoever serves it opens the ports."""
-    config = as_started(Config.from_json(recovered.info.config), config)
+    config, identity = as_started(Config.from_json(recovered.info.config), config), means.identity
     check_guarded(config, identity is not None)
     folder = Path(config.server.data_dir)
     keep_manifest(kept_manifest(folder), manifest)
     _keep_register(config, identity)
     frozen, head = manifest.frozen, head_at(store, 0) or ""
-    blueprint = Blueprint.of(config, manifest.spec, limits, recovered.key, masks=True)
+    blueprint = Blueprint.of(config, manifest.spec, means.limits, recovered.key, masks=True)
     first = first_model(blueprint, manifest.tensors, manifest.seed, head)
     del manifest
     restored = read_restored(folder, store, recovered.info, None if identity is None else identity.authority)
-    async with _live(store, recovered, config, frozen, limits, identity, wall, metrics) as run:
+    async with _live(store, recovered, config, frozen, means) as run:
         run.restored, run.first = restored, first
         try:
             await _begin(run, recovered, tenure)
@@ -320,43 +328,33 @@ async def _live(
     recovered: Recovered,
     config: Config,
     frozen: Tensors,
-    limits: Limits,
-    identity: ServerIdentity | None,
-    wall: Seconds,
-    metrics: Metrics,
+    means: Means,
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
-    server, spec, strategy = config.server, recovered.engine.spec, recovered.engine.strategy
-    folder = Path(server.data_dir) / "models" / recovered.info.run_id
-    models = Models(
-        folder,
-        spec,
-        frozen,
-        codec_at=downlink_at(strategy, config.downlink.codec),
-        goal=Goal.of(config.run),
-        frozen_served=config.run.frozen,
-        own_parts=config.downlink.parts == OWN,
-    )
-    clock = run_clock(recovered.last_now, wall)
-    writer = _writer(store, recovered, config, models, clock, limits, metrics)
+    server, spec, limits, metrics = config.server, recovered.engine.spec, means.limits, means.metrics
+    models = _models(recovered, config, frozen)
+    clock = run_clock(recovered.last_now, means.wall)
+    writer = _writer(store, recovered, config, models, clock, means)
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()
     await uploads.find(tasks_of_use(recovered.engine))
     chronicle = Chronicle(lambda: writer.glance, clock.now())
-
-    def listen(seq: int, now: float, effects: Sequence[Effect]) -> None:
-        feed.tell(seq, now, effects)
-        metrics.tell(seq, now, effects)
-        run.moments.tell(seq, now, effects)
-        chronicle.tell(seq, now, effects)
-        uploads.hear(effects)
-        run.hear(effects)
-
-    writer.listener = listen
     intake = Intake(spec, recovered.info.run_id, writer, uploads, Calls(limits), config.run.payload_digest)
     run = LiveRun(
-        recovered.info, config, spec, writer, models, uploads, intake, feed, clock.now(), identity, limits
+        info=recovered.info,
+        given=config,
+        spec=spec,
+        writer=writer,
+        models=models,
+        uploads=uploads,
+        intake=intake,
+        feed=feed,
+        started_at=clock.now(),
+        identity=means.identity,
+        limits=limits,
+        calls=intake.calls,
+        in_parts=recovered.engine.in_parts,
     )
-    run.calls, run.in_parts = intake.calls, recovered.engine.in_parts
+    writer.listener = _listener(run, metrics, chronicle)
     _ask_keepers(run, recovered.engine)
     run.presence = Presence(writer.glance.settings.lease_s)
     run.set_over(bool(writer.glance.finished))
@@ -375,6 +373,20 @@ async def _live(
         uploads.close()
         await writer.close()
         models.close()
+
+
+def _listener(run: LiveRun, metrics: Metrics, chronicle: Chronicle) -> Listener:
+    """Tells everybody who counts, shows or forgets by what happened."""
+
+    def listen(seq: int, now: float, effects: Sequence[Effect]) -> None:
+        run.feed.tell(seq, now, effects)
+        metrics.tell(seq, now, effects)
+        run.moments.tell(seq, now, effects)
+        chronicle.tell(seq, now, effects)
+        run.uploads.hear(effects)
+        run.hear(effects)
+
+    return listen
 
 
 async def _keep(chronicle: Chronicle, writer: Writer) -> None:
@@ -420,16 +432,27 @@ async def _sweep(uploads: Uploads, writer: Writer) -> None:
             await uploads.sweep(await writer.look(tasks_of_use))
 
 
+def _models(recovered: Recovered, config: Config, frozen: Tensors) -> Models:
+    return Models(
+        Path(config.server.data_dir) / "models" / recovered.info.run_id,
+        recovered.engine.spec,
+        frozen,
+        codec_at=downlink_at(recovered.engine.strategy, config.downlink.codec),
+        goal=Goal.of(config.run),
+        frozen_served=config.run.frozen,
+        own_parts=config.downlink.parts == OWN,
+    )
+
+
 def _writer(
     store: Store,
     recovered: Recovered,
     config: Config,
     models: Models,
     clock: EventClock,
-    limits: Limits,
-    metrics: Metrics,
+    means: Means,
 ) -> Writer:
-    server, engine = config.server, recovered.engine
+    server, engine, limits = config.server, recovered.engine, means.limits
     writer = Writer(
         engine,
         store,
@@ -441,7 +464,7 @@ def _writer(
         every=every_of(config),
         limits=limits,
         keep=Keep.of(server.keep),
-        metrics=metrics,
+        metrics=means.metrics,
     )
     kept = kept_manifest(Path(server.data_dir))
 

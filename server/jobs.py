@@ -20,7 +20,7 @@ from anabranch.core.clock import Seconds
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, Unavailable
 from anabranch.host.parts import ENGINE_PARTS
-from anabranch.server.app import RunEnded, check_done, checked_store, led_run, until_over
+from anabranch.server.app import Means, RunEnded, check_done, checked_store, led_run, until_over
 from anabranch.server.bundles import offered_in
 from anabranch.server.job import HostedJob, JobState
 from anabranch.server.job_folder import DATA, JobNote, names_in, note_of
@@ -169,9 +169,8 @@ class Jobs:
             async with Tenure(store) as tenure:
                 begin = partial(recover, store, config, manifest, limits, self._wall)
                 recovered = await asyncio.to_thread(begin)
-                led = led_run(
-                    store, recovered, config, manifest, limits, self._identity, self._wall, metrics, tenure
-                )
+                means = Means(limits, self._identity, self._wall, metrics)
+                led = led_run(store, recovered, config, manifest, means, tenure)
                 del manifest, recovered, begin  # the first weights are in the engine
                 async with led as run:
                     await self._open(job, run, metrics)
