@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 from anabranch.core.effects import CohortLost, Effect, MaskSumWanted
 from anabranch.core.engine.cohorts import MaskedUpdate, WaitingCohort
 from anabranch.core.engine.engine import Engine
-from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.core.errors import AnabranchError, InvalidSignature, Unavailable
 from anabranch.core.secagg.cohort import Cohort, CohortMember
+from anabranch.core.secagg.ring import Numbers
 from anabranch.core.secagg.terms import Terms
 from anabranch.host.secagg import mask_sum_arrived
 from anabranch.identity.files import write_private
@@ -103,15 +104,18 @@ class Unmasking:
             await self._ask(link, thread, one)
 
     async def _ask(self, link: KeeperLink, thread: ThreadPoolExecutor, one: AskedKeeper) -> None:
-        """Have this keeper's sums, one after the other. Raises what stands in the way."""
-        self._say(one, "")
+        """Have this keeper's sums, one after the other. Raises what stands in the way.
+
+        It answers once it has answered: that it can be reached is no news to who waits for a sum.
+        """
         while True:
             news, wanted = self._news, await self._writer.look(partial(_wanted, keeper=link.keeper))
             if not wanted:
+                self._say(one, "")
                 await news.wait()
                 continue
             cohort = self._cohort(wanted[0])
-            answer = await _in(thread, link.unmask, cohort)
+            answer = await _in(thread, _sum_of, link, cohort)
             reach("sum_came")
             if isinstance(answer, KeeperRefusal):
                 self._say(one, f"sum {cohort.number}: {answer.reason}: {answer.detail}")
@@ -154,6 +158,14 @@ class Unmasking:
         elif one.trouble and not trouble:
             log.info("keeper %s answers", one.address)
         one.trouble = trouble
+
+
+def _sum_of(link: KeeperLink, cohort: Cohort) -> Numbers | KeeperRefusal:
+    """A keeper's answer; one that is none is as good as a no, which is not asked for every moment."""
+    try:
+        return link.unmask(cohort)
+    except InvalidSignature as error:
+        return KeeperRefusal("no sum", str(error))
 
 
 def kept_keys(file: Path) -> list[KeeperKey]:
