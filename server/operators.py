@@ -60,10 +60,15 @@ class Operators(Guarded, OperatorsServicer):
     ) -> operators.GetStatusResponse:
         """How the run stands."""
         writer = self.run.writer
-        asked = await writer.look(
-            lambda engine: (dict(engine.guard.quarantined), writer.run_twice, self._masked_sums(engine))
+        lost, barred, twice, sums = await writer.look(
+            lambda engine: (
+                engine.updates_lost,
+                dict(engine.guard.quarantined),
+                writer.run_twice,
+                self._masked_sums(engine),
+            )
         )
-        return self._status(writer.glance, *asked)
+        return self._status(writer.glance, lost, barred, twice, sums)
 
     @answers
     async def ListVersions(
@@ -304,6 +309,7 @@ class Operators(Guarded, OperatorsServicer):
     def _status(
         self,
         glance: Glance,
+        lost: int,
         quarantined: Mapping[str, str],
         twice: Sequence[str],
         masked_sums: operators.MaskedSums | None,
@@ -322,7 +328,7 @@ class Operators(Guarded, OperatorsServicer):
             run_id=run.info.run_id,
             strategy=glance.strategy,
             version=glance.version,
-            updates_applied=counters.applied,
+            updates_applied=counters.applied - lost,
             updates_rejected=counters.rejected,
             updates_duplicate=counters.duplicates + run.writer.duplicates,
             clients=glance.clients_enrolled,

@@ -306,6 +306,15 @@ class Engine:
             return ""
         return self.settings.spent(self.version + len(self.cohorts.waiting), self.counters.applied)
 
+    @property
+    def updates_lost(self) -> int:
+        """Updates that were taken, and went with a masked sum of which no version was made."""
+        if self.cohorts is None:
+            return 0
+        waiting = sum(len(cohort.members) for cohort in self.cohorts.waiting)
+        summed = (self.version - self.counters.rollbacks) * self.cohorts.terms.cohort
+        return self.counters.applied - len(self.cohorts.members) - waiting - summed
+
     def _gathered(self, cohorts: Cohorts, event: ev.UpdateArrived, context: Context) -> Step:
         """A masked update is added to the cohort in the making; the strategy hears of the whole of it."""
         weight = cohorts.take(event, self.version)

@@ -345,6 +345,7 @@ def test_a_rollback_goes_back_to_a_version_and_what_waits_is_lost() -> None:
     ]
     (published,) = of(effects, Published)
     assert (published.version, published.update_ids) == (3, ())
+    assert b.engine.updates_lost == 3
     assert np.array_equal(b.engine.vector, first)
     for client in "ab":
         assert not of(b.ask(client, f"{client}2"), Refused), "its update was lost"
@@ -507,14 +508,14 @@ def check_sums(schedule: list[tuple[str, int]], keepers: int, ring: tuple[int, i
             weights |= {m.update_id: m.weight for m in wanted.members}
         model.follow(effects, weights)
     assert np.array_equal(b.engine.vector, model.vector)
-    assert b.engine.version == model.version
+    assert (b.engine.version, b.engine.updates_lost) == (model.version, model.lost)
 
 
 class Model:
     """What versions must be, of the integers that the bench's devices had."""
 
     def __init__(self, b: MaskedBench) -> None:
-        self._bench, self.version = b, 0
+        self._bench, self.version, self.lost = b, 0, 0
         self.vector = np.zeros(4, np.float32)
         self._used: set[str] = set()
 
@@ -530,6 +531,7 @@ class Model:
             if isinstance(effect, CohortLost):
                 assert not self._used & {*effect.update_ids}
                 self._used |= {*effect.update_ids}
+                self.lost += len(effect.update_ids)
             if not isinstance(effect, Published):
                 continue
             assert len(effect.update_ids) == terms.cohort
