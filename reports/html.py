@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anabranch.core.config.goal import Goal
+from anabranch.core.config.privacy import epsilon_text
 from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import DataError
 from anabranch.core.model.metrics import ACCURACY, LOSS
@@ -117,8 +118,12 @@ def _privacy_tiles(r: Result) -> list[str]:
     by = "" if r.masked is None else f" by each of {r.masked.who}"
     bound = f"{p.participations_max} updates of a {p.unit}, {p.separation} versions apart"
     return [
-        tile("Epsilon", f"{p.epsilon:.3g}", f"at delta {p.delta:g}; {bound}"),
-        tile("Epsilon so far", f"{p.epsilon_so_far:.3g}", f"clip {p.clip:g}, noise {p.noise:.3g} clips{by}"),
+        tile("Epsilon", epsilon_text(p.epsilon), f"at delta {p.delta:g}; {bound}"),
+        tile(
+            "Epsilon so far",
+            epsilon_text(p.epsilon_so_far),
+            f"clip {p.clip:g}, noise {p.noise:.3g} clips{by}",
+        ),
     ]
 
 

@@ -333,7 +333,7 @@ class Recorder:
         """What was recorded so far. `wall_s` is real time, in simulations too; `why` says what ended it."""
         history = tuple(self._point(v) for v in sorted(self._measured))
         clients = self._shares()
-        spec = self.spec
+        spec, privacy = self.spec, PrivacyTable.of_json(self.config)
         return Result(
             strategy=self.strategy,
             workload=self.workload,
@@ -368,7 +368,7 @@ class Recorder:
             model_bytes=0 if spec is None else spec.size_bytes,
             settings_changed=tuple(self._settings),
             fairness=fairness_of(self.goal.among(measured_names(history)), history, clients),
-            privacy=(privacy := PrivacyTable.of_json(self.config)).promise(max(self._marks)),
+            privacy=privacy.promise(max(self._marks) + self._cohorts_lost),
             masked=SecaggTable.of_json(self.config).told(privacy, self._cohorts_lost),
             devices_unfit=len(self._unfit),
             **self._judged(history),

@@ -12,7 +12,16 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.privacy.accountant import epsilon_of, mu_of, sensitivity
 
 BANDS_MAX = 16  # of bands that are not said: each but the first is a vector of the model's size in memory
+ROUNDING = 1e-9  # of itself: to which an epsilon is known
 NOISE_STEPS = 1e6  # a noise that follows of an epsilon is rounded up to a millionth: alike on every machine
+
+
+def epsilon_text(epsilon: float) -> str:
+    """In three digits, rounded up: no less is said than what is promised."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / step * (1 - ROUNDING)) * step:.3g}"
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,9 @@ class Promise:
 
     def text(self) -> str:
         """In a line."""
+        epsilon, so_far = epsilon_text(self.epsilon), epsilon_text(self.epsilon_so_far)
         return (
-            f"private: epsilon {self.epsilon:.3g} ({self.epsilon_so_far:.3g} so far) at delta {self.delta:g} "
+            f"private: epsilon {epsilon} ({so_far} so far) at delta {self.delta:g} "
             f"for each {self.unit}: {self.participations_max} updates of length {self.clip:g} at most"
         )
 
@@ -122,11 +132,14 @@ class PrivacyTable:
         """Epsilon where no device gives more updates than these."""
         return epsilon_of(sensitivity(self.bands_used, participations) / self.noise_used, self.delta)
 
-    def promise(self, versions: int) -> Promise | None:
-        """What holds for a run that has come to so many versions; None for one that is not private."""
+    def promise(self, sums: int) -> Promise | None:
+        """What holds for a run of which so many sums were seen; None for one that is not private.
+
+        That is its versions, and those masked sums of which no version was made.
+        """
         if not self.on:
             return None
-        so_far = min(self.participations, -(-versions // self.separation))
+        so_far = min(self.participations, -(-sums // self.separation))
         return Promise(
             epsilon=self._epsilon_of(self.participations),
             delta=self.delta,

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from anabranch.core.config.privacy import PrivacyTable
+from anabranch.core.config.privacy import PrivacyTable, epsilon_text
 from anabranch.core.privacy.accountant import coefficients, delta_of, epsilon_of, mu_of, sensitivity
 
 
@@ -143,3 +143,25 @@ def test_what_was_promised_so_far_follows_of_the_versions_alone() -> None:
     one, two, three = (epsilon_of(math.sqrt(k), 1e-6) for k in (1, 2, 3))
     assert so_far == [0.0, one, one, two, two, three, three, three]
     assert PrivacyTable().promise(5) is None
+
+
+SAID = {
+    8.0: "8",
+    7.999996: "8",
+    8.0000000001: "8",
+    8.004: "8.01",
+    12.449: "12.5",
+    0.12341: "0.124",
+    999.2: "1e+03",
+    294.1717: "295",
+    0.0: "0",
+    math.inf: "inf",
+    5.001e24: "5.01e+24",
+    2e-9: "2e-09",
+}
+
+
+@pytest.mark.parametrize(("epsilon", "text"), SAID.items())
+def test_no_less_is_said_than_what_is_promised(epsilon: float, text: str) -> None:
+    assert epsilon_text(epsilon) == text
+    assert float(text) >= epsilon * (1 - 1e-9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from unit_groups import tensors
 from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
 from anabranch.core.config.goal import Goal
+from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.tables import merge
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded, Published
 from anabranch.core.engine.engine import Engine
@@ -194,3 +195,17 @@ def test_a_run_of_whole_models_trains_no_parts(recorder: Recorder) -> None:
     told = Told(run.engine, recorder)
     assert [line["kind"] for line in told.tell(1.0, effects)] == ["decided", "published"]
     assert told.result().coverage == ()
+
+
+def test_a_masked_sum_that_was_lost_was_seen_and_counts_for_epsilon() -> None:
+    privacy = PrivacyTable(clip=1.0, noise=2.0, participations=4, bands=1)
+    made = Recorder("fedbuff", "made", 1, Goal(), {"privacy": asdict(privacy)}, "live")
+    made.published(1.0, 1)
+    before = made.result("", "", 1.0).privacy
+    made.cohort_lost(2.0, 2, 8, "no honest updates have such a sum")
+    after = made.result("", "", 1.0).privacy
+    assert before is not None
+    assert after is not None
+    # mu of one sum is 1/2, of two the root of that over 2: by the integral of the definition.
+    assert before.epsilon_so_far == pytest.approx(2.254085, abs=1e-6)
+    assert after.epsilon_so_far > 1.4 * before.epsilon_so_far
