@@ -29,7 +29,7 @@ from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.parts import told_name
 from anabranch.core.snapshot import Snapshot, restore
 from anabranch.host.idle import idle
-from anabranch.host.private import private_sums
+from anabranch.host.private import doubts, private_sums
 from anabranch.host.secagg import check_masking, cohorts_of
 from anabranch.strategies.memory import DISK, RememberingStrategy
 from anabranch.strategies.phased import Phased
@@ -85,7 +85,7 @@ class Blueprint:
         _check_elastic(config, strategy)
         _check_memory(config, spec, strategy)
         _check_publishing(config, strategy)
-        for text in (doubt(strategy), *idle(config, strategy)):
+        for text in (doubt(strategy), *doubts(config, strategy), *idle(config, strategy)):
             _warn(text)
         settings = EngineSettings.of(config, limits)
         if config.secagg.on:

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.robust import NONE, RobustTable
 from anabranch.core.engine.settable import SET_BY_PRIVACY
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
-from anabranch.core.model.chains import AUTO
+from anabranch.core.model.chains import AUTO, RAW, payload_codec
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.privacy.mechanism import Mechanism, PrivateSums
 from anabranch.strategies.fedavg import FedAvg
@@ -46,6 +50,33 @@ def check_private(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
     """Raises `ConfigError` where a run cannot be private."""
     for why in _objections(config, spec, strategy):
         raise ConfigError(why)
+
+
+def doubts(config: Config, strategy: Strategy) -> Iterator[str]:
+    """What the people of a private run should know, although it is as they want it."""
+    privacy, devices = config.privacy, config.fleet.clients
+    if not privacy.on:
+        return
+    if privacy.delta * devices >= 1:
+        yield (
+            f"privacy.delta = {privacy.delta:g} with {devices} devices: who publishes all that one of them "
+            f"has keeps to that as well; take much less than {1 / devices:.1g}"
+        )
+    wanted = strategy.uplink if isinstance(strategy, QAFeL) else RAW
+    chain = wanted if config.uplink.codec == AUTO else config.uplink.codec
+    if not config.secagg.on and _length_tells(chain):
+        yield (
+            f"updates travel as {chain!r}: how long one is follows of its values, and is in the run's record "
+            "without noise; set uplink.codec to a chain whose lengths are all alike, such as 'int8(256)', if "
+            "that is for others to see"
+        )
+
+
+def _length_tells(chain: str) -> bool:
+    """Whether a codec has fewer bytes for some values than for others."""
+    codec, some = make_codec(payload_codec(chain)), np.linspace(-1.0, 1.0, 4096, dtype=np.float32) ** 3
+    layout = Layout.of(ParamSpec.of({"w": some.reshape(64, 64)}))
+    return len({len(codec.encode(values, layout)) for values in (some, some * (some > 0), 0 * some)}) > 1
 
 
 def dealt(strategy: Strategy) -> Iterator[str]:

@@ -38,9 +38,14 @@ class QAFeL(FedBuff):
 
     uplink_bits: Annotated[int, Range("be 4 or 8", lambda bits: bits in (4, 8))] = 4
 
+    @property
+    def uplink(self) -> str:
+        """Q_c."""
+        return f"int{self.uplink_bits}(256,sr)|zstd"
+
     def plan(self, state: BufferState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """The configured local training, its result through Q_c."""
-        return Plan(state, local, uplink=f"int{self.uplink_bits}(256,sr)|zstd")
+        return Plan(state, local, uplink=self.uplink)
 
     def downlink(self, version: int) -> str:
         """The hidden state."""

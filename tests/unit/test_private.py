@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,9 @@ from anabranch.core.privacy.mechanism import Mechanism, PrivateSums, length_of, 
 from anabranch.core.privacy.normals import normals
 from anabranch.core.snapshot import state_digest, take_snapshot
 from anabranch.host.build import Blueprint
+from anabranch.host.private import doubts
 from anabranch.host.rollback import check_rollback
+from anabranch.strategies.registry import strategy_of
 
 VALUES = st.one_of(
     st.floats(width=32),
@@ -352,6 +355,31 @@ def test_the_noise_of_a_snapshot_must_be_that_of_its_model() -> None:
     assert len(snapshot.arrays) == len(whole.arrays) - 1
     with pytest.raises(StoreCorrupt, match="noise/0"):
         b.restored(snapshot)
+
+
+# --- what its people should know ---------------------------------------------------------------------------
+
+INT8, TOPK = {"codec": "int8(256)"}, {"codec": "ef(0.9)|topk(0.5)|int8(256)|gaps|zstd"}
+DOUBTS: dict[str, tuple[dict[str, Any], str]] = {
+    "delta": ({"privacy": {"delta": 0.2}}, "who publishes all that one of them has.*much less than 0.2"),
+    "chain": ({"uplink": TOPK}, "updates travel as 'ef.*': how long one is follows of its values"),
+    "qafel": ({"strategy": {"name": "qafel", "buffer_size": 2}}, r"updates travel as 'int4\(256,sr\)|zstd'"),
+    "fixed": ({"uplink": INT8}, ""),
+    "qafel, fixed": ({"strategy": {"name": "qafel", "buffer_size": 2}, "uplink": INT8}, ""),
+    "not private": ({"privacy": {"clip": 0.0, "noise": 0.0, "delta": 0.9}, "uplink": TOPK}, ""),
+    "plain": ({}, ""),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_is_not_hidden_is_said(name: str) -> None:
+    tables, words = DOUBTS[name]
+    config = private_config(
+        tables.get("strategy"), tables.get("privacy"), uplink=tables.get("uplink", {"codec": "auto"})
+    )
+    found = list(doubts(config, strategy_of(config)))
+    assert len(found) == bool(words)
+    assert re.search(words, "".join(found))
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------
