@@ -48,14 +48,20 @@ PAPERS, AUTHORITY, RULES, REVOKED, STORE = "keeper.pem", "ca.pem", "rules.json",
 END_KEY = b"-----END PRIVATE KEY-----\n"
 LIFE_S = 3650 * 86400.0
 COHORT_MIN = 8
+DELTA = 1e-6
 
 
 @dataclass(frozen=True)
 class Floors:
-    """What this keeper insists on: updates of different devices in a sum, and noise in clips, at least."""
+    """What this keeper insists on: updates of different devices in a sum, and noise in clips, at least.
+
+    `epsilon_max`: what all the sums that a device may be in come to at most, at `delta` (0: anything).
+    """
 
     cohort_min: int = COHORT_MIN
     noise_min: float = 0.0
+    epsilon_max: float = 0.0
+    delta: float = DELTA
 
     def check(self) -> None:
         """Raises `ConfigError`, naming the option."""
@@ -65,6 +71,10 @@ class Floors:
             )
         if not 0 <= self.noise_min < float("inf"):
             raise ConfigError(f"--noise-min must be a number from 0, not {self.noise_min}")
+        if not 0 <= self.epsilon_max < float("inf"):
+            raise ConfigError(f"--epsilon-max must be a number from 0, not {self.epsilon_max}")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"--delta must be between 0 and 1, not {self.delta}")
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,12 @@ def read_papers(folder: Path) -> KeeperPapers:
         key, box_key, certificate = _parts(path.read_bytes())
         authority = read_certificate((folder / AUTHORITY).read_bytes(), str(folder / AUTHORITY))
         said: Any = json.loads((folder / RULES).read_text(encoding="utf-8"))
-        floors = Floors(int(said["cohort_min"]), float(said["noise_min"]))
+        floors = Floors(
+            int(said["cohort_min"]),
+            float(said["noise_min"]),
+            float(said.get("epsilon_max", 0.0)),  # keepers of older releases have none
+            float(said.get("delta", DELTA)),
+        )
     except OSError as error:
         raise disk_error(folder, error) from error
     except (KeyError, TypeError, ValueError) as error:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from anabranch.core.config.privacy import epsilon_text
 from anabranch.core.errors import InvalidSignature, NotAuthenticated
+from anabranch.core.privacy.accountant import epsilon_of, sensitivity
 from anabranch.core.secagg.cohort import Cohort, CohortMember
 from anabranch.core.secagg.ring import SEED_BYTES
+from anabranch.core.secagg.terms import Terms
 from anabranch.identity.certificates import Kind, Peer, is_issued_by, peer_of
 from anabranch.identity.seals import read_box, seal_info, unseal
 from anabranch.identity.signatures import DOMAIN, check_signature
@@ -111,6 +115,22 @@ def _problems(cohort: Cohort, papers: KeeperPapers) -> Iterator[Declined]:
         yield Declined(
             Why.TOO_LITTLE_NOISE, f"noise of {terms.noise:g} clips: here it is {floors.noise_min:g}"
         )
+    if 0 < floors.epsilon_max < (epsilon := _epsilon(terms, floors.delta)):
+        yield Declined(
+            Why.TOO_LITTLE_NOISE,
+            f"a device may be in {terms.participations or 'any number of'} sums, which comes to an epsilon "
+            f"of {epsilon_text(epsilon)} at delta {floors.delta:g}: here {floors.epsilon_max:g} is the most",
+        )
+
+
+def _epsilon(terms: Terms, delta: float) -> float:
+    """What all the sums come to that one device may be in, by the noise of this keeper alone."""
+    if not terms.noise:
+        return math.inf
+    try:
+        return epsilon_of(sensitivity(1, terms.participations) / terms.noise, delta)
+    except OverflowError:  # somebody has said any number
+        return math.inf
 
 
 def _opened(

@@ -35,7 +35,7 @@ from anabranch.core.secagg.cohort import Cohort
 from anabranch.core.secagg.ring import Numbers
 from anabranch.core.secagg.terms import Terms
 from anabranch.identity.authority import Authority
-from anabranch.identity.certificates import Kind, public_key_of
+from anabranch.identity.certificates import Kind, certificate_pem, public_key_of
 from anabranch.identity.keepers import KeeperKey, sum_message
 from anabranch.identity.signatures import check_signature
 from anabranch.keeper.keeper import Keeper, Unmasked
@@ -404,6 +404,44 @@ def test_a_keeper_may_want_noise(place: Place, tmp_path: Path) -> None:
     store.close()
     assert isinstance(found, Declined)
     assert found.why is Why.TOO_LITTLE_NOISE
+
+
+def test_a_keeper_may_bound_what_all_sums_of_a_device_come_to(place: Place, tmp_path: Path) -> None:
+    """The noise of one sum says nothing of how many a device is in: that is for the run's terms to say."""
+    terms, run = replace(place.terms, **{**PRIVATE, "noise": 2.0, "participations": 4}), place.run()
+    # Of four sums with a noise of two clips mu is 1: 4.8866 at 1e-6, by the specification's figures.
+    for number, (most, delta, answered) in enumerate(
+        [(4.88, 1e-6, False), (4.89, 1e-6, True), (4.89, 1e-9, False), (0.0, 1e-6, True)]
+    ):
+        papers = replace(place.papers, floors=Floors(3, 0.0, most, delta))
+        store = KeeperStore(tmp_path / f"keeper-{number}.db")
+        found = Keeper(papers, store, time.time).unmask(cohort_of(run, terms, place.sent(run, terms=terms)))
+        store.close()
+        assert isinstance(found, Declined) is not answered
+        if isinstance(found, Declined):
+            assert found.why is Why.TOO_LITTLE_NOISE
+            assert "a device may be in 4 sums" in found.detail
+
+
+@pytest.mark.parametrize("said", [{}, {"noise": 1e-300, "participations": 1}, {"participations": 10**400}])
+def test_a_keeper_that_bounds_epsilon_takes_no_terms_without_a_bound(
+    said: Any, place: Place, tmp_path: Path
+) -> None:
+    papers = replace(place.papers, floors=Floors(3, 0.0, 1000.0))
+    terms, run = replace(place.terms, **({**PRIVATE, **said} if said else {})), place.run()
+    store = KeeperStore(tmp_path / "keeper.db")
+    found = Keeper(papers, store, time.time).unmask(cohort_of(run, terms, place.sent(run, terms=terms)))
+    store.close()
+    assert isinstance(found, Declined)
+    assert found.why is Why.TOO_LITTLE_NOISE
+
+
+def test_rules_of_an_older_release_bound_no_epsilon(tmp_path: Path, place: Place) -> None:
+    here = tmp_path / "kept"
+    made = make_papers(here, certificate_pem(place.papers.authority), Floors(3, 0.5, 8.0, 1e-5), time.time())
+    assert read_papers(here).floors == made.floors == Floors(3, 0.5, 8.0, 1e-5)
+    (here / "rules.json").write_text('{"cohort_min": 3, "noise_min": 0.5}')
+    assert read_papers(here).floors == Floors(3, 0.5)
 
 
 def test_every_reason_has_a_test_and_a_row_on_the_page() -> None:

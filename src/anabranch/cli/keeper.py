@@ -44,6 +44,11 @@ def init(
     noise_min: Annotated[
         float, typer.Option("--noise-min", help="The least noise of a sum, in clips; 0: none is needed.")
     ] = 0.0,
+    epsilon_max: Annotated[
+        float,
+        typer.Option("--epsilon-max", help="The most that all sums of a device may come to; 0: anything."),
+    ] = 0.0,
+    delta: Annotated[float, typer.Option("--delta", help="At which that is counted.")] = 1e-6,
     as_json: AsJson = False,
 ) -> None:
     """Make a keeper's keys, and print its name: what devices and the server are told."""
@@ -55,7 +60,8 @@ def init(
         raise ConfigError(f"--ca {ca} is not there: it is ca.pem in the authority's folder") from None
     except OSError as error:
         raise disk_error(ca, error) from error
-    papers = make_papers(folder, authority, Floors(cohort_min, noise_min), time.time())
+    floors = Floors(cohort_min, noise_min, epsilon_max, delta)
+    papers = make_papers(folder, authority, floors, time.time())
     text = f"{folder}: keep it from the server's people, and put no older copy of it back\n{_text(papers)}"
     Output(as_json).result({"folder": str(folder), **_facts(papers)}, text)
 
@@ -149,6 +155,8 @@ def _facts(papers: KeeperPapers) -> dict[str, Any]:
         "ca_sha256": fingerprint(papers.authority),
         "cohort_min": papers.floors.cohort_min,
         "noise_min": papers.floors.noise_min,
+        "epsilon_max": papers.floors.epsilon_max,
+        "delta": papers.floors.delta,
     }
 
 
@@ -157,4 +165,9 @@ def _text(papers: KeeperPapers) -> str:
     return (
         f"keeper: {facts['keeper']}\nauthority: {facts['ca_sha256']}\n"
         f"a sum needs: {facts['cohort_min']} devices, noise of {facts['noise_min']:g} clips"
+        + (
+            f"\nepsilon: {most:g} at most, at delta {facts['delta']:g}"
+            if (most := facts["epsilon_max"])
+            else ""
+        )
     )
