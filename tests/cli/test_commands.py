@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -255,6 +256,29 @@ assert gc.get_freeze_count()
 def test_the_list_of_commands_says_of_each_what_its_own_help_says(name: str) -> None:
     own = loaded(name).help or ""
     assert own.split("\n\n")[0].replace("\n", " ") == COMMANDS[name][1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("si", "simulate"), ("admin ver", "versions"), ("admin ca sh", "show"), ("simulate --cl", "--clients")],
+)
+def test_a_shell_completes_what_was_typed(typed: str, completed: str) -> None:
+    """By the script that is printed; commands that are loaded late have their options too."""
+    program = Path(sys.executable).with_name("anabranch")
+    script = f"""
+eval "$({program} --show-completion bash)"
+COMP_WORDS=(anabranch {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_anabranch_completion {program}
+echo "${{COMPREPLY[@]}}"
+"""
+    found = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == [completed], found.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -129,7 +129,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Asynchronous federated learning for real fleets.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
