@@ -5,6 +5,7 @@ Where a server serves several runs, `host:port/JOB` is the address of one of the
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from anabranch.core.errors import ConfigError
@@ -12,6 +13,7 @@ from anabranch.support.proxies import is_this_machine
 
 JOB_KEY = "anabranch-job"  # metadata of a call: the job that it is of
 JOB_HEALTH = "job/"  # before a job's name: the service that the health protocol knows it as
+HOST = re.compile(r"[\w.-]+")  # letters of any script: see `_in_ascii`
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -32,30 +34,68 @@ def split_job(address: str) -> tuple[str, str]:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """`host:port` in its parts, the host without brackets. Raises `ConfigError`."""
+    """`host:port` in its parts, the host without brackets. Raises `ConfigError`, with the fix."""
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
-        raise ConfigError(f"address {address!r}: write host:port, for example 127.0.0.1:7070")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ConfigError(f"address {address!r}: an IPv6 address is written in brackets, as [::1]:7070")
-    return host.strip("[]"), int(port)
+    if "://" in address:
+        raise _malformed(address, f"write host:port without {address.partition('://')[0]}://")
+    if not (colon and host and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise _malformed(address, "write host:port, for example 127.0.0.1:7070")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    if ":" in host and not in_brackets:
+        raise _malformed(address, "an IPv6 address is written in brackets, as [::1]:7070")
+    bare = host[1:-1] if in_brackets else host
+    if in_brackets and not _is_ipv6(bare):
+        raise _malformed(address, "in brackets there is an IPv6 address, as [::1]:7070")
+    if not in_brackets and not HOST.fullmatch(bare):
+        raise _malformed(
+            address,
+            "the host is a name or an address, without blanks; 0.0.0.0 and [::] are all of this machine",
+        )
+    return bare, int(port)
+
+
+def _malformed(address: str, fix: str) -> ConfigError:
+    return ConfigError(f"address {address!r}: {fix}")
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def parse_addresses(text: str) -> list[str]:
     """`host:port`, or several with commas between them, each with its job if it has any.
 
-    Raises `ConfigError`.
+    Raises `ConfigError`. What comes back is in ASCII.
     """
     addresses = [part.strip() for part in text.split(",")]
     for address in addresses:
+        where, slash, job = address.partition("/")
         try:
-            host_and_port(address.partition("/")[0])
+            _, port = host_and_port(where)
         except ConfigError:
             raise ConfigError(
                 f"server {text!r}: write HOST:PORT, or HOST:PORT,HOST:PORT for several servers"
             ) from None
+        if slash and not job:
+            raise ConfigError(f"server {text!r}: write {where} without the / at its end")
+        if not port:
+            raise ConfigError(f"server {text!r}: nobody is at port 0; a server says its own when it serves")
         split_job(address)
-    return addresses
+    return [_in_ascii(address) for address in addresses]
+
+
+def _in_ascii(address: str) -> str:
+    """The address with its host as names are asked for (IDNA), which gRPC does not do by itself."""
+    if address.isascii():
+        return address
+    host, colon, rest = address.rpartition(":")
+    try:
+        return host.encode("idna").decode() + colon + rest
+    except UnicodeError as error:
+        raise _malformed(address, f"the host is no name: {error}") from None
 
 
 def is_loopback(address: str) -> bool:

@@ -41,7 +41,7 @@ from anabranch.reports.trackers import Trackers
 from anabranch.server.backup import check_restored
 from anabranch.server.bundles import OfferedBundle, offered_at
 from anabranch.server.calls import Calls
-from anabranch.server.chronicle import Chronicle, Standing
+from anabranch.server.chronicle import Chronicle, Coming, Standing
 from anabranch.server.clock import run_clock
 from anabranch.server.exposition import Exposition
 from anabranch.server.feed import Feed
@@ -360,7 +360,7 @@ async def _live(
     run.set_over(bool(writer.glance.finished))
     metrics.figures = RunFigures(run)
     writer.start()
-    works = (_keep(chronicle, writer), _sweep(uploads, writer), _unmask(run))
+    works = (_keep(chronicle, writer, uploads), _sweep(uploads, writer), _unmask(run))
     chores = [asyncio.create_task(work) for work in works]
     tracking = asyncio.create_task(track(run, Trackers.of(config.run.trackers)))
     try:
@@ -389,7 +389,7 @@ def _listener(run: LiveRun, metrics: Metrics, chronicle: Chronicle) -> Listener:
     return listen
 
 
-async def _keep(chronicle: Chronicle, writer: Writer) -> None:
+async def _keep(chronicle: Chronicle, writer: Writer, uploads: Uploads) -> None:
     """Let the log know how time passes."""
     while True:
         await asyncio.sleep(LOOK_S)
@@ -398,7 +398,8 @@ async def _keep(chronicle: Chronicle, writer: Writer) -> None:
                 standing = await writer.look(Standing.of)
             except AnabranchError:  # it goes down, or has too much to do
                 continue
-            chronicle.stalled(standing, writer.now())
+            coming = Coming(uploads.open_count, *uploads.open_bytes)
+            chronicle.stalled(standing, writer.now(), coming)
 
 
 def _ask_keepers(run: LiveRun, engine: Engine) -> None:

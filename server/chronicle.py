@@ -46,7 +46,7 @@ from anabranch.core.effects import (
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.updates import FLAWS, Reason, Verdict
 from anabranch.host.standstill import WANTS_ONE, Pause
-from anabranch.reports.text import counted, duration_text
+from anabranch.reports.text import bytes_text, counted, duration_text
 from anabranch.server.glance import Glance
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,15 @@ class _Wait:
     since: float
     asked_at: float
     why: str
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Updates that are on their way in: how many, and how many of their bytes have come."""
+
+    updates: int = 0
+    received: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,8 +194,12 @@ class Chronicle:
             return False
         return now - self._busy_since >= STALL_S
 
-    def stalled(self, standing: Standing, now: float) -> None:
-        """Say what is waited for, unless that is only as long as it must be, or has been said lately."""
+    def stalled(self, standing: Standing, now: float, coming: Coming | None = None) -> None:
+        """Say what is waited for, unless that is only as long as it must be, or has been said lately.
+
+        `coming`: updates that are on their way, over a slow link perhaps.
+        """
+        coming = coming or Coming()
         self._waits = {c: w for c, w in self._waits.items() if now - w.asked_at <= ASKS_S}
         if not (standing.tasks or self._waits or standing.quarantined):
             self._busy_since = None  # they have all gone
@@ -197,10 +210,11 @@ class Chronicle:
             return
         _say(
             logging.WARNING,
-            f"no update for {duration_text(lasted_s)}: {self._waited_for(standing, now)}",
+            f"no update for {duration_text(lasted_s)}: {self._waited_for(standing, now, coming)}",
             seconds=round(lasted_s),
             version=self._glance().version,
             tasks=standing.tasks,
+            coming=coming.updates,
             asking=len(self._waits),
             quarantined=standing.quarantined,
         )
@@ -355,11 +369,14 @@ class Chronicle:
         )
         _say(logging.WARNING if given_up else logging.INFO, text, why=why, given_up=given_up, **totals)
 
-    def _waited_for(self, standing: Standing, now: float) -> str:
+    def _waited_for(self, standing: Standing, now: float, coming: Coming) -> str:
         parts = []
         if standing.tasks:
             out_s = duration_text(now - standing.oldest_at)
             parts.append(f"{counted(standing.tasks, 'task')} open, that of {standing.oldest} for {out_s}")
+        if coming.updates:
+            came = f"{bytes_text(coming.received)} of {bytes_text(coming.size)} came"
+            parts.append(f"{counted(coming.updates, 'update')} on the way in, {came}")
         if self._waits:
             client_id, wait = next(iter(self._waits.items()))
             parts.append(f"{counted(len(self._waits), 'device')} asking, {client_id} is told {wait.why}")

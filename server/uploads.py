@@ -298,6 +298,12 @@ class Uploads:
         """Updates on their way."""
         return len(self._open)
 
+    @property
+    def open_bytes(self) -> tuple[int, int]:
+        """How much of them has come, and how much that will be."""
+        open_ = self._open.values()
+        return sum(upload.received or 0 for upload in open_), sum(upload.size_bytes for upload in open_)
+
     async def received(self, client_id: str, update_id: str) -> int:
         """Bytes of a client's upload that are here: where to go on."""
         part = self.spool.part(client_id, update_id)

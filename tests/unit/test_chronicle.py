@@ -14,7 +14,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import RolledBackTo, Unbarred
 from anabranch.core.model.updates import Ask
 from anabranch.host.secagg import mask_sum_arrived
-from anabranch.server.chronicle import GATHERED_S, STALL_S, STARVING_S, Chronicle, Standing
+from anabranch.server.chronicle import GATHERED_S, STALL_S, STARVING_S, Chronicle, Coming, Standing
 from anabranch.server.glance import Glances
 
 
@@ -193,6 +193,20 @@ def test_a_stall_says_what_is_waited_for_ever_more_rarely(caplog: pytest.LogCapt
         "at_capacity: 1 of 1 devices are in training"
     )
     assert [text.split(":")[0] for text in texts[1:]] == ["no update for 2.00 min", "no update for 4.00 min"]
+
+
+def test_a_stall_says_what_is_on_its_way_in(caplog: pytest.LogCaptureFixture) -> None:
+    """An update of a model of 12 MB takes minutes over a slow link, and nothing hangs."""
+    log = Logged(caplog, lease_s=50.0, lease_min_s=50.0)
+    log.bench.enrol("a")
+    log.ask("a", 1.0)
+    log.lines()
+    now = 2.0 * STALL_S
+    assert log.chronicle.look(now)
+    log.chronicle.stalled(Standing.of(log.bench.engine), now, Coming(1, 2_300_000, 12_000_000))
+    ((level, text),) = log.lines()
+    assert level == "WARNING"
+    assert text.endswith("; 1 update on the way in, 2.30 MB of 12.0 MB came")
 
 
 def test_a_long_task_is_no_stall_and_neither_is_a_pause(caplog: pytest.LogCaptureFixture) -> None:

@@ -79,6 +79,24 @@ def test_updates_of_a_fleet_that_sends_at_once_are_in_memory_alone(tmp_path: Pat
     assert asyncio.run(spooled()) == ({}, 256 * 2 * len(half))
 
 
+def test_what_is_on_the_way_is_counted_until_it_has_ended(tmp_path: Path) -> None:
+    async def counted() -> list[tuple[int, int]]:
+        blobs = BlobStore(tmp_path)
+        blobs.prepare()
+        uploads = Uploads(blobs)
+        begun, other = [await uploads.open(UploadKey(name, "t", "u"), 100, "0" * 64) for name in "ab"]
+        found = [uploads.open_bytes]
+        await begun.add(0, bytes(60))
+        found.append(uploads.open_bytes)
+        await uploads.done(begun)
+        found.append(uploads.open_bytes)
+        await uploads.done(other)
+        uploads.close()
+        return [*found, uploads.open_bytes]
+
+    assert asyncio.run(counted()) == [(0, 200), (60, 200), (0, 100), (0, 0)]
+
+
 def test_what_was_joined_is_in_memory_once(tmp_path: Path) -> None:
     chunks = [bytes([n]) * 100_000 for n in range(3)]
 
