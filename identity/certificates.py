@@ -278,7 +278,6 @@ def renewal_due(certificate: x509.Certificate) -> float:
     return begin + RENEW_AT * (end - begin)
 
 
-@lru_cache(maxsize=4096)  # signed once is signed for good; until when, and if revoked, is asked elsewhere
 def is_for_server(certificate: x509.Certificate) -> bool:
     """Whether a certificate has the name of a federation's server, whoever signed it."""
     try:
@@ -288,6 +287,7 @@ def is_for_server(certificate: x509.Certificate) -> bool:
         return False
 
 
+@lru_cache(maxsize=4096)  # signed once is signed for good; until when, and if revoked, is asked elsewhere
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether an authority's key has signed a certificate."""
     try:
