@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load
@@ -23,7 +22,7 @@ from safetensors.numpy import load
 from anabranch.compress.model import frozen_size_bytes, model_sha256
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.model.arrays import pieces, plain_tensors
+from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.units import UnitGroup
@@ -92,9 +91,11 @@ def write_manifest(
 
 def _write(folder: Path, manifest: Manifest) -> None:
     tensors, seed = manifest.tensors, manifest.seed
-    for name in manifest.spec.slices:
-        if not all(np.isfinite(piece).all() for piece in pieces(tensors, name)):
-            raise InvalidUpdate(f"the first weights of {manifest.app} are not finite: mend its model()")
+    if flawed := manifest.spec.not_finite(tensors):
+        raise InvalidUpdate(
+            f"the first weights of {manifest.app} are not finite, in tensor {flawed!r}: mend its model(), or "
+            "leave that out of trained(self, model)"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     written = folder / f"{INITIAL}.tmp"  # not in its place: a server may be reading what is there
     with written.open("wb", buffering=0) as file:

@@ -19,6 +19,7 @@ from anabranch.compress.codec import Raw
 from anabranch.compress.feedback import Memory, Uplink, make_uplink
 from anabranch.core.config.tables import Config, FleetTable
 from anabranch.core.engine.buffers import DeviceBuffers
+from anabranch.core.errors import AppError
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import Tensors, Vector
 from anabranch.core.model.submodels import gathered
@@ -108,6 +109,11 @@ class Problem:
         self._buffers = DeviceBuffers(self.spec, config.model.buffers)
         own = self.trainer.initial(seed_of(config.run.seed, "initial")) if start is None else start
         self.initial: dict[str, Array] = dict(own)
+        if start is None and (flawed := self.spec.not_finite(self.initial)):
+            raise AppError(
+                f"{app.name}: the first weights of its model are not finite, in tensor {flawed!r}: mend "
+                "model(), or leave that out of trained(self, model)"
+            )
         self.frozen = self.spec.frozen(self.initial)
         self._masker = SimulatedMasker.of(config, self.spec)
         self._attack = Attack(config.fleet, config.run.seed, config.robust)

@@ -18,6 +18,7 @@ docs/adapters.md says what that comes to where updates are late.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from statistics import NormalDist
@@ -47,6 +48,11 @@ MATRICES: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
 TARGETS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "MultiheadAttention")
 HALVES = ("both", "b", "alternate")
 PERIOD = 4  # versions of a turn
+TIED = (
+    "the adapter is of one of them, and the plain model, with one tensor for both, cannot have what is "
+    "merged. Leave the layer out of the targets, or untie them in model() before lora: layer.weight = "
+    "torch.nn.Parameter(layer.weight.detach().clone())"
+)
 
 
 class LowRank(nn.Module):
@@ -100,6 +106,8 @@ def lora(
     found = list(_matrices(module, targets))
     module.requires_grad_(False)
     for path, layer, name in found:
+        if others := _other_names(module, getattr(layer, name), f"{path}.{name}".lstrip(".")):
+            warnings.warn(f"lora: {path}.{name} is {others[0]} too: {TIED}", stacklevel=2)
         own = seed_of(seed, "lora", path, name)
         adapter = LowRank(getattr(layer, name), rank, alpha, train, period, own)
         # "Unsafe" is only that it is not called now, to see which shape it gives.
@@ -227,6 +235,11 @@ def merged(module: nn.Module, tensors: Mapping[str, Array]) -> dict[str, Array]:
             f"{wanted.get(other)} (None: it is not there)"
         )
     module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
+    for layer, name in _adapted(module):
+        original = layer.parametrizations[name].original  # type: ignore[union-attr,index]
+        names = _other_names(module, original, "")
+        if len(names) > 1:
+            raise AppError(f"merged: {names[0]} and {names[1]} are one tensor: {TIED}")
     return {name: tensor.detach().cpu().numpy() for name, tensor in merge(module).state_dict().items()}
 
 
@@ -265,6 +278,12 @@ def _matrices(module: nn.Module, targets: Collection[str]) -> Iterator[tuple[str
             if parametrize.is_parametrized(layer, name):
                 raise AppError(f"lora: {path}.{name} is computed already, by an adapter or a norm")
             yield path, layer, name
+
+
+def _other_names(module: nn.Module, tensor: object, own: str) -> list[str]:
+    """What else this parameter is called in the module."""
+    named = module.named_parameters(remove_duplicate=False)
+    return [name for name, parameter in named if parameter is tensor and name != own]
 
 
 def _choice(layers: Sequence[tuple[str, nn.Module, str, list[str]]]) -> str:

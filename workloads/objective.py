@@ -72,6 +72,7 @@ class Objective:
         if self.loss is None:
             self.check_labels(y)
             scores = self._scores(output)
+            self._check_scores(scores, y)
             if tuple(y.shape[1:]) == (1,) and getattr(scores, "ndim", 0) == 2 and not y.is_floating_point():
                 raise AppError(
                     f"{self.name}: y has shape (n, 1), and the default loss wants class numbers in the shape "
@@ -94,6 +95,8 @@ class Objective:
 
         count, output = rows_of(y), self._scores(output)
         if self.loss is None and getattr(y, "ndim", 0) == 1 and not y.is_floating_point():
+            self._check_scores(output, y)
+            count = int((y != IGNORED).sum())  # as in training
             sums = {
                 "accuracy": float(int((output.argmax(1) == y).sum())),
                 "loss": float(functional.cross_entropy(output, y, reduction="sum")),
@@ -117,6 +120,22 @@ class Objective:
             raise AppError(
                 f"{self.name}: y is {what}, and the default loss, the cross entropy, wants class numbers "
                 "(integers): for a regression give the App a loss, loss = torch.nn.functional.mse_loss"
+            )
+
+    def _check_scores(self, scores: Any, y: Any) -> None:
+        """Raises `AppError` where the cross entropy of these has no meaning."""
+        shape = tuple(getattr(scores, "shape", ()))
+        if len(shape) >= 2 and shape[1] == 1:  # the cross entropy of one class is 0, whatever the weights
+            raise AppError(
+                f"{self.name}: the model gives one number for each example, {shape}, and the default loss, "
+                "the cross entropy, wants a score for each class: for yes and no give it two outputs, for a "
+                "regression give the App a loss, loss = torch.nn.functional.mse_loss"
+            )
+        if shape == tuple(y.shape) and len(shape) >= 2 and not y.is_floating_point():
+            raise AppError(
+                f"{self.name}: y has the shape of the scores, {shape}, and whole numbers; the default loss "
+                "wants class numbers, y.argmax(1), of labels of which one holds; where several may hold give "
+                "float labels and loss = torch.nn.functional.binary_cross_entropy_with_logits"
             )
 
     def _is_of_classes(self, output: Any, y: Any) -> bool:

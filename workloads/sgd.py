@@ -36,6 +36,8 @@ class LocalSgd:
         from torch.optim.sgd import sgd
 
         gradients = {p: p.grad for p in self._params if p.grad is not None}
+        if self._plan.weight_decay:  # of all rows of an embedding that is sparse
+            gradients = {p: g.to_dense() for p, g in gradients.items()}
         moved: list[torch.Tensor] = list(gradients)
         velocities = [self._velocities.get(p) for p in moved]
         with torch.no_grad():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anabranch.workloads.app import Examples
-from anabranch.workloads.torch_loop import TorchRuntime, import_torch
+from anabranch.workloads.torch_loop import TorchRuntime, examples_dtype, import_torch
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ def operations(
 
     if any(isinstance(part, torch_module.nn.RNNBase) for part in module.modules()):
         return 0
-    dtype = next(module.parameters()).dtype
+    dtype = examples_dtype(module)
     x, _ = runtime.batch(examples, np.arange(min(COUNTED_EXAMPLES, len(examples))), dtype)
     module.train()
     with (

@@ -35,6 +35,12 @@ class Streamed(Examples):
     def __init__(self, source: Any) -> None:
         object.__setattr__(self, "source", source)
         dataset = source.dataset if self.is_loader else source
+        torch = sys.modules.get("torch.utils.data")
+        if torch is not None and not self.is_loader and isinstance(source, torch.IterableDataset):
+            raise DataError(
+                f"data returned a {type(source).__name__}, an IterableDataset, which has no rows to draw: "
+                "give a DataLoader of it, and it a __len__"
+            )
         try:
             count = len(dataset)
         except TypeError as error:

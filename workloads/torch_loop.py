@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.config.extras import how_to_install
-from anabranch.core.errors import AnabranchError, AppError, ConfigError
+from anabranch.core.errors import AnabranchError, AppError, ConfigError, DataError
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples
 from anabranch.workloads.batches import batches
-from anabranch.workloads.objective import Objective, forward
+from anabranch.workloads.objective import IGNORED, Objective, forward
 from anabranch.workloads.sgd import LocalSgd
 from anabranch.workloads.streams import Streamed
 
@@ -191,13 +191,13 @@ def sgd(
     Metrics: `loss` (mean), `steps`. On a CPU the result is the same bit for bit whenever the inputs are.
     """
     runtime = runtime or _runtime_of(model)
-    params = [p for p in model.parameters() if p.requires_grad]
+    params = trained_parameters(model)
     optimizer = objective.make_optimizer(params, plan)
     pull = proximal_pull(params, plan.proximal_mu) if plan.proximal_mu else None
     total, steps = import_torch().zeros((), device=runtime.device), 0  # read at the end: a GPU would wait
     model.train()
     with runtime.seeded(seed):
-        for x, y in runtime.batches(examples, plan, seed, params[0].dtype):
+        for x, y in runtime.batches(examples, plan, seed, examples_dtype(model)):
             with _shapes_noted(x, y):
                 with runtime.autocast():
                     loss = objective.batch_loss(forward(model, x), y)
@@ -216,7 +216,7 @@ def evaluate(
 ) -> dict[str, float]:
     """The means of what `Objective.measured` says, in the precision of the weights: all devices agree."""
     runtime = runtime or _runtime_of(model)
-    dtype = next(model.parameters()).dtype
+    dtype = examples_dtype(model)
     sums: dict[str, float] = {}
     count = 0
     was_training = model.training
@@ -225,10 +225,37 @@ def evaluate(
         for x, y in runtime.in_order(examples, dtype):
             with _shapes_noted(x, y):
                 found, rows = objective.measured(forward(model, x), y)
-            sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
+            if rows:
+                sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
             count += rows
     model.train(was_training)
+    if not count:
+        raise DataError(f"no example has a label that counts: all of y are {IGNORED}")
     return {name: total / count for name, total in sums.items()}
+
+
+def trained_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Those that require a gradient. Raises `AppError` where there are none."""
+    found = [p for p in model.parameters() if p.requires_grad]
+    if not found:
+        raise AppError(
+            "no parameter of the model requires a gradient, so SGD has nothing to train: write train and "
+            "evaluate for what learns otherwise"
+        )
+    return found
+
+
+def examples_dtype(model: torch.nn.Module) -> torch.dtype:
+    """What a floating x is given as, in training and evaluation alike.
+
+    The kind of the first trained parameter: what comes before may be frozen, a table of indices or of half
+    precision. Without any, of the first tensor of floats.
+    """
+    trained = (p for p in model.parameters() if p.requires_grad)
+    floats = (t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
+    found = next(trained, None)
+    found = next(floats, None) if found is None else found
+    return import_torch().get_default_dtype() if found is None else found.dtype
 
 
 @contextmanager
@@ -255,13 +282,15 @@ def proximal_pull(params: list[torch.nn.Parameter], mu: float) -> Callable[[], N
     def add() -> None:
         for param, anchor in zip(params, start, strict=True):
             if param.grad is not None:
+                param.grad = param.grad.to_dense()  # of an embedding that is sparse: all rows are pulled
                 param.grad.add_(param.detach() - anchor, alpha=mu)
 
     return add
 
 
 def _runtime_of(model: torch.nn.Module) -> TorchRuntime:
-    return TorchRuntime(str(next(model.parameters()).device))
+    held = next(iter((*model.parameters(), *model.buffers())), None)
+    return TorchRuntime("cpu" if held is None else str(held.device))
 
 
 def _device(torch_module: ModuleType, name: str) -> torch.device:

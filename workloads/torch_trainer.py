@@ -18,6 +18,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.frozen_tensors import at_stage, still_names, training_only
+from anabranch.workloads.loadable import check_loadable
 from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
 from anabranch.workloads.trainer import (
@@ -54,7 +55,9 @@ class TorchTrainer:
         self._torch = import_torch()
         self.runtime = TorchRuntime(device, precision)
         self.app = app
-        module = self._built(0).to(self.runtime.device)
+        module = self._built(0)
+        check_loadable(module, app.name)
+        module = module.to(self.runtime.device)
         built = self._arrays(module)
         trained = self._trained(module, built)
         self.whole_widths: tuple[WholeWidth, ...] = ()
@@ -230,11 +233,6 @@ class TorchTrainer:
             raise AppError(
                 f"{self.app.name}: {name!r} in the model's state dict is {type(tensor).__name__}, no tensor: "
                 "register it as a buffer"
-            )
-        if self._torch.nn.parameter.is_lazy(tensor):
-            raise AppError(
-                f"{self.app.name}: tensor {name!r} of its model has no shape yet: in `model`, call what has "
-                "lazy layers once, with an example"
             )
         try:
             return np.array(tensor.detach().cpu().numpy(), order="C")

@@ -134,16 +134,21 @@ def _of_module(
     """Of a torch module, by the App's optimizer. In full precision: a difference of losses has few digits."""
     from anabranch.workloads.app import examples_of
     from anabranch.workloads.objective import Objective
-    from anabranch.workloads.torch_loop import import_torch, proximal_pull
+    from anabranch.workloads.torch_loop import (
+        examples_dtype,
+        import_torch,
+        proximal_pull,
+        trained_parameters,
+    )
 
     torch_, runtime = import_torch(), app.runtime
-    params = [p for p in model.parameters() if p.requires_grad]
+    params = trained_parameters(model)
     optimizer = Objective.of(app).make_optimizer(params, plan)
     pull = proximal_pull(params, plan.proximal_mu) if plan.proximal_mu else None
     total, steps = 0.0, 0
     model.train()
     with runtime.seeded(seed), torch_.no_grad():
-        for x, y in runtime.batches(examples_of(examples), plan, seed, params[0].dtype):
+        for x, y in runtime.batches(examples_of(examples), plan, seed, examples_dtype(model)):
             drawn = seed_of(seed, "zeroth", steps)
 
             def loss_of(values: Vector, x: Any = x, y: Any = y, drawn: int = drawn) -> float:

@@ -33,6 +33,7 @@ from anabranch.core.model.units import UnitGroup, check_groups
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 FROZEN = "frozen"  # in a layout, of a float tensor that is not trained
+RESERVED = "__metadata__"  # in the head of a file of safetensors
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class ParamSpec:
                 raise ConfigError(f"trained: {name!r} is not the name of a float tensor of the model")
         specs = []
         for name, array in tensors.items():
+            _check_name(name)
             if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
                 raise InvalidUpdate(
                     f"tensor {name!r} is {array.dtype}: use floats, integers or booleans of at most 64 bits"
@@ -258,9 +260,24 @@ class ParamSpec:
             if (shape := shape_of(tensors, t.name)) != t.shape:
                 raise ManifestMismatch(f"tensor {t.name!r} has shape {shape}, the manifest says {t.shape}")
 
+    def not_finite(self, tensors: Tensors) -> str:
+        """The first tensor of the vector with a value that is not finite; empty where all are."""
+        flawed = (n for n in self.slices if not all(np.isfinite(piece).all() for piece in pieces(tensors, n)))
+        return next(flawed, "")
+
     def name_at(self, index: int) -> str:
         """The tensor that holds coordinate `index` of the vector."""
         return next(name for name, where in self.slices.items() if where.start <= index < where.stop)
+
+
+def _check_name(name: object) -> None:
+    """Raises `InvalidUpdate` for what no file of tensors can call one."""
+    if not isinstance(name, str):
+        raise InvalidUpdate(
+            f"the model has a tensor called {name!r}, a {type(name).__name__}: name it by a str"
+        )
+    if name == RESERVED or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise InvalidUpdate(f"no tensor can be called {name!r} in a file of safetensors: rename it")
 
 
 @dataclass(frozen=True, eq=False)

@@ -84,6 +84,13 @@ def test_another_model_is_refused(change: Any, words: str) -> None:
         SPEC.flatten(model)
 
 
+@pytest.mark.parametrize("name", ["__metadata__", "a\ud800", 0, ("layer", "w")])
+def test_a_name_that_no_file_holds(name: Any) -> None:
+    tensors: Any = {"": np.zeros(2), name: np.zeros(2)}
+    with pytest.raises(InvalidUpdate, match=r"no tensor can be called|name it by a str"):
+        ParamSpec.of(tensors)
+
+
 def test_a_dtype_that_cannot_travel() -> None:
     with pytest.raises(InvalidUpdate, match="'c' is complex128"):
         ParamSpec.of({"c": np.zeros(2, np.complex128)})

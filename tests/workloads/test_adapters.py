@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -199,11 +200,43 @@ def test_a_run_s_tensors_are_merged() -> None:
 def test_a_weight_of_two_layers_is_merged_into_one_of_them() -> None:
     model: Any = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12))
     model[1].weight = model[0].weight
-    moved(lora(model, targets=("0",)))
+    with pytest.warns(UserWarning, match=r"lora: 0\.weight is 1\.weight too: .* untie them in model"):
+        lora(model, targets=("0",))
+    moved(model)
     before, other = output(model), model[1].weight.detach().clone()
     torch.testing.assert_close(output(merge(model)), before, rtol=1e-5, atol=1e-5)
     assert torch.equal(model[1].weight, other)
     assert not torch.equal(model[0].weight, other)
+
+
+class Tied(nn.Module):
+    """A head that is the embedding, as language models have it."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 6)
+        self.head = nn.Linear(6, 9, bias=False)
+        self.head.weight = self.words.weight if tied else nn.Parameter(self.words.weight.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.words(x))
+        return scores
+
+
+def test_no_plain_model_is_made_of_an_adapter_at_a_tied_weight() -> None:
+    with pytest.warns(UserWarning, match=r"lora: head\.weight is words\.weight too"):
+        model = moved(lora(Tied(True), 2))
+    run = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    with (
+        pytest.raises(AppError, match=r"words\.weight and head\.\S+ are one tensor: .* untie them"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        merged(lora(Tied(True), 2), run)
+    plain = Tied(False)  # as the error says, and the run's tensors fit it
+    plain.load_state_dict({n: torch.tensor(a) for n, a in merged(lora(Tied(False), 2), run).items()})
+    x = torch.arange(9)
+    torch.testing.assert_close(plain(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 def test_the_draws_are_quantiles_of_the_counter_s_words() -> None:

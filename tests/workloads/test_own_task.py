@@ -220,11 +220,20 @@ class Endless(IterableDataset[Any]):
         return iter(Noisy())
 
 
+class Counted(Endless):
+    """Has one."""
+
+    def __len__(self) -> int:
+        return 40
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
         (Unpaired(), r"an example of the Dataset is a Tensor: give pairs \(x, y\); without labels, \(x, x\)"),
-        (Endless(), "does not say how many examples it has: give Endless a __len__"),
+        (Endless(), "a Endless, an IterableDataset, which has no rows to draw: give a DataLoader of it"),
+        (Counted(), "a Counted, an IterableDataset, which has no rows to draw: give a DataLoader of it"),
+        (DataLoader(Endless()), "does not say how many examples it has: give Endless a __len__"),
         (TensorDataset(torch.zeros(0, 3), torch.zeros(0)), "there are none"),
         (DataLoader(Noisy(), batch_size=64, drop_last=True), "gives no batch"),
     ],
@@ -259,6 +268,17 @@ class NoLoss(Line):
     loss: Any = None
 
 
+class Column(Classes):
+    """One number for each example, and the default loss."""
+
+    def model(self) -> Any:
+        return torch.nn.Linear(3, 1)
+
+
+def pair(y: Any) -> Any:
+    return TensorDataset(torch.tensor(X), torch.tensor(y))
+
+
 @pytest.mark.parametrize(
     ("app", "words"),
     [
@@ -266,11 +286,24 @@ class NoLoss(Line):
         (NoOptimizer(), r"NoOptimizer\.optimizer returned str: return a torch\.optim\.Optimizer"),
         (NotCalled(), r"NotCalled\.loss is a str: give something to be called"),
         (NoLoss(), r"y is float64, and the default loss, the cross entropy, wants class numbers"),
+        (Column(pair(Y[:, None])), r"Column: .* one number for each example, \(8, 1\).* give it two outputs"),
+        (Column(pair(CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
+        (Column(pair(0 * CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
+        (Classes(pair(np.eye(2, dtype=int)[CLASSES])), r"Classes: y has the shape .* y\.argmax\(1\)"),
     ],
 )
 def test_what_cannot_be_learned_by_is_named(app: App, words: str) -> None:
     with pytest.raises(AppError, match=words):
         trained(app)
+
+
+def test_an_evaluation_passes_over_the_labels_that_training_passes_over() -> None:
+    labelled = np.arange(40) % 3 == 0
+    app = Classes(Examples(X, np.where(labelled, CLASSES, -100)))
+    found, expected = evaluated(app), evaluated(Classes(Examples(X[labelled], CLASSES[labelled])))
+    assert found == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(DataError, match="no example has a label that counts: all of y are -100"):
+        evaluated(Classes(Examples(X, np.full(40, -100))))
 
 
 @pytest.mark.parametrize(

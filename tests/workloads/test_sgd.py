@@ -13,6 +13,7 @@ from torch import nn
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.objective import Objective
 from anabranch.workloads.sgd import LocalSgd
+from anabranch.workloads.torch_loop import proximal_pull
 
 PLANS = [
     LocalPlan(learning_rate=0.1, momentum=momentum, weight_decay=decay)
@@ -61,6 +62,27 @@ def test_it_steps_as_the_class_does(plan: LocalPlan, scaled: bool) -> None:
     for name, tensor in ours.state_dict().items():
         assert torch.equal(tensor, theirs.state_dict()[name]), name
         assert not torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize(
+    "plan", [LocalPlan(proximal_mu=0.3), LocalPlan(weight_decay=0.2), LocalPlan(momentum=0.9)]
+)
+def test_an_embedding_with_sparse_gradients_goes_where_a_dense_one_goes(plan: LocalPlan) -> None:
+    found = []
+    for sparse in (True, False):
+        words = nn.Embedding(9, 3, sparse=sparse)
+        with torch.no_grad():
+            words.weight.copy_(torch.arange(27).view(9, 3) / 10)
+        params = list(words.parameters())
+        pull, optimizer = proximal_pull(params, plan.proximal_mu), LocalSgd(params, plan)
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=True)
+            words(torch.tensor([step, 4, 4])).square().sum().backward()
+            if plan.proximal_mu:
+                pull()
+            optimizer.step()
+        found.append(words.weight.detach())
+    torch.testing.assert_close(*found)
 
 
 def test_a_step_in_which_loss_scaling_overflowed_is_left_out() -> None:

@@ -1,0 +1,56 @@
+"""Whether weights can be loaded into a torch module: what is seen of it before the first training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from anabranch.core.errors import AppError
+from anabranch.workloads.torch_loop import import_torch
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_loadable(module: torch.nn.Module, app: str) -> None:
+    """Raises `AppError` for tensors without values of their own, and a state dict that gives copies.
+
+    `app` is the App's name.
+    """
+    for name, tensor in _own_tensors(module):
+        if flaw := _flaw(tensor):
+            raise AppError(f"{app}: tensor {name!r} of its model {flaw}")
+    if copied := next(_copied(module), ""):
+        raise AppError(
+            f"{app}: its model's state_dict() gives a copy of {copied!r}, so that what a server sends would "
+            "never get into the model: keep it as a parameter or a buffer, and give the tensors themselves"
+        )
+
+
+def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _flaw(tensor: Any) -> str:
+    """Why nothing can be loaded into a tensor, and the mend; empty where it can."""
+    torch = import_torch()
+    if torch.nn.parameter.is_lazy(tensor):
+        return "has no shape yet: in `model`, call what has lazy layers once, with an example"
+    if tensor.is_meta:
+        return "is on the meta device, without values: make the model on the CPU"
+    if tensor.layout != torch.strided:
+        return f"is {str(tensor.layout).removeprefix('torch.')}: keep it dense, by .to_dense()"
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return "is expanded, several of its numbers are one in memory: register .clone() of it"
+    return ""
+
+
+def _copied(module: torch.nn.Module) -> Iterator[str]:
+    """The names in the state dict of what is made anew at each call."""
+    torch = import_torch()
+    once, again = module.state_dict(), module.state_dict()
+    for name, tensor in once.items():
+        other = again[name]
+        if isinstance(tensor, torch.Tensor) and tensor.data_ptr() != other.data_ptr():
+            yield name
