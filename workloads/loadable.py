@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 
 def check_loadable(module: torch.nn.Module, app: str) -> None:
-    """Raises `AppError` for tensors without values of their own, and a state dict that gives copies.
-
-    `app` is the App's name.
-    """
+    """Raises `AppError`, with the App's name, for tensors without a place and values of their own."""
     for name, tensor in _own_tensors(module):
         if flaw := _flaw(tensor):
             raise AppError(f"{app}: tensor {name!r} of its model {flaw}")
+
+
+def check_no_copies(module: torch.nn.Module, app: str) -> None:
+    """Raises `AppError` where the state dict gives copies, to which `Resident` would write in vain."""
     if copied := next(_copied(module), ""):
         raise AppError(
             f"{app}: its model's state_dict() gives a copy of {copied!r}, so that what a server sends would "

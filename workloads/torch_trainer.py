@@ -18,7 +18,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.frozen_tensors import at_stage, still_names, training_only
-from anabranch.workloads.loadable import check_loadable
+from anabranch.workloads.loadable import check_loadable, check_no_copies
 from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
 from anabranch.workloads.trainer import (
@@ -57,6 +57,8 @@ class TorchTrainer:
         self.app = app
         module = self._built(0)
         check_loadable(module, app.name)
+        if type(app).data is not App.data:  # else scripts train it, which load it as it wants to be loaded
+            check_no_copies(module, app.name)
         module = module.to(self.runtime.device)
         built = self._arrays(module)
         trained = self._trained(module, built)

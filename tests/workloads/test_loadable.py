@@ -13,6 +13,7 @@ from anabranch.core.errors import AppError
 from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.run import simulate
 from anabranch.workloads import App, Examples, Shard, trainer_for
+from anabranch.workloads.app import app_of
 
 X = np.random.default_rng(3).normal(size=(24, 4)).astype(np.float32)
 
@@ -70,6 +71,12 @@ class WithBuffer(torch.nn.Linear):
 def test_what_cannot_be_loaded_is_named(made: Any, words: str) -> None:
     with pytest.raises(AppError, match=words):
         trainer_for(Around(made))
+
+
+def test_a_model_alone_is_loaded_by_the_scripts_that_train_it() -> None:
+    model = Copies(4, 2)
+    start = trainer_for(app_of(model, "script.py:model")).initial(0)
+    np.testing.assert_array_equal(start["weight"], model.weight.detach().numpy())
 
 
 @pytest.mark.parametrize(
