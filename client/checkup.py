@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,13 @@ class Checkup:
                 "buffers",
                 f"{_listed(kept)}: {len(statistics)} travel with the parameters, "
                 f"{len(kept) - len(statistics)} are whole numbers or frozen, which no update changes",
+            )
+        if norms := _frozen_norms(model, averaged):
+            yield Finding(
+                WARN,
+                "frozen",
+                f"{_listed(norms)}: in training they normalise by the batch, in an evaluation by the "
+                "statistics of the start, which nothing moves: train them, or keep them in evaluation mode",
             )
 
     def _data(self) -> Iterator[Finding]:
@@ -313,6 +320,19 @@ class Checkup:
         self._app.kept = b""
         frozen = self._trainer.spec.frozen(self._initial)
         return self._trainer.train(vector, frozen, self._mine, self._short(), SEED, None, part)
+
+
+def _frozen_norms(model: Any, averaged: Collection[str]) -> list[str]:
+    """Batch norms that go by the batch in training, and whose running statistics are frozen."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    model.train()
+    return [
+        path
+        for path, part in model.named_modules()
+        if isinstance(part, _BatchNorm) and part.training and part.running_mean is not None
+        if f"{path}.running_mean".lstrip(".") not in averaged
+    ]
 
 
 def _listed(names: list[str]) -> str:

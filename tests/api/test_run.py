@@ -86,6 +86,31 @@ def test_its_model_comes_in_three_ways_and_is_the_one_that_was_measured(run: ab.
     assert again is None or digest(spec.flatten(run.weights(best=True))) == again.result.model_sha256
 
 
+class Arrays(Digits):
+    """A model of arrays, whose names are in no order."""
+
+    def model(self) -> Any:
+        return {
+            "weight": np.zeros((64, 10), np.float32),
+            "count": np.zeros(1, np.int64),
+            "bias": np.zeros(10),
+        }
+
+    def train(self, model: Any, examples: Any, plan: Any, seed: int) -> dict[str, float]:
+        model["bias"] += 1
+        return {}
+
+    def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
+        return {"accuracy": 0.0}
+
+
+def test_a_model_of_arrays_is_in_the_apps_order() -> None:
+    run = ab.simulate(Arrays(), strategy="fedasync", fleet=ab.Fleet(clients=1), until=ab.Until(updates=2))
+    model = run.model()
+    assert list(model) == ["weight", "count", "bias"]
+    assert all(np.array_equal(model[name], run.weights()[name]) for name in model)
+
+
 def test_its_events_are_rows(run: ab.Run) -> None:
     lines = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
     assert len(run.events()) == len(lines)

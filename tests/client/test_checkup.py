@@ -59,6 +59,32 @@ def test_buffers_are_named_and_survive_restart_and_export() -> None:
     assert {findings[about].level for about in ("restart", "export", "evaluation")} == {"ok"}
 
 
+class Evaluating(torch.nn.BatchNorm1d):
+    """Never in training mode."""
+
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)  # whatever `mode` says
+
+
+class FrozenNorm(Norm):
+    """A part that was trained elsewhere, with its norm, and a head."""
+
+    def __init__(self, norm: type[torch.nn.BatchNorm1d]) -> None:
+        super().__init__()
+        self._norm = norm
+
+    def model(self) -> Any:
+        trunk = torch.nn.Sequential(torch.nn.Linear(4, 8), self._norm(8)).requires_grad_(False)
+        return torch.nn.Sequential(trunk, torch.nn.Linear(8, 2))
+
+
+def test_a_frozen_norm_that_goes_by_the_batch_is_told() -> None:
+    told = found(FrozenNorm(torch.nn.BatchNorm1d), "warn")["frozen"]
+    assert told.startswith("0.1: in training they normalise by the batch")
+    assert "frozen" not in found(FrozenNorm(Evaluating), "warn")
+    assert "frozen" not in found(Norm(), "warn")
+
+
 class Tied(Sound):
     def model(self) -> Any:
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))

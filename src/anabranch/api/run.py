@@ -129,7 +129,8 @@ class Run:
         app = self.app
         made: Any = {} if app.any_model else model_of(app, self.result.seed)
         if isinstance(made, dict):
-            return self.weights(best)
+            found = self.weights(best)  # in the file's order
+            return {name: found[name] for name in (*made, *found) if name in found}
         made.load_state_dict(self.state_dict(best))
         return made.eval()
 
