@@ -20,10 +20,15 @@ from anabranch.workloads.zeroth import Zeroth
 
 
 def model_of(app: App, seed: int) -> Model:
-    """`app.model()`, with the seed where it takes one."""
+    """`app.model()`, with the seed where it takes one; a module that it keeps is copied."""
     with own_code(app, "model"):
         takes_seed = "seed" in inspect.signature(app.model).parameters
-        return app.model(seed=seed) if takes_seed else app.model()  # type: ignore[call-arg]
+        found = app.model(seed=seed) if takes_seed else app.model()  # type: ignore[call-arg]
+    if not hasattr(found, "named_buffers"):
+        return found
+    from anabranch.workloads.kept_modules import own_module
+
+    return own_module(found, app)
 
 
 def data_of(app: App, shard: Shard) -> Examples:
