@@ -40,8 +40,8 @@ def own_module(module: torch.nn.Module, app: App) -> torch.nn.Module:
         return copy.deepcopy(module, still)
     except Exception as error:
         raise AppError(
-            f"{app.name}: model() returned what it had returned before, and it cannot be copied ({error}): make "
-            "a new module each time, or one run begins where another ended"
+            f"{app.name}: model() returned what it had returned before, and it cannot be copied ({error}): "
+            "make a new module each time, or one run begins where another ended"
         ) from error
 
 
