@@ -251,11 +251,10 @@ def examples_dtype(model: torch.nn.Module) -> torch.dtype:
     The kind of the first trained parameter: what comes before may be frozen, a table of indices or of half
     precision. Without any, of the first tensor of floats.
     """
-    trained = (p for p in model.parameters() if p.requires_grad)
-    floats = (t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
-    found = next(trained, None)
-    found = next(floats, None) if found is None else found
-    return import_torch().get_default_dtype() if found is None else found.dtype
+    trained = [p for p in model.parameters() if p.requires_grad]
+    floats = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+    kinds = [t.dtype for t in (*trained, *floats)]
+    return kinds[0] if kinds else import_torch().get_default_dtype()
 
 
 @contextmanager
