@@ -53,4 +53,4 @@ def _memory(module: torch.nn.Module) -> Iterator[Any]:
     written = [p for p in module.parameters() if p.requires_grad]
     for tensor in (*written, *module.buffers()):
         if not torch.nn.parameter.is_lazy(tensor) and tensor.layout == torch.strided and tensor.numel():
-            yield StorageWeakRef(tensor.untyped_storage())
+            yield StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

@@ -87,7 +87,7 @@ def test_what_is_made_anew_is_not_copied() -> None:
 
 def test_what_is_frozen_is_not_copied() -> None:
     app = Keeping("whole")
-    app._whole.words.requires_grad_(False)  # type: ignore[union-attr,operator]
+    app._whole.words.requires_grad_(False)
     model_of(app, 0)
     copied = model_of(app, 0)
     assert copied.words.weight is app._whole.words.weight  # type: ignore[union-attr]
