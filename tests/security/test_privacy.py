@@ -114,7 +114,7 @@ def test_a_private_run_goes_on_after_a_restart_and_is_proved_with_its_key(
             assert status.version == 6
             admin_address = served.info.admin_address if served.info else ""
             shown = anabranch(tmp_path, "admin", "status", "--admin", admin_address).stdout
-            assert "private: epsilon 8 (6.76 so far) at delta 1e-06 for each device: 4 updates" in shown
+            assert "private: epsilon 8 (6.77 so far) at delta 1e-06 for each device: 4 updates" in shown
             with pytest.raises(ConfigError, match="a private run cannot be rolled back"):
                 admin.rollback(1, ["device-0"])
             with pytest.raises(ConfigError, match=r"robust\.buffer_max cannot be changed in a private run"):
