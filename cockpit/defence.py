@@ -40,7 +40,7 @@ def defence(picture: Picture, config: Mapping[str, Any]) -> dict[str, Any]:
         "clipped": sum(shortened for _, shortened in devices.flaws.values()),
         "quarantined": [
             {"client": devices.names[row], "why": why, "at_s": at}
-            for row, (why, at) in sorted(devices.quarantined.items(), key=lambda item: item[1][1])
+            for row, (why, at) in sorted(devices.quarantined.items(), key=lambda item: item[1][1] or 0.0)
         ],
         "flaws": [
             {"client": devices.names[row], "flaws": flaws, "shortened": shortened}

@@ -104,7 +104,7 @@ def device_rows(picture: Picture, rows: Array, states: Array) -> list[dict[str, 
     for at, row in enumerate(rows.tolist()):
         flaws, shortened = devices.flaws.get(row, (0, 0))
         own = {"client": devices.names[row], **{name: values[at] for name, values in figures.items()}}
-        why = devices.quarantined.get(row, ("", 0.0))[0]
+        why = devices.quarantined.get(row, ("", None))[0]
         found.append({**own, "flaws": flaws, "shortened": shortened, "quarantined": why})
     return found
 

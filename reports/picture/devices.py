@@ -19,7 +19,7 @@ class DeviceRows:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.quarantined: dict[int, tuple[str, float]] = {}  # why, and since when
+        self.quarantined: dict[int, tuple[str, float | None]] = {}  # why, and since when, if known
         self.flaws: dict[int, tuple[int, int]] = {}  # flaws, and updates that the clip has cut
         self.run_twice: set[int] = set()
         self.lease_until: dict[int, float] = {}

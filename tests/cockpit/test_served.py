@@ -23,6 +23,7 @@ from anabranch.client.operator import (
     WatchedEvent,
 )
 from anabranch.cockpit import news
+from anabranch.cockpit.defence import defence
 from anabranch.cockpit.news import News
 from anabranch.cockpit.ordering import Ordering
 from anabranch.cockpit.runs import ShownRun, counters, row_of
@@ -283,6 +284,8 @@ def test_a_name_in_quarantine_that_nobody_has_is_no_device() -> None:
     server.quarantined, server.clients_known = {"tyop": "odd"}, 0
     with shown(server) as run:
         assert counters(run)["clients"] == 0
+        # Since when it is in there the server does not say: not since somebody looked.
+        assert defence(run.picture, {})["quarantined"] == [{"client": "tyop", "why": "odd", "at_s": None}]
         said = {
             client: Ordering().ask(run, Visitor(1, "", 0.0), "quarantine", {"client": client})["says"]
             for client in ("tyop", "other")

@@ -72,6 +72,7 @@ export interface Head extends RunRow {
   counters: Counters;
   uptime_s: number | null;
   now_s: number;
+  from_s: number; // since when each task is known
   ended: string | null;
   settings_changed: SettingChange[];
   units: "virtual" | "real";

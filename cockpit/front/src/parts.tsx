@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import type { Refused } from "./api";
 import type { Asked } from "./live";
-import { words } from "./text";
+import { secondsText, words } from "./text";
 
 export function Card({ title, aside, note, wide, children }: { title: string; aside?: ComponentChildren; note?: ComponentChildren; wide?: boolean; children: ComponentChildren }) {
   return (
@@ -47,6 +47,10 @@ export function Answer<T>({ of, what, children }: { of: Asked<T>; what: string; 
   if (of.error) return <Trouble error={of.error} again={of.again} />;
   return <Loading what={what} />;
 }
+
+/** From when on the cockpit knows each task, where that is not from the start. */
+export const Since = ({ from_s }: { from_s: number }) =>
+  from_s > 0 ? <p class="note">Bytes, examples, staleness and how long a task takes are of what happened since {secondsText(from_s)} of the run: of what was before, this cockpit was told the counts alone.</p> : null;
 
 export const Loading = ({ what }: { what: string }) => (
   <p class="empty loading" aria-busy="true">

@@ -212,8 +212,8 @@ class ServedRun:
             rows = picture.devices
             rows.run_twice = {rows.row(client) for client in status.run_twice}
             known = {rows.row(client): why for client, why in status.quarantined.items()}
-            rows.quarantined = {
-                row: rows.quarantined.get(row, (why, picture.clock_s)) for row, why in known.items()
+            rows.quarantined = {  # the status does not say since when, the feed does
+                row: rows.quarantined.get(row, (why, None)) for row, why in known.items()
             }
 
     def _look_at_clients(self, picture: Picture) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from watched import AXE, LOOKS
 
 Look = Callable[..., Page]
@@ -199,3 +199,30 @@ def test_orders_are_not_given_to_files(look: Look) -> None:
     page.get_by_text("Orders", exact=True).click()
     expect(page.get_by_role("button", name="Pause the run")).to_be_disabled()
     expect(page.get_by_text("there is no server to give orders to")).to_be_visible()
+
+
+def test_what_was_before_the_cockpit_is_in_no_mean_and_is_told(look: Look) -> None:
+    """A server that was started again counts bytes from then on, and the updates of the whole run."""
+    page = look("run/eight/wire")
+    mean = page.locator(".figure", has_text="An update, up").locator("dd")
+    expect(mean).to_contain_text("mean of 203 updates")
+    told = mean.inner_text()
+    expect(page.get_by_text("since the server started")).to_have_count(0)
+
+    def older(route: Route) -> None:
+        head = route.fetch().json()
+        more = {"applied": head["counters"]["applied"] + 1000, "rejected": head["counters"]["rejected"] + 7}
+        route.fulfill(json={**head, "from_s": 60.0, "counters": {**head["counters"], **more}})
+
+    page.route(re.compile(r"/api/runs/eight$"), older)
+    page.reload()
+    expect(page.get_by_text("since the server started")).to_have_count(2)
+    assert mean.inner_text() == told
+    rejected = page.locator(".strip div", has_text="rejected").locator("dd").inner_text().split()[0]
+    page.get_by_role("link", name="Defence").click()
+    expect(page.locator(".figure", has_text="Rejected").locator("strong")).to_have_text(rejected)
+    expect(page.get_by_text("Why 7 other updates were rejected")).to_be_visible()
+    page.get_by_role("link", name="Fleet").click()
+    expect(page.get_by_text("what happened since 60.0 s of the run")).to_be_visible()
+    page.get_by_role("link", name="device-0").click()
+    expect(page.get_by_text("what happened since 60.0 s of the run")).to_be_visible()

@@ -25,8 +25,9 @@ export function DefencePage({ run }: PageProps) {
 function Told({ defence: d, run }: { defence: Defence; run: Run }) {
   const rule = d.rule === "none" ? null : d.rule;
   const reasons = Object.entries(d.rejected).sort((a, b) => b[1] - a[1]);
-  const rejected = reasons.reduce((sum, [, count]) => sum + count, 0);
-  const decided = run.head!.counters.applied + run.head!.counters.rejected;
+  const { applied, rejected } = run.head!.counters;
+  const decided = applied + rejected;
+  const before = rejected - reasons.reduce((sum, [, count]) => sum + count, 0); // this cockpit was not there yet
   const curves = useMemo(() => reasons.slice(0, 8).map(([reason], i) => ({ name: words(reason), x: d.series.time, y: d.series.by_reason[reason] ?? [], hue: i })), [d]);
   return (
     <>
@@ -37,8 +38,8 @@ function Told({ defence: d, run }: { defence: Defence; run: Run }) {
         <Figure name="Rule" value={rule ? words(rule) : "mean"} remark={rule ? "robust aggregation" : "no robust rule is set"} />
       </Figures>
       <div class="cards">
-        <Card title="Rejections by reason">
-          {reasons.length ? <Bars hue={1} rows={reasons.map(([reason, count]) => ({ name: words(reason), value: count, text: countText(count) }))} /> : <Empty>No update was rejected.</Empty>}
+        <Card title="Rejections by reason" note={before > 0 ? `Why ${plural(before, "other update")} ${before === 1 ? "was" : "were"} rejected, before this cockpit was opened, it was not told.` : undefined}>
+          {reasons.length ? <Bars hue={1} rows={reasons.map(([reason, count]) => ({ name: words(reason), value: count, text: countText(count) }))} /> : <Empty>{before > 0 ? "None since this cockpit was opened." : "No update was rejected."}</Empty>}
         </Card>
         {reasons.length > 0 && d.series.time.length > 0 && (
           <Card title="Rejections along time">

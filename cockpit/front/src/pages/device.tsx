@@ -6,7 +6,7 @@ import { Chart } from "../charts";
 import type { PageProps } from "../cockpit";
 import { useAsked, type Run } from "../live";
 import { OrderButton } from "../orders";
-import { Answer, Card, Empty, Figure, Figures, State, Table } from "../parts";
+import { Answer, Card, Empty, Figure, Figures, Since, State, Table } from "../parts";
 import { RiverView } from "../river/view";
 import { link } from "../router";
 import { bytesText, countText, isShare, numberText, percentText, plural, secondsText, words } from "../text";
@@ -57,6 +57,7 @@ function Told({ device, run, client }: { device: Device; run: Run; client: strin
         {device.width !== null && <Figure name="Width" value={percentText(device.width, 0)} remark="of the model's numbers, its newest task" />}
         <Figure name="Last seen" value={seen} remark={device.lease_until_s === null ? device.state === "training" ? "trains" : "holds no task" : `its lease lasts until ${secondsText(device.lease_until_s)}`} />
       </Figures>
+      <Since from_s={run.head!.from_s} />
       <Card title="Its arm of the river" wide>
         <RiverView run={run} clients={client} compact />
       </Card>

@@ -4,7 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get, Refused, runPath, type Fleet, type FleetRow } from "../api";
 import type { PageProps } from "../cockpit";
 import type { Run } from "../live";
-import { Empty, Loading, State, Trouble } from "../parts";
+import { Empty, Loading, Since, State, Trouble } from "../parts";
 import { link, setQuery } from "../router";
 import { bytesText, countText, numberText, percentText, secondsText, shortText } from "../text";
 
@@ -91,6 +91,7 @@ export function FleetPage({ run, route }: PageProps) {
         </span>
       </div>
       {error && <Trouble error={error} again={again} stale />}
+      <Since from_s={run.head!.from_s} />
       {fleet.matching === 0 ? (
         <Empty>{fleet.total ? "No device matches. Clear the filter to see all." : "No device has called yet."}</Empty>
       ) : (

@@ -1,7 +1,7 @@
 // What travelled: up and down, codec by codec, against the same bytes raw.
 
 import { useMemo } from "preact/hooks";
-import { runPath, type Wire } from "../api";
+import { runPath, type Head, type Wire } from "../api";
 import { Chart } from "../charts";
 import type { PageProps } from "../cockpit";
 import { useAsked } from "../live";
@@ -14,7 +14,7 @@ export function WirePage({ run }: PageProps) {
   const asked = useAsked<Wire>(runPath(run.id, "/wire"), {}, run.goesOn ? LIVE_EVERY_S : 0);
   return (
     <Answer of={asked} what="the wire">
-      {(wire) => <Told wire={wire} updates={run.head!.counters.applied + run.head!.counters.rejected} units={run.head!.units} />}
+      {(wire) => <Told wire={wire} head={run.head!} />}
     </Answer>
   );
 }
@@ -24,7 +24,12 @@ const saved = (sent: number, raw: number | null): string => {
   return raw > sent ? `${numberText(raw / sent)}x less than raw` : `${numberText(sent / raw)}x more than raw`;
 };
 
-function Told({ wire, updates, units }: { wire: Wire; updates: number; units: string }) {
+function Told({ wire, head }: { wire: Wire; head: Head }) {
+  // A server counts bytes from its start on, and updates from the run's: a mean is of the updates whose bytes are known.
+  const updates = wire.codecs.reduce((sum, each) => sum + each.updates, 0);
+  const bytes = wire.codecs.reduce((sum, each) => sum + each.bytes, 0);
+  const raw = wire.codecs.reduce((sum, each) => sum + (each.raw ?? 0), 0);
+  const since = head.from_s > 0 ? ", since the server started" : "";
   const curves = useMemo(() => {
     const { time, up, down, up_raw } = wire.series;
     return [
@@ -36,14 +41,14 @@ function Told({ wire, updates, units }: { wire: Wire; updates: number; units: st
   return (
     <>
       <Figures>
-        <Figure name="Up" value={bytesText(wire.up)} remark={saved(wire.up, wire.up_raw)} />
-        <Figure name="Down" value={bytesText(wire.down)} remark={saved(wire.down, wire.down_full)} />
-        <Figure name="An update, up" value={updates ? bytesText(wire.up / updates) : "–"} remark={`mean of ${plural(updates, "update")}`} />
-        <Figure name="An update, raw" value={updates && wire.up_raw ? bytesText(wire.up_raw / updates) : "–"} remark="were nothing compressed" />
+        <Figure name="Up" value={bytesText(wire.up)} remark={saved(wire.up, wire.up_raw) + since} />
+        <Figure name="Down" value={bytesText(wire.down)} remark={saved(wire.down, wire.down_full) + since} />
+        <Figure name="An update, up" value={updates ? bytesText(bytes / updates) : "–"} remark={`mean of ${plural(updates, "update")}`} />
+        <Figure name="An update, raw" value={updates && raw ? bytesText(raw / updates) : "–"} remark="were nothing compressed" />
       </Figures>
       <div class="charts">
         <Card title="Traffic so far">
-          {wire.series.time.length ? <Chart label="Bytes since the start" curves={curves} x="seconds" y="bytes" xName={units === "virtual" ? "virtual time" : "time"} fromZero /> : <Empty>Nothing has travelled yet.</Empty>}
+          {wire.series.time.length ? <Chart label="Bytes since the start" curves={curves} x="seconds" y="bytes" xName={head.units === "virtual" ? "virtual time" : "time"} fromZero /> : <Empty>Nothing has travelled yet.</Empty>}
         </Card>
         <Card title="Codec by codec" note={wire.codecs.length ? "The bytes that updates took on their way up." : undefined}>
           {wire.codecs.length ? (
