@@ -35,9 +35,7 @@ T = TypeVar("T")
 CONTROL_S = 10.0  # the deadline of every call that is no stream
 RECONNECT_MAX_S = 20.0
 CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it goes again after a second
-CONNECT_S_MAX = (
-    8.0  # over a long link TLS takes three round trips; less than `CONTROL_S`, of which it is a part
-)
+CONNECT_S_MAX = 16.0  # over a long link TLS takes three round trips; a call may end first: the next waits on
 NO_CONNECTION = "failed to connect to all addresses"
 HUNG_UP = "the connection was closed in TLS's handshake"  # of which gRPC says that it is OK
 HTTP_STATUS = "Received http2 header with status: "  # gRPC's words where no gRPC has answered
