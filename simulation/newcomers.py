@@ -80,6 +80,8 @@ class _Newcomer:
 
     def _ask(self) -> None:
         around = self._of.around
+        if around.server.turns_away(self):
+            return
         task_id = first_task_id(around.seed, self.client_id)
         ask = Ask(self.client_id, task_id, around.storage.held.version, FIRST_LIFE, "")
         around.server.ask(ask, self._told)

@@ -40,6 +40,7 @@ from anabranch.reports.tracking.run import TrackedRun
 from anabranch.simulation.attacks import hurried
 from anabranch.simulation.checkpoint import Checkpoint, RunOrigin, check_same, remove_checkpoint
 from anabranch.simulation.clock import Action, VirtualClock
+from anabranch.simulation.collector import rarely_all
 from anabranch.simulation.copies import Copies
 from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
@@ -376,7 +377,8 @@ class Simulation:
                 self.faults.set_clock(self.time.step)
         self.begin_devices()
         standstill, until_s = Standstill(self.world), self._config.run.virtual_s_max or math.inf
-        self.clock.run(until_s)
+        with rarely_all():
+            self.clock.run(until_s)
         if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:
             standstill.ended(len(self.room))
         self._evaluator.finish()

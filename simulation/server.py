@@ -63,6 +63,7 @@ class ServerCalls(Protocol):
     def downloaded(self, client_id: str, payload_bytes: int, frozen_bytes: int = 0) -> None: ...  # noqa: D102
     def gone(self, client_id: str) -> None: ...  # noqa: D102
     def waits(self, refused: Refused, device: Sleeper) -> bool: ...  # noqa: D102
+    def turns_away(self, newcomer: Sleeper) -> bool: ...  # noqa: D102
 
 
 class DirectServer:
@@ -123,6 +124,10 @@ class DirectServer:
     def waits(self, refused: Refused, device: Sleeper) -> bool:
         """Whether a device that was just refused shall sleep until it is called, or ask again by itself."""
         return self.world.waits(refused, device)
+
+    def turns_away(self, newcomer: Sleeper) -> bool:
+        """Whether a device that asks for its first task is refused, and sleeps until it is called."""
+        return self.world.turns_away(newcomer)
 
     def _take(self, call: Callable[[], A], reply: Reply[A]) -> None:
         reply(call())

@@ -197,6 +197,22 @@ class World:
         """Whether a device that was just refused shall sleep until it is called, or ask again by itself."""
         return self.room is not None and self.room.takes(refused, device)
 
+    def turns_away(self, newcomer: Sleeper) -> bool:
+        """Whether a device that asks for its first task is refused, and sleeps until it is called.
+
+        So `ask` and `waits` would have it: who never had a task gives none up by asking, and a refusal
+        changes nothing else. Most asks of a large fleet are such. False: it has to ask.
+        """
+        if self.room is None:
+            return False
+        ask = Ask(newcomer.client_id, "")  # a task id matters only where it is known
+        refused = self.room.refusal(self.engine, ask, self.time.now())
+        if refused is None or not self.room.takes(refused, newcomer):
+            return False
+        for hear in self.refused:
+            hear(refused)
+        return True
+
     # --- the engine --------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
