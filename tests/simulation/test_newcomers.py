@@ -62,6 +62,23 @@ def test_the_run_is_that_of_devices_from_the_start(
     assert objects[3] == CLIENTS
 
 
+@pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
+def test_who_hears_of_refused_asks_hears_the_same(strategy: str) -> None:
+    def heard(settings: Config) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = []
+        with open_simulation(settings, app=Ones()) as simulation:
+            clock = simulation.clock
+            simulation.world.refused.append(
+                lambda r: found.append((clock.now, r.ask.client_id, r.reason, r.detail, r.retry_after_s))
+            )
+            simulation.run()
+        return found
+
+    rows, objects = heard(fleet_of(strategy, {})), heard(fleet_of(strategy, {}, **MAY_LEAVE))
+    assert len(rows) >= CLIENTS - 5
+    assert rows == objects
+
+
 def test_who_never_gets_a_task_is_never_a_device(tmp_path: Path) -> None:
     slow = {"fleet": {"step_time_s": 100.0}}
     assert told(fleet_of("fedbuff", slow), tmp_path)[3] == 5
