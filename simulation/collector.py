@@ -1,7 +1,6 @@
-"""Python's search for circles of objects while a simulation runs.
+"""Python's search for circles of objects, while a simulation of a large fleet runs.
 
-A large fleet is millions of objects that stay, and to look through all of them takes seconds. What an App
-leaves in circles is young: the searches among young objects, which find that, are begun as often as ever.
+A fleet is millions of objects that stay, and each search of all there are looks through them anew.
 """
 
 from __future__ import annotations
@@ -10,16 +9,20 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-RARER = 10  # times
-
 
 @contextmanager
-def rarely_all() -> Iterator[None]:
-    """Look through all objects a tenth as often meanwhile."""
-    before = gc.get_threshold()
-    young, middle, old = before
-    gc.set_threshold(young, middle, RARER * old)
+def passed_over() -> Iterator[None]:
+    """What is there now is passed over meanwhile; what is made from now on is searched as ever.
+
+    What is in circles already goes before. Nothing changes where somebody else has frozen something: nobody
+    could tell whose is whose afterwards.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.unfreeze()

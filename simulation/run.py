@@ -6,7 +6,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from anabranch.reports.tracking.run import TrackedRun
 from anabranch.simulation.attacks import hurried
 from anabranch.simulation.checkpoint import Checkpoint, RunOrigin, check_same, remove_checkpoint
 from anabranch.simulation.clock import Action, VirtualClock
-from anabranch.simulation.collector import rarely_all
+from anabranch.simulation.collector import passed_over
 from anabranch.simulation.copies import Copies
 from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
@@ -377,7 +377,7 @@ class Simulation:
                 self.faults.set_clock(self.time.step)
         self.begin_devices()
         standstill, until_s = Standstill(self.world), self._config.run.virtual_s_max or math.inf
-        with rarely_all():
+        with nullcontext() if self._newcomers is None else passed_over():
             self.clock.run(until_s)
         if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:
             standstill.ended(len(self.room))

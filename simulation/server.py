@@ -198,6 +198,10 @@ class Process(DirectServer):
 
         self._take(partial(self._asked, ask), tell)
 
+    def turns_away(self, newcomer: Sleeper) -> bool:  # noqa: ARG002 - the contract's
+        """Never: a server that is down would not, and what it answers comes with a commit."""
+        return False
+
     def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
         """As `DirectServer`; the answer may not be taken back."""
 

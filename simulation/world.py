@@ -201,7 +201,8 @@ class World:
         """Whether a device that asks for its first task is refused, and sleeps until it is called.
 
         So `ask` and `waits` would have it: who never had a task gives none up by asking, and a refusal
-        changes nothing else. Most asks of a large fleet are such. False: it has to ask.
+        changes nothing else; nor was it called, whose place a refusal would give to another. Most asks of a
+        large fleet are such. False: it has to ask.
         """
         if self.room is None:
             return False

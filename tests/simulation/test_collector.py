@@ -1,33 +1,93 @@
-"""How often a simulation looks through all objects for circles."""
+"""What Python's search for circles looks through while a large fleet is simulated."""
 
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Iterator
 
 import pytest
 from fleets import Ones, config
 
-from anabranch.simulation.collector import RARER
+from anabranch.core.config.tables import Config
+from anabranch.simulation.collector import passed_over
 from anabranch.simulation.run import open_simulation
 
+CLIENTS = 40
 
-def test_all_objects_are_looked_through_more_rarely_while_it_runs() -> None:
-    before, seen = gc.get_threshold(), []
-    with open_simulation(config(run={"updates_max": 5}), app=Ones()) as simulation:
-        simulation.world.observers.append(lambda *_: seen.append(gc.get_threshold()))
+
+@pytest.fixture(autouse=True)
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+class Circle:
+    """An object that only the search finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def fleet(waiting: str) -> Config:
+    return config(fleet={"clients": CLIENTS, "waiting": waiting}, run={"updates_max": 5})
+
+
+def frozen_in(settings: Config) -> set[int]:
+    """How many objects are passed over after each event."""
+    seen: set[int] = set()
+    with open_simulation(settings, app=Ones()) as simulation:
+        simulation.world.observers.append(lambda *_: seen.add(gc.get_freeze_count()))
         simulation.run()
-        assert gc.get_threshold() == before
-    assert set(seen) == {(*before[:2], RARER * before[2])}
+    return seen
 
 
-def test_a_run_that_fails_leaves_it_as_it_was() -> None:
-    before = gc.get_threshold()
+def test_a_fleet_of_rows_is_passed_over_as_long_as_it_runs() -> None:
+    assert min(frozen_in(fleet("called"))) > CLIENTS
+    assert gc.get_freeze_count() == 0
 
+
+def test_other_fleets_are_searched_as_ever() -> None:
+    assert frozen_in(fleet("ask")) == {0}
+
+
+def test_a_run_that_fails_leaves_nothing_frozen() -> None:
     def fail(*_: object) -> None:
         raise ValueError("no")
 
-    with open_simulation(config(run={"updates_max": 5}), app=Ones()) as simulation:
+    with open_simulation(fleet("called"), app=Ones()) as simulation:
         simulation.world.observers.append(fail)
         with pytest.raises(ValueError, match="no"):
             simulation.run()
+        assert gc.get_freeze_count() == 0
+
+
+def test_what_is_left_in_circles_meanwhile_goes_as_soon_as_ever() -> None:
+    before = gc.get_threshold()
+    with passed_over():
         assert gc.get_threshold() == before
+        old = weakref.ref(Circle())
+        gc.collect(0)
+        made = Circle()
+        seen = weakref.ref(made)
+        gc.collect(1)  # by now it is among the old ones
+        del made
+        gc.collect(1)
+        assert seen() is not None
+        gc.collect()
+        assert (old(), seen()) == (None, None)
+
+
+def test_what_is_in_circles_before_goes_first() -> None:
+    left = weakref.ref(Circle())
+    with passed_over():
+        assert left() is None
+
+
+def test_what_others_have_frozen_stays_so() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with passed_over():
+        assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() == before

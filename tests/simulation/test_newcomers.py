@@ -79,6 +79,12 @@ def test_who_hears_of_refused_asks_hears_the_same(strategy: str) -> None:
     assert rows == objects
 
 
+def test_a_server_that_may_be_down_turns_nobody_away_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_simulation(config(faults={"loss": 0.1}), app=Ones()) as simulation:
+        monkeypatch.setattr(simulation.world, "turns_away", lambda _: True)
+        assert not simulation.server.turns_away(simulation.devices[0])
+
+
 def test_who_never_gets_a_task_is_never_a_device(tmp_path: Path) -> None:
     slow = {"fleet": {"step_time_s": 100.0}}
     assert told(fleet_of("fedbuff", slow), tmp_path)[3] == 5
