@@ -102,5 +102,5 @@ def _why(taken: bool, loss: float, loss_max: float, goal: Goal) -> str:
     if loss > loss_max:
         most = f"{100 * loss_max:g}" if goal.metric == ACCURACY else f"{loss_max:g}"
         return f"loses {amount(loss)}, more than {most}"
-    change = f"loses {amount(loss)}" if loss > 0 else f"gains {amount(-loss)}"
+    change = f"{'loses' if loss > 0 else 'gains'} {amount(abs(loss))}"  # of 0 no -0.00
     return change + (", saves most" if taken else ", saves less")

@@ -25,3 +25,10 @@ def test_a_pair_that_is_not_finite_is_never_taken() -> None:
         lambda s: Trial(s, None if s.bits < 32 else 1.0, s.kept), 0.5, Goal("mse", "min"), (1.0,), (32, 16)
     )
     assert (found.found, found.decisions[-1].why) == (Strength(1.0, 32), "is not finite")
+
+
+def test_a_pair_that_changes_nothing_gains_no_minus_zero() -> None:
+    found = search_compression(
+        lambda s: Trial(s, 0.98, s.kept), 0.01, Goal("accuracy", "max"), (1.0, 0.5), (32,)
+    )
+    assert found.decisions[-1].why == "gains 0.00 points, saves most"
