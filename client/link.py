@@ -86,9 +86,9 @@ class Link:
                 yield
             self.servers.answered(server)
         except Unavailable as error:
+            self.servers.failed(server)  # first: once there is a new connection, it is another's failure
             if not error.reached:
                 self._allow_more(time.monotonic() - began_at)
-            self.servers.failed(server)
             check_unreached(error, server.address, self.wallet, self._now())
             raise
         except ClocksDisagree as error:

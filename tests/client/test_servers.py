@@ -105,6 +105,21 @@ def test_a_link_that_takes_long_to_connect_gets_longer_each_time(monkeypatch: py
     assert took_s[2] >= 0.8
 
 
+def test_a_machine_that_says_nothing_is_left_after_one_call(tmp_path: Path) -> None:
+    returned = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mute = f"127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            live_server(tmp_path, first_weights(), config()) as info,
+            GrpcTransport(f"{mute}, {info.address}", "a") as transport,
+        ):
+            transport.on_return(returned.set)
+            with pytest.raises(Unavailable):
+                transport.enrol(Capability())
+            assert returned.wait(BACK_S), "no other call is made meanwhile, so the first has to begin to look"
+            assert transport.address == info.address
+
+
 def test_a_lookout_ends_with_the_transport() -> None:
     servers = Servers(f"127.0.0.1:{free_port()}", grpc.insecure_channel)
     servers.failed(servers.current)
