@@ -16,7 +16,7 @@ from anabranch.core.rng import rank
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal is closed
 
 
 class Interrupted(BaseException):
@@ -63,10 +63,10 @@ class Bell:
 
 @contextmanager
 def interruptible(bell: Bell) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise `Interrupted` in the main thread; a second one ends the process.
+    """Inside, SIGNALS raise `Interrupted` in the main thread; a second one ends the process.
 
-    While the bell is `patient`, they wait for its next `check`. Elsewhere than in the main thread,
-    signals are left alone.
+    `nohup` keeps its SIGHUP to itself. While the bell is `patient`, they wait for its next `check`.
+    Elsewhere than in the main thread, signals are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,7 +82,9 @@ def interruptible(bell: Bell) -> Iterator[None]:
             raise Interrupted(signal.Signals(number).name)
         bell.stopping = True
 
-    previous = {number: signal.signal(number, between_locks(interrupt)) for number in SIGNALS}
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in SIGNALS if not (under_nohup and number == signal.SIGHUP)]
+    previous = {number: signal.signal(number, between_locks(interrupt)) for number in numbers}
     try:
         yield
     finally:

@@ -63,6 +63,7 @@ LOOK_AGAIN_S = 0.05  # whether there is a connection by now
 _FULL = {sqlite3.SQLITE_FULL, "53100"}  # the latter is PostgreSQL's disk_full
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"}
 _LOCKED = {sqlite3.SQLITE_BUSY, "55P03"}
+_ENDED = {None, "57P01", "57P02", "57P03"}  # nobody answers, or PostgreSQL ends or starts just then
 _ANEW = "make it anew from the log beside it (`anabranch admin rebuild`), else restore a backup"
 
 
@@ -317,7 +318,8 @@ class Database:
             return StoreCorrupt(f"{why}; {_ANEW if self.is_sqlite else 'restore a backup'}")
         if code in _LOCKED:
             return StoreLocked(f"{why}; another process writes there: stop it, or use another database")
-        if isinstance(error, OperationalError) and not self.is_sqlite and code is None and doing == "opening":
+        of_postgresql = isinstance(error, OperationalError) and not self.is_sqlite
+        if of_postgresql and code in _ENDED and doing == "opening":
             return StoreUnreachable(f"{self.name} cannot be reached: {_first_line(error)}")
         if self._writes and doing == "using":
             return DiskFailed(f"{why}; what was written is unknown, restart to recover")

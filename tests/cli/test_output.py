@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,26 @@ def test_a_figure_that_is_none_is_null(capsys: pytest.CaptureFixture[str]) -> No
         "more": {"list": [None, good], "path": "a"},
         "n": 1,
     }
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_closed_terminal_does_not_take_goes_nowhere(as_json: bool) -> None:
+    """Who writes has still to end in order: a device has its work to put away."""
+    code = (
+        "import sys; from anabranch.cli.output import Output; output = Output(sys.argv[1] == 'True'); "
+        "output.event('first', 'first'); sys.stdin.readline(); "
+        "[output.event(text, text) for text in ('second', 'third')]; sys.exit(7)"
+    )
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", code, str(as_json)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while b"first" not in said:
+        said += os.read(ours, 1024)
+    os.close(ours)
+    process.communicate(b"\n")
+    assert process.returncode == 7, said
 
 
 def test_a_narrow_terminal_breaks_no_word_of_a_table(

@@ -147,6 +147,26 @@ def test_a_signal_interrupts_but_not_what_is_patient() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_closed_terminal_stops_a_device_in_order_but_not_under_nohup() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    bell = Bell()
+
+    def struck() -> None:
+        with interruptible(bell):
+            os.kill(os.getpid(), signal.SIGHUP)
+            bell.rest(0.0)
+
+    try:
+        signal.signal(signal.SIGHUP, lambda *_: pytest.fail("the process would have ended here"))
+        with pytest.raises(Interrupted, match="SIGHUP"):
+            struck()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        struck()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_pulse_beats_when_the_moment_has_come() -> None:
     beats = threading.Semaphore(0)
     time = VirtualTime()

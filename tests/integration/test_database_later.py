@@ -12,8 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
+import psycopg
 import pytest
 from postgres_gate import SOCKET
+from sqlalchemy import Connection, make_url, text
 from wire import server_config
 
 from anabranch.core.errors import StoreUnreachable
@@ -22,6 +24,8 @@ from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import Manifest
 from anabranch.server.recovery import Recovered
 from anabranch.server.standby import StandbyPorts, await_turn
+from anabranch.server.store import leader
+from anabranch.server.store.database import Database
 
 
 @pytest.fixture
@@ -65,6 +69,25 @@ def test_one_that_lets_nobody_in_is_not_waited_for(
     config = server_config(tmp_path / "data", server={"database": url})
     with pytest.raises(StoreUnreachable, match="does not exist"):
         asyncio.run(serve(config, manifest, waiting=pytest.fail))
+
+
+def test_a_database_that_is_started_anew_while_a_standby_looks_is_waited_for(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends every connection, that of the standby among them, in its wait for the lock."""
+    url = make_url(postgresql_url).set(drivername="postgresql+psycopg")
+    standing_by = Database(url, 600.0)
+
+    def ended(connection: Connection) -> None:
+        backend = connection.scalar(text("SELECT pg_backend_pid()"))
+        with psycopg.connect(postgresql_url, autocommit=True) as admin:
+            admin.execute("SELECT pg_terminate_backend(%s, 60000)", (backend,))
+        connection.execute(text("SELECT 1"))
+
+    monkeypatch.setattr(leader, "lock", ended)
+    with pytest.raises(StoreUnreachable, match="cannot be reached: terminating connection") as found:
+        standing_by.open(writes=True)
+    assert standby._may_pass(found.value, standby=True)
 
 
 class NoPorts(StandbyPorts):

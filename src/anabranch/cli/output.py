@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,6 +20,7 @@ from rich.table import Table
 
 from anabranch.core.text import LAYOUT, visible
 
+STREAMS = (1, 2)  # stdout and stderr
 PLAIN_EVERY_S = 2.0
 UNBROKEN_CHARS_MAX = 40  # of a word in a table: a digest may be broken, a name may not
 
@@ -27,11 +31,13 @@ class Output:
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.console = Console(stderr=as_json, highlight=False, emoji=False)
+        self._terminals = [number for number in STREAMS if os.isatty(number)]
 
     def say(self, text: str) -> None:
         """A line for people; programs are not bothered with it."""
         if not self.as_json:
-            self.console.print(visible(text, LAYOUT), soft_wrap=True, markup=False)
+            with self._unless_closed():
+                self.console.print(visible(text, LAYOUT), soft_wrap=True, markup=False)
 
     def warn(self, text: str) -> None:
         """A line for people that is no answer: on stderr, whoever reads stdout."""
@@ -78,8 +84,22 @@ class Output:
         self.console.print(table, markup=False, crop=False)
 
     def _json(self, data: Mapping[str, Any]) -> None:
-        sys.stdout.write(json_line(data))
-        sys.stdout.flush()
+        with self._unless_closed():
+            sys.stdout.write(json_line(data))
+            sys.stdout.flush()
+
+    @contextmanager
+    def _unless_closed(self) -> Iterator[None]:
+        """What a closed terminal does not take goes nowhere: who writes has still to end in order."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO or not self._terminals:  # of a file it is the disk
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for number in self._terminals:
+                os.dup2(nowhere, number)
+            os.close(nowhere)
 
 
 def json_line(data: Mapping[str, Any]) -> str:
