@@ -40,9 +40,15 @@ def stranger(address: str, why: str) -> Unavailable:
 def check_is_server(certificate: x509.Certificate, address: str) -> None:
     """Raises `Unavailable` where a certificate that was shown is not one of a server of any authority's."""
     if not is_for_server(certificate):
-        owner = visible(certificate.subject.rfc4514_string())
-        why = f"the certificate of {owner} is shown there, of no server of anabranch: a proxy {ENDS_TLS}"
-        raise stranger(address, why)
+        shown = f"the certificate of {_owner(certificate)} is shown there, of no server of anabranch"
+        raise stranger(address, f"{shown}: a proxy {ENDS_TLS}")
+
+
+def _owner(certificate: x509.Certificate) -> str:
+    try:
+        return visible(certificate.subject.rfc4514_string())
+    except ValueError:  # it is read when it is asked for
+        return "an owner whose name cannot be read"
 
 
 def shown_by_server(place: Place, address: str, wallet: Wallet) -> x509.Certificate | None:

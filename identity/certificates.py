@@ -279,11 +279,14 @@ def renewal_due(certificate: x509.Certificate) -> float:
 
 
 def is_for_server(certificate: x509.Certificate) -> bool:
-    """Whether a certificate has the name of a federation's server, whoever signed it."""
+    """Whether a certificate has the name of a federation's server, whoever signed it.
+
+    One whose names cannot be read has not: what a stranger shows is anything.
+    """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return SERVER_NAME in names.get_values_for_type(x509.DNSName)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
         return False
 
 
@@ -292,6 +295,6 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     """Whether an authority's key has signed a certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, BadSignature):
+    except (ValueError, TypeError, BadSignature, UnsupportedAlgorithm):
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import socket
 import threading
 import time
@@ -10,10 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from guarded import federation, impostor
 
 from anabranch.client.joining import join
 from anabranch.client.operator import OperatorClient
+from anabranch.client.strangers import check_is_server
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable
 from anabranch.core.model.updates import Capability
@@ -84,3 +90,24 @@ def test_a_proxy_that_ends_tls_is_told_to_who_joins_and_to_who_has_papers(tmp_pa
         token = guarded.authority.invite("device-2", DAY_S)
         with pytest.raises(Unavailable, match="a proxy must pass TLS through"):
             join(tmp_path / "papers", address, token, guarded.authority.sha256)
+
+
+def test_names_that_cannot_be_read_end_no_device() -> None:
+    """Whoever is on the way shows what he likes; what comes of it is of the kind that a device bears."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "portal")])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 5)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+    )
+    # The names of a subject as DER: an x400Address, an ediPartyName, no list at all, text that is none.
+    for names in ("3006a3040c026161", "3006a5040c026161", "3005616263", "30048202ffff"):
+        odd = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.5.29.17"), bytes.fromhex(names))
+        certificate = made.add_extension(odd, critical=False).sign(key, hashes.SHA256())
+        with pytest.raises(Unavailable, match="of CN=portal is shown there"):
+            check_is_server(certificate, "a:1")
+    der = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    unreadable = x509.load_der_x509_certificate(der.replace(b"portal", b"\xff" * 6))
+    with pytest.raises(Unavailable, match="whose name cannot be read"):
+        check_is_server(unreadable, "a:1")
