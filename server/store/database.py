@@ -77,6 +77,7 @@ class Database:
         self._abandoned = threading.Event()
         self._engine: Engine | None = None
         self._lasting: Engine | None = None  # of the connections that stay open beside the writer's
+        self._renewing: Engine | None = None  # of the one that is the lease's alone
         self._making = threading.Lock()
         self._connection: Connection | None = None
         self._writes = False
@@ -113,6 +114,8 @@ class Database:
                 leader.lock(self._connection)
                 with self._connection.begin():
                     self.lead(self._connection)
+                self._renewing = self._staying()
+                self._renewing.connect().close()  # now: later others may have all that there are
         except DBAPIError as error:
             self.close()
             raise self._meaning(error, "opening") from error
@@ -128,10 +131,11 @@ class Database:
 
     def renew(self) -> None:
         """Stay the leader, from any thread. Raises `LeadershipLost`, and `StoreError` if nobody answers."""
-        epoch = self._epoch
-        if epoch is not None:
-            # Not by a connection anew each time: who has none left for that still answers this server.
-            with self._using(self._opened(self._kept())) as connection:
+        epoch, engine = self._epoch, self._renewing
+        if epoch is not None and engine is not None:
+            # Not by a connection anew each time: who has none left for that still answers this server. Nor by
+            # one that `beside` gives: whoever writes row after row there would leave the lease no moment.
+            with self._using(self._opened(engine)) as connection:
                 leader.renew(connection, epoch)
 
     def abandon(self) -> None:
@@ -239,19 +243,22 @@ class Database:
     def _kept(self) -> Engine:
         with self._making:
             if self._lasting is None:
-                # One that idles may be cut, which is no loss: what it was used for last has ended.
-                more = {"poolclass": QueuePool, "pool_pre_ping": True, "max_overflow": -1}
-                self._lasting = self._postgresql(**more, isolation_level="AUTOCOMMIT")
+                self._lasting = self._staying()
             return self._lasting
+
+    def _staying(self) -> Engine:
+        # One that idles may be cut, which is no loss: what it was used for last has ended.
+        more = {"poolclass": QueuePool, "pool_pre_ping": True, "max_overflow": -1}
+        return self._postgresql(**more, isolation_level="AUTOCOMMIT")
 
     def close(self) -> None:
         """Close the connection. The last one to a SQLite file moves its log into the file."""
         if self._connection is not None:
             self._connection.close()
-        for engine in (self._engine, self._lasting):
+        for engine in (self._engine, self._lasting, self._renewing):
             if engine is not None:
                 engine.dispose()
-        self._connection = self._engine = self._lasting = self._epoch = None
+        self._connection = self._engine = self._lasting = self._renewing = self._epoch = None
         self._writes = False
 
     # --- the two kinds -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -27,6 +28,7 @@ from anabranch.server.store.sql import SqlStore
 
 LEASE_S = 0.4
 WAIT_S = 60.0
+SESSIONS = 4  # that a narrow role may have at a time
 
 
 def opened(url: str, folder: Path, lease_s: float = LEASE_S) -> SqlStore:
@@ -85,19 +87,38 @@ def test_what_a_database_bounds_for_all_ends_no_session_of_a_server(
 
 @pytest.fixture
 def narrow_url(postgresql_url: str) -> str:
-    """A database whose owner may have four sessions at a time."""
+    """A database whose owner may have `SESSIONS` at a time."""
     role = f"narrow_{uuid.uuid4().hex}"
     with psycopg.connect(postgresql_url, autocommit=True) as admin:
-        admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 4".encode())
+        admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT {SESSIONS}".encode())
         admin.execute(f"ALTER DATABASE {admin.info.dbname} OWNER TO {role}".encode())
     return postgresql_url.replace("//postgres@", f"//{role}@")
 
 
-def take_all(url: str, others: ExitStack) -> None:
-    """All connections that are left."""
+def take_all(url: str, others: ExitStack, store: SqlStore | None = None) -> None:
+    """All connections that are left: those that `store` has not, where it is known.
+
+    A session that has just ended counts for a moment: what it had is waited for, or it is free later.
+    """
+    if store is not None:
+        for _ in range(SESSIONS - len(store._database._raw)):
+            others.enter_context(connected(url))
+        return
     with suppress(psycopg.OperationalError):  # "too many connections"
         while True:
             others.enter_context(psycopg.connect(url))
+
+
+def connected(url: str) -> psycopg.Connection[Any]:
+    """A connection, as soon as there is one."""
+    latest = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return psycopg.connect(url)
+        except psycopg.OperationalError:
+            if time.monotonic() > latest:
+                raise
+            time.sleep(0.05)
 
 
 def test_a_leader_renews_though_others_have_all_connections(narrow_url: str, tmp_path: Path) -> None:
@@ -105,7 +126,7 @@ def test_a_leader_renews_though_others_have_all_connections(narrow_url: str, tmp
     first.start(INFO)
     first.renew()
     with ExitStack() as others:
-        take_all(narrow_url, others)
+        take_all(narrow_url, others, first)
         first.renew()
         assert first.append([update(1)]) == [1]
         with pytest.raises(StoreUnreachable, match="too many connections") as refused:
@@ -115,6 +136,24 @@ def test_a_leader_renews_though_others_have_all_connections(narrow_url: str, tmp
             upload(first, b"x" * 100, "u2")
     assert not list((tmp_path / "1" / "spool").iterdir())
     first.close()
+
+
+def test_a_lease_is_renewed_while_rows_are_written_by_the_only_other_connection(
+    narrow_url: str, tmp_path: Path
+) -> None:
+    store = opened(narrow_url, tmp_path, 3600.0)
+    store.start(INFO)
+
+    def renewed_at() -> float:
+        with store._database.transaction() as connection:
+            return float(connection.exec_driver_sql("SELECT renewed_at FROM leader").scalar_one())
+
+    with ExitStack() as others, store._database.beside():
+        take_all(narrow_url, others, store)
+        before = renewed_at()
+        store.renew()
+        assert renewed_at() > before
+    store.close()
 
 
 @pytest.mark.parametrize("ends", ["given back", "abandoned"])
@@ -143,7 +182,7 @@ def test_who_needs_a_second_connection_that_there_is_not_waits_for_the_first(
             told.append(error)
 
     with ExitStack() as others, suppress(StoreError):
-        take_all(narrow_url, others)
+        take_all(narrow_url, others, store)
         monkeypatch.setattr(database, "_opened", opens)
         with database.beside():
             flushing = threading.Thread(target=flush)
@@ -166,7 +205,7 @@ def test_a_payload_that_is_here_is_logged_though_others_have_all_connections(
     store.start(INFO)
     upload(store, data := b"x" * 100, "u1")
     with ExitStack() as others:
-        take_all(narrow_url, others)
+        take_all(narrow_url, others, store)
         assert store.append([Entry(update(1, data).record)]) == [1]
         missing = Entry(update(2, b"y" * 100).record)
         with pytest.raises(StoreError, match="is no blob: adopt it first"):
