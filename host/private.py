@@ -119,12 +119,6 @@ def _objections(config: Config, spec: ParamSpec, strategy: Strategy) -> Iterator
             f"model.buffers = {config.model.buffers!r} publishes what a device has measured as it is: with "
             "privacy.clip set it to 'local'"
         )
-    for key in ("restore_every_s", "lost_tail"):
-        if value := getattr(config.faults, key):
-            yield (
-                f"faults.{key} = {value!r} has versions come again, with the same noise and other updates: a "
-                "private run has none, leave it out"
-            )
     yield from _too_few(config, strategy)
 
 

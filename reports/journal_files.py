@@ -94,11 +94,11 @@ class JournalWriter:
         self._digest = JournalDigest()
         self._lines: IO[str] = self._path.open("r+" if self._retraces else "w", encoding="utf-8")
         self._payloads: zipfile.ZipFile | None = None
-        if config.run.keep_payloads and keep_payloads:
-            self._payloads = zipfile.ZipFile(folder / PAYLOADS, "w", zipfile.ZIP_STORED)
         self._kept: set[str] = set()
         self._size_bytes = 0
         self.append(run_record(spec, config))
+        if config.run.keep_payloads and keep_payloads:  # now: a run of other settings has ended here
+            self._payloads = zipfile.ZipFile(folder / PAYLOADS, "w", zipfile.ZIP_STORED)
 
     def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
         """Write one record, and its payload unless it is there already."""
@@ -112,6 +112,10 @@ class JournalWriter:
         if sha256 not in self._kept:
             self._kept.add(sha256)
             self._payloads.writestr(zipfile.ZipInfo(sha256), payload)
+
+    def has_retraced(self) -> bool:
+        """Whether all that was there before has come again; so it is of a run that begins."""
+        return not self._retraces
 
     def _begin(self, path: Path, first: bytes) -> None:
         """Write the first weights."""

@@ -17,7 +17,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version as installed_version
@@ -137,6 +137,7 @@ class Checkpoint:
         self._memories: WeakValueDictionary[int, Memory] = WeakValueDictionary()
         self._written: set[int] = set()  # memories in the file
         self._newest: Outcome | None = None  # so that its memory is there until a device has it
+        self.is_proven: Callable[[], bool] = lambda: True  # that this is the run which the folder has
         self._held = ExitStack()
 
     # --- what is on record ---------------------------------------------------------------------
@@ -189,15 +190,30 @@ class Checkpoint:
             self.save()
 
     def save(self) -> None:
-        """Write what is new. Where that fails the run goes on, and a line in the log says so."""
+        """Write what is new. Where that fails the run goes on, and a line in the log says so.
+
+        Until it `is_proven` nothing is written: results of a run that turns out to be another's would stand
+        in the way of the one that the folder has.
+        """
         self._saved_at = time.monotonic()
+        if not self.is_proven():
+            if self._unsaved_bytes >= UNSAVED_BYTES_MAX:
+                self._give_up("too much of what it had is trained again")
+            return
         if not self._unsaved:
             return
         try:
             self._write()
         except (sqlite3.Error, OverflowError) as error:
-            log.warning("%s cannot be written (%s): the run has no more checkpoints", self._path, error)
-            self._every_s = 0.0
+            self._give_up(str(error))
+        self._clear()
+
+    def _give_up(self, why: str) -> None:
+        log.warning("%s cannot be written (%s): the run has no more checkpoints", self._path, why)
+        self._every_s = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
         self._unsaved.clear()
         self._unsaved_bytes = 0
 

@@ -194,6 +194,8 @@ def open_simulation(
     if out is not None and not resume:
         need_free(out)
     _check_start(config, start)
+    if noise_key is None:
+        _check_noise(config)
     source = ProblemSource(config, app, start)
     problem = source.open().watching_split()
     executor_name = chosen(config, problem, workers)
@@ -208,6 +210,8 @@ def open_simulation(
         journal = _journal(config, problem, out, keep_payloads, retraces)
         if isinstance(journal, JournalWriter):
             stack.enter_context(journal)
+            if checkpoint is not None:
+                checkpoint.is_proven = journal.has_retraced
         began = started_now() if checkpoint is None else checkpoint.origin.started_at
         recorder = stack.enter_context(_recorder(config, problem, app, out, trackers or Trackers(), began))
         recorder.trackers.start(TrackedRun.of(config, "simulated", out))
@@ -598,6 +602,19 @@ def _beside(teller: ProgressReporter, checkpoint: Checkpoint | None, clock: Virt
         checkpoint.save_if_due(clock.now)
 
     return beside
+
+
+def _check_noise(config: Config) -> None:
+    """Raises `ConfigError` where a private run would have one noise on two sums.
+
+    Of one that begins or goes on: what is on record with them replays.
+    """
+    for key in ("restore_every_s", "lost_tail"):
+        if config.privacy.on and (value := getattr(config.faults, key)):
+            raise ConfigError(
+                f"faults.{key} = {value!r} has versions come again, with the same noise and other updates: a "
+                "private run has none, leave it out"
+            )
 
 
 def _check_start(config: Config, start: Tensors | None) -> None:

@@ -23,7 +23,9 @@ from safetensors.numpy import load_file
 
 from anabranch.compress.feedback import Memory
 from anabranch.core.errors import ConfigError, DataError, ReplayMismatch
+from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import LocalPlan
+from anabranch.host.build import Blueprint
 from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.reports.folders import CHECKPOINT
 from anabranch.reports.html import REPORT_FILE
@@ -210,6 +212,21 @@ class Doubling(Interrupting):
         return found
 
 
+class Drifting(Interrupting):
+    """Of one code, whatever its data are."""
+
+    def __init__(self, data: float = 0.0) -> None:
+        super().__init__()
+        self.data_are = data
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        found = super().train(model, examples, plan, seed)
+        model["w"] += self.data_are
+        return found
+
+
 class Elsewhere(Interrupting):
     """Begins with other weights."""
 
@@ -236,12 +253,35 @@ def test_a_private_run_goes_on_with_the_updates_that_it_had_or_not_at_all(app: A
         simulate(PRIVATE, tmp_path, app, resume=True)
     assert (tmp_path / JOURNAL).read_bytes() == journal, "what shows what was published stays"
     assert (tmp_path / INITIAL).read_bytes() == first
-    (tmp_path / CHECKPOINT).unlink(missing_ok=True)
     result = simulate(PRIVATE, tmp_path, Interrupting(), resume=True)
     assert result.status == "finished"
     assert (tmp_path / JOURNAL).read_bytes().startswith(journal)
     assert (tmp_path / NOISE_KEY).read_bytes() == key
     assert replay_run(tmp_path).matches
+
+
+def test_a_refused_attempt_leaves_nothing_that_stands_in_the_way(tmp_path: Path) -> None:
+    """Data are no part of what a run's code is known by: what was trained on others may not be kept."""
+    trained = Drifting()
+    trained.interrupted_in = 20
+    with pytest.raises(KeyboardInterrupt):
+        simulate(PRIVATE, tmp_path, trained, checkpoint_s=0)
+    for _ in range(2):
+        with pytest.raises(ReplayMismatch, match="cannot go on"):
+            simulate(PRIVATE, tmp_path, Drifting(data=1.0), checkpoint_s=0.01, resume=True)
+        assert not (tmp_path / CHECKPOINT).exists()
+    assert simulate(PRIVATE, tmp_path, Drifting(), checkpoint_s=0.01, resume=True).status == "finished"
+    assert replay_run(tmp_path).matches
+
+
+@pytest.mark.parametrize("key", ["restore_every_s", "lost_tail"])
+def test_a_private_run_has_no_faults_that_take_its_server_back(key: Any, tmp_path: Path) -> None:
+    faulty = replace(PRIVATE, faults=replace(PRIVATE.faults, **{key: 0.5}))
+    with pytest.raises(ConfigError, match=rf"faults\.{key} = 0.5 has versions come again"):
+        simulate(faulty, tmp_path, Interrupting())
+    assert not list(tmp_path.iterdir())
+    spec = ParamSpec.of(Interrupting().model())
+    Blueprint.of(faulty, spec, key=bytes(32))  # one that is on record replays
 
 
 @pytest.mark.parametrize("left", [0, 40, -1, -40], ids=["nothing", "torn first", "torn last", "torn"])

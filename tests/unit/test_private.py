@@ -403,11 +403,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deadline": ({"strategy": {**ROUNDS, "deadline_s": 0.0}}, "strategy.deadline_s = 0"),
     "fleet": ({"fleet": {"clients": 1}}, "fleet.clients is 1, but sums of 2 updates.*need 2 devices"),
     "separation": ({"privacy": {"separation": 4}}, "fleet.clients is 6.*need 8 devices"),
-    "restored": (
-        {"faults": {"restore_every_s": 5.0}},
-        r"faults\.restore_every_s = 5.0 has versions come again",
-    ),
-    "lost tail": ({"faults": {"lost_tail": 0.5}}, r"faults\.lost_tail = 0.5 has versions come again"),
 }
 
 
