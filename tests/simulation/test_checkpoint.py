@@ -275,8 +275,9 @@ def test_a_refused_attempt_leaves_nothing_that_stands_in_the_way(tmp_path: Path)
 
 
 @pytest.mark.parametrize("key", ["restore_every_s", "lost_tail"])
-def test_a_private_run_has_no_faults_that_take_its_server_back(key: Any, tmp_path: Path) -> None:
-    faulty = replace(PRIVATE, faults=replace(PRIVATE.faults, **{key: 0.5}))
+def test_a_private_run_has_no_faults_that_take_its_server_back(key: str, tmp_path: Path) -> None:
+    set_too: dict[str, Any] = {key: 0.5}
+    faulty = replace(PRIVATE, faults=replace(PRIVATE.faults, **set_too))
     with pytest.raises(ConfigError, match=rf"faults\.{key} = 0.5 has versions come again"):
         simulate(faulty, tmp_path, Interrupting())
     assert not list(tmp_path.iterdir())
