@@ -38,7 +38,7 @@ from anabranch.core.rng import unique_id
 from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.evaluation import GridEvaluation
 from anabranch.flower.logbook import Logbook
-from anabranch.flower.messages import EVALUATE, TRAIN, Reply, ServerAppMessage
+from anabranch.flower.messages import EVALUATE, TRAIN, NodeAway, Reply, ServerAppMessage
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
 from anabranch.host.records import RunReporter
@@ -226,8 +226,12 @@ class GridRun:
         try:
             reply = Reply.of(message, TRAIN)
             sent = self._sent(task, reply)
+        except NodeAway as error:
+            self._failed(task, node, str(error))
+            return
         except AppError as error:
             self._failed(task, node, str(error))
+            self._count_failure(node, str(error))
             return
         if task.uplink != RAW and reply.encoded is None and not node.sends_whole:
             node.sends_whole = True
@@ -258,16 +262,19 @@ class GridRun:
         self._failures = 0
 
     def _failed(self, task: Task, node: _Node, why: str) -> None:
-        """There is no update of a task, and the node has a rest.
-
-        Raises `AppError` after `run.rejections_max` in a row: the app fails everywhere.
-        """
+        """There is no update of a task, and the node has a rest."""
         log.warning("%s: %s", node.client_id, why)
         now = self._tell_time()
         node.failed(now)
         node.counting.answered(task.task_id, taken=False)
         self._recorder.note(self._since(), "failed", client=node.client_id, why=why)
         self._handle(ev.TaskDropped(now, node.client_id, task.task_id, why[:200]))
+
+    def _count_failure(self, node: _Node, why: str) -> None:
+        """Raises `AppError` after `run.rejections_max` in a row: the app fails everywhere.
+
+        A node that is away is none: a link that is gone for a minute takes them all.
+        """
         self._failures += 1
         if self._failures == self._config.run.rejections_max:
             raise AppError(

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
@@ -26,7 +26,7 @@ from anabranch.workloads.batches import every_generator
 from anabranch.workloads.torch_loop import seed_generators
 
 if TYPE_CHECKING:
-    from flwr.app import ArrayRecord, Context, Message, RecordDict
+    from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
     from flwr.clientapp import ClientApp
 
 TRAIN, EVALUATE = "train", "evaluate"
@@ -41,6 +41,10 @@ LEGACY_ARRAYS, LEGACY_STATUS = "fitins.parameters", ".status"
 LEGACY_EVALUATE = ("evaluateins.parameters", "evaluateins.config")
 
 _globals = threading.RLock()  # generators and stdout are the process's: one ClientApp at a time has them
+
+
+class NodeAway(AppError):
+    """Flower has lost a node, or a message: what an app makes of it is not known."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,9 @@ class Reply:
 
     @classmethod
     def of(cls, message: Message, what: str) -> Reply:
-        """A reply to a message of this type. Raises `AppError`, naming what is missing in it."""
+        """A reply to a message of this type. Raises `AppError`, naming what is missing, or `NodeAway`."""
         if message.has_error():
-            error = message.error
-            raise AppError(f"the ClientApp answered {what!r} with error {error.code}: {error.reason}")
+            _raise(message.error, what)
         content = message.content
         for name, record in content.config_records.items():
             if name.endswith(LEGACY_STATUS) and record.get("code", 0) != 0:
@@ -136,6 +139,15 @@ class Reply:
         encoded = None if record is None else encoded_in(record)
         arrays = {} if record is None or encoded is not None else arrays_of(record)
         return cls(arrays, int(examples), metrics, encoded)
+
+
+def _raise(error: Error, what: str) -> NoReturn:
+    from flwr.common.constant import ErrorCode
+
+    away = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE
+    if error.code in away:
+        raise NodeAway(f"no answer to {what!r}, says Flower (error {error.code}): {error.reason}")
+    raise AppError(f"the ClientApp answered {what!r} with error {error.code}: {error.reason}")
 
 
 def instruct(

@@ -106,13 +106,13 @@ def test_a_node_that_fails_is_asked_less_and_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("some_answer", [False, True])
-def test_a_grid_all_of_whose_nodes_fail_ends_the_run(some_answer: bool, tmp_path: Path) -> None:
+def test_a_grid_on_all_of_whose_nodes_the_app_fails_ends_the_run(some_answer: bool, tmp_path: Path) -> None:
     """After so many failures in a row; who answers in between begins the count anew."""
     asked: list[int] = []
 
     def failing(message: Message) -> Message:
         asked.append(message.metadata.dst_node_id)
-        return Message(Error(5, "node unavailable"), reply_to=message)
+        return Message(Error(2, "the app raised"), reply_to=message)
 
     settings = config(run={"updates_max": 30, "rejections_max": 6, "evaluate_every_versions": 0})
     begun = Run(tmp_path, {1: adding(1.0) if some_answer else failing, 2: failing}, settings)
@@ -120,11 +120,29 @@ def test_a_grid_all_of_whose_nodes_fail_ends_the_run(some_answer: bool, tmp_path
         begun.steps()
         assert len(asked) - 1 > 4, "the last is the evaluation"
     else:
-        told = r"^the last 6 tasks all failed, the newest on node-\d: .*node unavailable.*rejections_max"
+        told = r"^the last 6 tasks all failed, the newest on node-\d: .*the app raised.*rejections_max"
         with pytest.raises(AppError, match=told):
             begun.steps()
         assert set(asked) == {1, 2}
     begun.close()
+
+
+@pytest.mark.parametrize("code", [3, 4, 5], ids=["message", "reply", "node"])
+def test_nodes_that_are_all_away_for_a_while_end_nothing(code: int, tmp_path: Path) -> None:
+    away = dict.fromkeys(range(1, 13), 2)  # how often each does not answer
+
+    def back_later(message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        if away[node]:
+            away[node] -= 1
+            return Message(Error(code, "unavailable"), reply_to=message)
+        return adding(1.0)(message)
+
+    settings = config(run={"updates_max": 30, "rejections_max": 6, "evaluate_every_versions": 0})
+    begun = Run(tmp_path, dict.fromkeys(away, back_later), settings)
+    begun.steps()
+    begun.close()
+    assert begun.run.engine.counters.applied == 30
 
 
 @pytest.mark.parametrize(
