@@ -194,8 +194,7 @@ def open_simulation(
     if out is not None and not resume:
         need_free(out)
     _check_start(config, start)
-    if noise_key is None:
-        _check_noise(config)
+    _check_noise(config, noise_key)
     source = ProblemSource(config, app, start)
     problem = source.open().watching_split()
     executor_name = chosen(config, problem, workers)
@@ -604,13 +603,10 @@ def _beside(teller: ProgressReporter, checkpoint: Checkpoint | None, clock: Virt
     return beside
 
 
-def _check_noise(config: Config) -> None:
-    """Raises `ConfigError` where a private run would have one noise on two sums.
-
-    Of one that begins or goes on: what is on record with them replays.
-    """
+def _check_noise(config: Config, key_on_record: bytes | None) -> None:
+    """Raises `ConfigError` where a private run would have one noise on two sums; what is on record replays."""
     for key in ("restore_every_s", "lost_tail"):
-        if config.privacy.on and (value := getattr(config.faults, key)):
+        if config.privacy.on and key_on_record is None and (value := getattr(config.faults, key)):
             raise ConfigError(
                 f"faults.{key} = {value!r} has versions come again, with the same noise and other updates: a "
                 "private run has none, leave it out"
