@@ -604,7 +604,7 @@ def _beside(teller: ProgressReporter, checkpoint: Checkpoint | None, clock: Virt
 
 
 def _check_noise(config: Config, key_on_record: bytes | None) -> None:
-    """Raises `ConfigError` where a private run would have one noise on two sums; what is on record replays."""
+    """Raises `ConfigError` where a private run would put one noise on two sums; what is on record may."""
     for key in ("restore_every_s", "lost_tail"):
         if config.privacy.on and key_on_record is None and (value := getattr(config.faults, key)):
             raise ConfigError(
