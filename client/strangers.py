@@ -27,6 +27,19 @@ NO_TLS = (
     "what answers there speaks no TLS: an HTTP proxy, a captive portal (open a page in a browser), or a "
     "server that was started with --insecure"
 )
+# What OpenSSL says of bytes that are no record of TLS's. (It names not every alert, and they are many more.)
+NO_RECORDS = frozenset(
+    (
+        "WRONG_VERSION_NUMBER",
+        "HTTP_REQUEST",
+        "HTTPS_PROXY_REQUEST",
+        "UNKNOWN_PROTOCOL",
+        "PACKET_LENGTH_TOO_LONG",
+        "BAD_RECORD_TYPE",
+        "RECORD_LAYER_FAILURE",
+    )
+)
+ALERT = f"what answers there ends the handshake: a TLS proxy that does not pass the name {SERVER_NAME} on"
 ENDS_TLS = "must pass TLS through to the server, as it comes"
 
 
@@ -62,7 +75,8 @@ def shown_by_server(place: Place, address: str, wallet: Wallet) -> x509.Certific
     except (ssl.SSLEOFError, ConfigError, NotAuthenticated):
         return None
     except ssl.SSLError as error:
-        raise stranger(address, f"{NO_TLS} ({error.reason})") from error
+        why = NO_TLS if error.reason in NO_RECORDS else ALERT
+        raise stranger(address, f"{why} ({error.reason or error})") from error
     except OSError:
         return None
     check_is_server(certificate, address)

@@ -24,7 +24,7 @@ from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable
 from anabranch.core.model.updates import Capability
 from anabranch.identity.authority import DAY_S
-from anabranch.identity.certificates import certificate_pem, key_pem, make_authority, new_key
+from anabranch.identity.certificates import SERVER_NAME, certificate_pem, key_pem, make_authority, new_key
 from anabranch.identity.wallet import Wallet
 
 
@@ -71,6 +71,16 @@ def test_a_portal_that_speaks_no_tls(tmp_path: Path) -> None:
             pytest.raises(Unavailable, match="speaks no TLS"),
         ):
             operator.status()
+
+
+@pytest.mark.parametrize("alert", [40, 70, 80, 112, 120])  # of a handshake, a version, itself, names, ALPN
+def test_a_proxy_that_lets_nobody_in_by_the_name_speaks_tls(tmp_path: Path, alert: int) -> None:
+    fatal = bytes((0x15, 3, 3, 0, 2, 2, alert))
+    with federation(tmp_path) as guarded, answers(fatal) as address:
+        text = str(told(address, guarded.joined("device-1")))
+    assert f"a TLS proxy that does not pass the name {SERVER_NAME} on (" in text
+    assert "speaks no TLS" not in text
+    assert "(None)" not in text
 
 
 def test_a_proxy_whose_server_is_away(tmp_path: Path) -> None:
