@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0  # between two attempts to renew, less for certificates of a short life
 RETRIES_MIN = 20
+ROUND_TRIPS = 4  # of connecting: TCP's, and TLS's three
 
 
 class Link:
@@ -52,6 +53,8 @@ class Link:
         self._limits, self._reconnect_max_s, self._now = limits, reconnect_max_s, now
         self._lock = threading.Lock()
         self._not_before = 0.0
+        # Its own: a certificate is renewed under the other, by a call that may take longer to connect.
+        self._connecting = threading.Lock()
         self._connect_s = CONNECT_S
         self.servers = Servers(addresses, self._connect)
 
@@ -85,6 +88,7 @@ class Link:
             with mapped_errors(server.address, plain=first and self.wallet is None):
                 yield
             self.servers.answered(server)
+            self._allow_less(time.monotonic() - began_at)
         except Unavailable as error:
             self.servers.failed(server)  # first: once there is a new connection, it is another's failure
             if not error.reached:
@@ -103,9 +107,16 @@ class Link:
 
     def _allow_more(self, took_s: float) -> None:
         """Where all the time to connect was too short, as over a satellite: it is twice as long from now."""
-        if self._connect_s <= took_s < CONNECT_S_MAX:
-            self._connect_s *= 2
-            self.servers.reconnect()
+        with self._connecting:
+            if took_s < self._connect_s or self._connect_s >= CONNECT_S_MAX:
+                return
+            self._connect_s = min(2 * self._connect_s, CONNECT_S_MAX)
+        self.servers.reconnect()
+
+    def _allow_less(self, took_s: float) -> None:
+        """An answer takes a round trip at least: where it came soon, a host was gone, not the link long."""
+        with self._connecting:
+            self._connect_s = min(self._connect_s, max(CONNECT_S, ROUND_TRIPS * took_s))
 
     def _renew(self, wallet: Wallet, now: float) -> None:
         """Get a newer certificate; what fails is tried again later, the old one still counts for a while."""

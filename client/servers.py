@@ -15,17 +15,19 @@ from dataclasses import dataclass
 
 import grpc
 
-from anabranch.client.health import asked_health, says_serving
+from anabranch.client.health import Answer, asked_health, says_serving
 from anabranch.identity.addresses import parse_addresses
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 LOOK_S = 1.5  # a lost packet of a new connection goes again after a second
 LOOK_S_MAX = 20.0
 LOOK_SHARE = 1 / 20  # of the time that nobody has served: a long link takes longer
+AHEAD_S = 0.5  # that the current server has to say that it serves, once another has said so
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
 PAUSE_SHARE = 1 / 40  # of the time that nobody has served: after an hour there is no hurry
 CLOSE_S = 2.0
+LOOKOUT = "anabranch-lookout"
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class Servers:
         self.addresses = parse_addresses(addresses)
         self.returned: Callable[[], None] = lambda: None
         self._connect = connect
-        self._lock = threading.Lock()
-        self._over = threading.Event()
+        # Guards what is below. No channel is closed under it: that waits for callbacks, and they for it.
+        self._changed = threading.Condition()
+        self._over = False
         self._lookout: threading.Thread | None = None
         self._current = self._connected(self.addresses[0])
         self._former: grpc.Channel | None = None
-        self._answered = False  # since the lookout began
-        self._reconnects = 0
+        self._answered = False  # since the newest failure
 
     @property
     def current(self) -> Server:
@@ -65,86 +67,118 @@ class Servers:
 
     def failed(self, server: Server) -> None:
         """A call to this server was not answered: look whether one serves, unless that is being done."""
-        with self._lock:
-            looking = self._lookout is not None and self._lookout.is_alive()
-            if looking or self._over.is_set() or server is not self._current:
+        with self._changed:
+            if self._over or server is not self._current:
                 return
-            self._answered = False
-            self._lookout = threading.Thread(target=self._look, name="anabranch-lookout", daemon=True)
-            self._lookout.start()
+            self._answered = False  # for a lookout that is under way as well
+            if self._lookout is None:
+                self._lookout = threading.Thread(target=self._look, name=LOOKOUT, daemon=True)
+                self._lookout.start()
 
     def answered(self, server: Server) -> None:
         """A call to this server was answered: nobody need look for another, nor cut what goes on over it."""
-        if server is self._current:
-            self._answered = True
+        with self._changed:
+            if server is self._current:
+                self._answered = True
+                self._changed.notify_all()
 
     def reconnect(self) -> None:
         """Go on over a new connection to the same server, as `connect` makes another kind by now."""
-        with self._lock:
-            if self._over.is_set():
+        with self._changed:
+            if self._over:
                 return
             # Another thread may have a call under way: what it goes over is closed the next time.
             former, self._former = self._former, self._current.channel
             self._current = self._connected(self._current.address)
-            self._reconnects += 1
         if former is not None:
             former.close()
 
     def close(self) -> None:
         """Cut off whatever is under way."""
-        self._over.set()
-        with self._lock:
-            self._current.channel.close()
-            if self._former is not None:
-                self._former.close()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
             lookout = self._lookout
+        self._current.channel.close()
+        if self._former is not None:
+            self._former.close()
         if lookout is not None and lookout is not threading.current_thread():
             lookout.join(CLOSE_S)
 
     def _look(self) -> None:
-        began, nobody = time.monotonic(), False
-        while not self._over.is_set():
-            before, reconnects = self._current, self._reconnects
-            look_s = min(LOOK_S_MAX, max(LOOK_S, LOOK_SHARE * (time.monotonic() - began)))
-            found = self._find(before, nobody, look_s)
-            if found is not None or self._answered:
-                if found is not None and found is not before:
-                    self._adopt(found, reconnects)
-                if nobody or found is not before:
-                    self.returned()
-                return
-            nobody = True
-            longest = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_SHARE * (time.monotonic() - began)))
-            self._over.wait(longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        began, nobody, left = time.monotonic(), False, list[grpc.Channel]()
+        while True:
+            before, looked_s = self._current, time.monotonic() - began
+            found = self._find(before, nobody, min(LOOK_S_MAX, max(LOOK_S, LOOK_SHARE * looked_s)))
+            with self._changed:
+                if found is None:
+                    nobody = True
+                    longest = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_SHARE * looked_s))
+                    self._changed.wait_for(self._is_settled, longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                if found is not None or self._is_settled():
+                    self._lookout = None  # what fails from now on begins another
+                    if found is not None and found is not before:
+                        left = self._adopt(found, before)
+                    break
+        for channel in left:
+            channel.close()
+        if not self._over and (nobody or found is not before):
+            self.returned()
+
+    def _is_settled(self) -> bool:
+        """Whether nobody need look any more."""
+        return self._over or self._answered
 
     def _find(self, current: Server, nobody: bool, look_s: float = LOOK_S) -> Server | None:
         """A server that serves; the current one as it is, if it has served all along."""
         # The current one first: a call to it may have been lost alone.
         in_turn = dict.fromkeys([current.address, *self.addresses])
         asked = {address: self._connect(address) for address in in_turn}
-        calls = {address: asked_health(channel, look_s) for address, channel in asked.items()}
+        address = self._first_serving({to: asked_health(channel, look_s) for to, channel in asked.items()})
         found: Server | None = None
-        for address, call in calls.items():
-            if found is None and says_serving(call):
-                if address == current.address and not nobody:
-                    found = current
-                else:
-                    found = self._server(address, asked.pop(address))
+        if address == current.address and not nobody:
+            found = current
+        elif address is not None:
+            found = self._server(address, asked.pop(address))
         for channel in asked.values():
             channel.close()
         return found
 
-    def _adopt(self, server: Server, reconnects: int) -> None:
-        """Have calls go there, unless `close` was faster, or an answer; anew if `reconnect` was."""
-        with self._lock:
-            if self._answered:
-                server.channel.close()
-                return
-            if self._reconnects > reconnects:
-                server.channel.close()
-                server = self._connected(server.address)
-            before, self._current = self._current, server
-            (server if self._over.is_set() else before).channel.close()
+    def _first_serving(self, calls: dict[str, Answer]) -> str | None:
+        """Who says first that it serves, without a wait for those that say nothing; None: nobody, so far."""
+        current, *_ = calls.values()
+        for call in calls.values():
+            call.add_done_callback(self._tell)
+
+        def serving() -> str | None:
+            return next((to for to, call in calls.items() if call.done() and says_serving(call)), None)
+
+        def is_heard() -> bool:
+            return serving() is not None or all(call.done() for call in calls.values())
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_settled() or is_heard())
+            self._changed.wait_for(lambda: self._is_settled() or bool(current.done()), AHEAD_S)
+            return serving()
+
+    def _tell(self, _call: Answer) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _adopt(self, server: Server, before: Server) -> list[grpc.Channel]:
+        """Have calls go there, unless `close` was faster, or an answer; anew if `reconnect` was.
+
+        Returns what is of no use from now on.
+        """
+        with self._changed:
+            if self._is_settled():
+                return [server.channel]
+            replaced = self._current
+            if replaced is before:
+                self._current = server
+                return [replaced.channel]
+            self._current = self._connected(server.address)
+            return [replaced.channel, server.channel]
 
     def _connected(self, address: str) -> Server:
         return self._server(address, self._connect(address))

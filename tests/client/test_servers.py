@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,9 +19,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from live_server import live_server
 from ports import free_port
 
+from anabranch.client.channel import CONNECT_S, CONNECT_S_MAX
+from anabranch.client.health import SERVING, asked_health
 from anabranch.client.link import Link
 from anabranch.client.run import ClientOptions, run_client
-from anabranch.client.servers import Servers
+from anabranch.client.servers import LOOKOUT, Servers
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.core.model.updates import Capability
@@ -42,6 +45,58 @@ def standby(port: int = 0) -> Iterator[str]:
     server.start()
     yield f"127.0.0.1:{bound}"
     server.stop(0).wait()
+
+
+class Asked:
+    """Servers `current` and `other`, whose answers to a lookout are given by hand: see `of`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.channels: list[grpc.Channel] = []
+        self._answers: list[Future[bytes]] = []
+        self._told = threading.Event()
+        monkeypatch.setattr("anabranch.client.servers.asked_health", self._ask)
+        self.servers = Servers("127.0.0.1:1,127.0.0.1:2", self._connect)
+        self.servers.returned = self._told.set
+        self.before = self.servers.current
+
+    def of(self, place: int) -> Future[bytes]:
+        """The answer of the current server (0) or of the other (1), once it is asked."""
+        await_true(lambda: len(self._answers) > place)
+        return self._answers[place]
+
+    def returned(self) -> bool:
+        """Whether that was told, when the lookout is over."""
+        await_lookouts()
+        return self._told.is_set()
+
+    def _connect(self, address: str) -> grpc.Channel:
+        self.channels.append(grpc.insecure_channel(address))
+        return self.channels[-1]
+
+    def _ask(self, channel: grpc.Channel, look_s: float) -> Future[bytes]:
+        self._answers.append(Future())
+        return self._answers[-1]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
+    made = Asked(monkeypatch)
+    yield made
+    made.servers.close()
+
+
+def await_true(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BACK_S
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def await_lookouts() -> None:
+    for thread in threading.enumerate():
+        if thread.name == LOOKOUT:
+            thread.join(BACK_S)
+            assert not thread.is_alive()
 
 
 def test_a_call_goes_to_the_server_that_serves(tmp_path: Path) -> None:
@@ -67,27 +122,137 @@ def test_a_server_that_served_all_along_calls_for_no_hurry(tmp_path: Path) -> No
         servers.returned = returned.set
         before = servers.current
         servers.failed(before)
-        assert servers._lookout is not None
-        servers._lookout.join(BACK_S)
+        await_lookouts()
         assert servers.current is before
         assert not returned.is_set()
         servers.close()
 
 
-def test_a_lookout_ends_when_a_call_is_answered_and_cuts_nothing() -> None:
+def test_a_lookout_ends_when_a_call_is_answered() -> None:
     """Over a long link no look of its hears a server that calls reach."""
     returned = threading.Event()
     with standby() as address:
-        servers = Servers(address, grpc.insecure_channel)
+        link = Link(address)
+        link.servers.returned = returned.set
+        before = link.servers.current
+        with pytest.raises(Unavailable), link.calling():
+            raise Unavailable("lost")
+        with link.calling():
+            pass
+        assert returned.wait(BACK_S)
+        assert link.servers.current is before
+        link.close()
+
+
+def test_an_answer_is_not_cut_by_a_server_that_says_that_it_serves(asked: Asked) -> None:
+    servers = asked.servers
+    with servers._changed:  # the lookout hears of both at once
+        servers.failed(asked.before)
+        asked.of(1).set_result(SERVING)
+        servers.answered(asked.before)
+    assert asked.returned()
+    assert servers.current is asked.before
+    with pytest.raises(ValueError, match="closed"):  # and the other's connection is not kept
+        asked_health(asked.channels[2], BACK_S)
+
+
+def test_an_answer_of_before_a_failure_ends_no_lookout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.client.servers.PAUSE_S", 0.001)
+    returned = threading.Event()
+    opened: list[str] = []
+
+    def connect(address: str) -> grpc.Channel:
+        opened.append(address)
+        return grpc.insecure_channel(address)
+
+    with standby() as address:
+        servers = Servers(address, connect)
         servers.returned = returned.set
-        before = servers.current
-        servers.failed(before)
-        assert servers._lookout is not None
-        servers.answered(before)
-        servers._lookout.join(BACK_S)
-        assert not servers._lookout.is_alive()
-        assert servers.current is before
+        with servers._changed:  # the lookout sees what comes of all three
+            servers.failed(servers.current)
+            servers.answered(servers.current)
+            servers.failed(servers.current)
+        await_true(lambda: len(opened) > 4 or returned.is_set())
+        assert not returned.is_set(), "nobody serves"
         servers.close()
+
+
+def test_who_says_that_it_serves_is_taken_though_another_says_nothing(asked: Asked) -> None:
+    asked.servers.failed(asked.before)
+    asked.of(1).set_result(SERVING)
+    assert asked.returned()
+    assert asked.servers.current.address == asked.servers.addresses[1]
+
+
+def test_the_current_server_stays_when_it_serves_as_well(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.client.servers.AHEAD_S", BACK_S)
+    asked.servers.failed(asked.before)
+    asked.of(1).set_result(SERVING)
+    time.sleep(0.1)  # a lookout that does not wait would be over
+    asked.of(0).set_result(SERVING)
+    assert not asked.returned()
+    assert asked.servers.current is asked.before
+
+
+def test_looks_end_with_the_transport(asked: Asked) -> None:
+    asked.servers.failed(asked.before)
+    asked.of(1)
+    asked.servers.close()
+    assert not asked.returned()
+    assert len(asked.channels) == 3
+    for channel in asked.channels:
+        with pytest.raises(ValueError, match="closed"):
+            asked_health(channel, BACK_S)
+
+
+class Allowed:
+    """A link by a clock of the test's, and the time to connect that its channels are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now_s, self._given_s = 0.0, CONNECT_S
+        clock = SimpleNamespace(monotonic=lambda: self._now_s, time=time.time)
+        monkeypatch.setattr("anabranch.client.link.time", clock)
+        monkeypatch.setattr("anabranch.client.link.open_channel", self._open)
+        self.link = Link("127.0.0.1:1")
+        monkeypatch.setattr(
+            self.link.servers, "failed", lambda server: None
+        )  # whose looks have channels, too
+
+    def _open(self, address: str, *settings: Any, connect_s: float) -> grpc.Channel:
+        self._given_s = connect_s
+        return grpc.insecure_channel(address)
+
+    def after(self, call_s: float, answered: bool) -> float:
+        """What a new channel is given after a call that took so long."""
+        try:
+            with self.link.calling():
+                self._now_s += call_s
+                if not answered:
+                    error = Unavailable("nobody answers")
+                    error.reached = False
+                    raise error
+        except Unavailable:
+            pass
+        self.link.servers.reconnect()
+        return self._given_s
+
+
+def test_the_time_to_connect_has_a_bound_and_comes_down_with_the_round_trip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allowed = Allowed(monkeypatch)
+    for _ in range(6):
+        longest_s = allowed.after(17.0, answered=False)
+    assert longest_s == CONNECT_S_MAX
+    assert allowed.after(4.0, answered=True) == CONNECT_S_MAX  # a round trip of 4 s: TLS takes three
+    assert allowed.after(1.0, answered=True) == 4.0
+    assert allowed.after(9.0, answered=True) == 4.0  # a large model says nothing of the link
+    assert allowed.after(0.05, answered=True) == CONNECT_S
+    assert allowed.after(1.9, answered=False) == CONNECT_S
+    assert allowed.after(2.1, answered=False) == 2 * CONNECT_S
+    allowed.link.close()
 
 
 def test_a_link_that_takes_long_to_connect_gets_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +289,9 @@ def test_a_lookout_ends_with_the_transport() -> None:
     servers = Servers(f"127.0.0.1:{free_port()}", grpc.insecure_channel)
     servers.failed(servers.current)
     servers.close()
-    assert servers._lookout is not None
-    servers._lookout.join(BACK_S)
-    assert not servers._lookout.is_alive()
+    await_lookouts()
     servers.failed(servers.current)  # and none begins after it
+    assert servers._lookout is None
 
 
 @pytest.mark.parametrize("text", ["", "host", "a:1,", "a:1,b", ":7070", "a:x"])

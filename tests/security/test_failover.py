@@ -146,10 +146,11 @@ def test_a_server_that_is_found_while_the_certificate_is_renewed_gets_the_new_on
 ) -> None:
     link = Link(guarded.address, wallet=guarded.joined("device-1"))
     servers, request = link.servers, devices.EnrolRequest(client_id="device-1", protocol_version=1)
-    found = servers._find(servers.current, nobody=True)
+    before = servers.current
+    found = servers._find(before, nobody=True)
     assert found is not None
     servers.reconnect()
-    servers._adopt(found, reconnects=0)
+    servers._adopt(found, before)
     assert servers.current.channel is not found.channel
     link.stub().Enrol(request, timeout=CALL_S)
     link.close()
