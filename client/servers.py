@@ -71,7 +71,7 @@ class Servers:
             if self._over or server is not self._current:
                 return
             self._answered = False  # for a lookout that is under way as well
-            if self._lookout is None:
+            if self._lookout is None or not self._lookout.is_alive():  # which an error may have ended
                 self._lookout = threading.Thread(target=self._look, name=LOOKOUT, daemon=True)
                 self._lookout.start()
 

@@ -199,6 +199,7 @@ def test_the_current_server_stays_when_it_serves_as_well(
 def test_looks_end_with_the_transport(asked: Asked) -> None:
     asked.servers.failed(asked.before)
     asked.of(1)
+    time.sleep(0.1)  # so that it waits, and has to be woken
     asked.servers.close()
     assert not asked.returned()
     assert len(asked.channels) == 3
@@ -247,6 +248,8 @@ def test_the_time_to_connect_has_a_bound_and_comes_down_with_the_round_trip(
         longest_s = allowed.after(17.0, answered=False)
     assert longest_s == CONNECT_S_MAX
     assert allowed.after(4.0, answered=True) == CONNECT_S_MAX  # a round trip of 4 s: TLS takes three
+    assert allowed.after(3.0, answered=True) == 12.0
+    assert allowed.after(12.5, answered=False) == CONNECT_S_MAX
     assert allowed.after(1.0, answered=True) == 4.0
     assert allowed.after(9.0, answered=True) == 4.0  # a large model says nothing of the link
     assert allowed.after(0.05, answered=True) == CONNECT_S
