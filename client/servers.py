@@ -114,7 +114,8 @@ class Servers:
                 if found is None:
                     nobody = True
                     longest = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_SHARE * looked_s))
-                    self._changed.wait_for(self._is_settled, longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                    pause_s = longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+                    self._changed.wait_for(self._is_settled, pause_s)
                 if found is not None or self._is_settled():
                     self._lookout = None  # what fails from now on begins another
                     if found is not None and found is not before:
