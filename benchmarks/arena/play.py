@@ -42,7 +42,7 @@ class Match:
     def progress(self) -> Progress:
         """What it still needs; of a row that goes by another's point nothing until that is found."""
         if self.like is None:
-            return progress(self.row.grid, self._score)
+            return progress(self.row.grid_in(self.cell), self._score)
         other = self.like.progress
         if other.best is None or other.wanted:
             return Progress([], None)
