@@ -127,8 +127,9 @@ down `{chain_of("downlink")}`, the same for all. `own`: the strategy's own compr
 are what devices differ in; `regression` a perceptron on generated points, whose regions are. Its accuracy
 is R2 in %, by one variance for all points.
 
-**Tuning**, the same for all: 12 points, four learning rates of devices by three values of the strategy's
-most important setting ({_list(f"`{row.strategy}`" for row in TUNED if NUMBERS in row.grid.axes)}:
+**Tuning**, the same for all: 12 points, four learning rates of devices (on `fashion-mnist`, a convolution,
+half of the others') by three values of the strategy's most important setting
+({_list(f"`{row.strategy}`" for row in TUNED if NUMBERS in row.grid.axes)}:
 two rates by two sizes of the buffer by three numbers of devices that train at a time); each for
 {SHORT:.0%} of the time from seeds {_list(TUNING_SEEDS)}, on the validation part; the best {KEPT} to the end;
 then neighbours of the best, those beyond the grid's ends first, {MORE} at most (†: a neighbour was left).

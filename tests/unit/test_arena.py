@@ -204,6 +204,17 @@ def test_what_was_broken_off_goes_on_and_nothing_is_run_twice(tmp_path: Path) ->
     assert len(file.read_text().splitlines()) == len(whole.asked)
 
 
+def test_a_convolution_is_tuned_from_lower_rates_and_from_the_same_sizes(tmp_path: Path) -> None:
+    fashion = next(cell for cell in cells.CELLS if cell.workload == "fashion-mnist")
+    first = {}
+    for cell in (CELL, fashion):
+        runner = Runner(hill(0.2, 10))
+        assert play.play(play.matches([cell], [row()], tmp_path), 60, silent, runner)
+        first[cell] = {run.setting for run, *_ in runner.asked if run.share < 1}
+    assert first[CELL] == set(itertools.product((0.1, 0.2, 0.4, 0.8), (5, 10, 20)))
+    assert first[fashion] == set(itertools.product((0.05, 0.1, 0.2, 0.4), (5, 10, 20)))
+
+
 def test_a_torn_line_is_run_again(tmp_path: Path) -> None:
     runner = Runner(hill(0.4, 10))
     play.play(play.matches([CELL], [row()], tmp_path), 60, silent, runner)
