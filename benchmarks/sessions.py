@@ -44,8 +44,9 @@ from anabranch.compress.registry import make_codec, stages
 from anabranch.core.content import BLAKE3, SHA256
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import ParamSpec
+from anabranch.identity.addresses import SERVER_NAME
 from anabranch.identity.authority import DAY_S, Authority
-from anabranch.identity.certificates import SERVER_NAME, new_key, signing_request
+from anabranch.identity.certificates import new_key, signing_request
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet
 from anabranch.protos.convert import PROTOCOL_VERSION

@@ -25,8 +25,14 @@ from anabranch.core.errors import (
     WireError,
 )
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.identity.addresses import JOB_KEY, host_and_port, is_loopback, parse_addresses, split_job
-from anabranch.identity.certificates import SERVER_NAME
+from anabranch.identity.addresses import (
+    JOB_KEY,
+    SERVER_NAME,
+    host_and_port,
+    is_loopback,
+    parse_addresses,
+    split_job,
+)
 from anabranch.identity.wallet import Wallet
 from anabranch.support.proxies import options_to, proxy_to
 

@@ -12,8 +12,8 @@ from cryptography import x509
 
 from anabranch.client.strangers import Place, shown_by_server
 from anabranch.core.errors import ClocksDisagree, Unavailable
-from anabranch.identity.addresses import host_and_port, split_job
-from anabranch.identity.certificates import SERVER_NAME, SET_CLOCK, lifetime, times_text
+from anabranch.identity.addresses import SERVER_NAME, host_and_port, split_job
+from anabranch.identity.certificates import SET_CLOCK, lifetime, times_text
 from anabranch.identity.wallet import IDENTITY, Wallet
 from anabranch.support.shown import PROBE_S, is_turned_away
 

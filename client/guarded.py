@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from anabranch.core.errors import NotAuthenticated
-from anabranch.identity.addresses import host_and_port, split_job
-from anabranch.identity.certificates import SERVER_NAME
+from anabranch.identity.addresses import SERVER_NAME, host_and_port, split_job
 from anabranch.support.shown import PROBE_S, shown_certificate
 
 

@@ -21,9 +21,8 @@ from anabranch.client.channel import mapped_errors, secure_channel
 from anabranch.client.clocks import check_valid
 from anabranch.client.strangers import check_is_server
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
-from anabranch.identity.addresses import host_and_port, parse_addresses, split_job
+from anabranch.identity.addresses import SERVER_NAME, host_and_port, parse_addresses, split_job
 from anabranch.identity.certificates import (
-    SERVER_NAME,
     SERVERS_CLOCK,
     certificate_pem,
     fingerprint,

@@ -11,8 +11,8 @@ from cryptography import x509
 
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.core.text import visible
+from anabranch.identity.addresses import SERVER_NAME
 from anabranch.identity.certificates import (
-    SERVER_NAME,
     fingerprint,
     is_for_server,
     is_issued_by,

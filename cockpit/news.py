@@ -27,16 +27,16 @@ class News:
 
     async def stream(self, run: ShownRun, last_id: str) -> AsyncIterator[str]:
         """The messages of a run, from a cursor on; from now on where it is none of ours."""
-        cursor, said, silent_s = self._place(last_id, run.picture.happened), "", 0.0
+        cursor, said, silent_s = self._place(last_id, run.picture.happened), ("", ""), 0.0
         yield f"retry: {CALL_AGAIN_MS}\n\n"
         while not self._closing():
             over = run.over
-            state = await asyncio.to_thread(_state, run)
+            standing = state, _ = await asyncio.to_thread(_standing, run)
             stands = silent_s >= STANDS_S and state in GOES_ON
-            if stands or state != said or run.picture.happened > cursor:
+            if stands or standing != said or run.picture.happened > cursor:
                 cursor, message = await asyncio.to_thread(self._message, run, cursor, state)
                 yield message
-                said, silent_s = state, 0.0
+                said, silent_s = standing, 0.0
             elif over:
                 yield f"event: ended\nid: {self._epoch}-{cursor}\ndata: {{}}\n\n"
                 return
@@ -68,9 +68,11 @@ class News:
         return cursor, f"event: news\nid: {self._epoch}-{cursor}\ndata: {json.dumps(data)}\n\n"
 
 
-def _state(run: ShownRun) -> str:
+def _standing(run: ShownRun) -> tuple[str, str]:
+    """How a run stands, and why: of a server that is away the first reason is seldom the one that stays."""
     try:
-        state = run.source.head().state
-    except AnabranchError:
-        return "interrupted"
-    return "finished" if state == "running" and run.picture.finished else state
+        head = run.source.head()
+    except AnabranchError as error:
+        return "interrupted", str(error)
+    state = "finished" if head.state == "running" and run.picture.finished else head.state
+    return state, head.why

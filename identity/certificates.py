@@ -22,8 +22,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from anabranch.core.errors import ConfigError, NotAuthenticated
 from anabranch.core.ids import checked_id
+from anabranch.identity.addresses import SERVER_NAME
 
-SERVER_NAME = "server.anabranch.internal"  # the TLD is reserved for private use: it is nobody's host
 URI = "anabranch"
 SET_CLOCK = "set the clock that is wrong"
 SERVERS_CLOCK = "by the server's clock"

@@ -16,8 +16,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from anabranch.core.errors import FALLBACK, AnabranchError, InvalidUpdate, PortInUse, TooLarge, outcome_of
 from anabranch.core.limits import MIB
 from anabranch.core.secagg.cohort import Cohort
-from anabranch.identity.addresses import host_and_port
-from anabranch.identity.certificates import SERVER_NAME, certificate_pem
+from anabranch.identity.addresses import SERVER_NAME, host_and_port
+from anabranch.identity.certificates import certificate_pem
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import KeeperPapers
 from anabranch.keeper.rules import Declined

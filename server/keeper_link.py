@@ -21,9 +21,8 @@ from anabranch.core.errors import OUTCOMES, AnabranchError, InvalidSignature, No
 from anabranch.core.limits import MIB
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.core.secagg.ring import Numbers
-from anabranch.identity.addresses import host_and_port
+from anabranch.identity.addresses import SERVER_NAME, host_and_port
 from anabranch.identity.certificates import (
-    SERVER_NAME,
     certificate_pem,
     fingerprint,
     public_key_of,

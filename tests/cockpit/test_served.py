@@ -245,6 +245,37 @@ def test_a_page_is_told_how_a_quiet_run_stands(monkeypatch: pytest.MonkeyPatch) 
     assert last["records"] == []
 
 
+class Away(Quiet):
+    """It was there once."""
+
+    why = ""
+
+    def status(self) -> RunStatus:
+        if self.why:
+            raise Unavailable(self.why)
+        return super().status()
+
+
+def test_a_page_is_told_of_another_reason_why_a_server_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is of the call that was cut off, and would stand there as long as nothing happens."""
+    monkeypatch.setattr(news, "EVERY_S", 0.001)
+    monkeypatch.setattr(cockpit_live, "STATUS_S", 0.001)
+    server, reasons = Away(), ["nobody answers", "the stream was cut"]
+
+    async def told(run: ShownRun) -> list[str]:
+        found: list[str] = []
+        async for message in News(lambda: False).stream(run, ""):
+            if message.startswith("event: news"):
+                found.append(run.source.head().why)
+                if found[-1] == "nobody answers":
+                    return found
+                server.why = reasons.pop()
+        raise AssertionError("the stream has ended")
+
+    with shown(server) as run:
+        assert asyncio.run(told(run))[-1] == "nobody answers"
+
+
 def test_a_changed_setting_is_told_with_what_it_was() -> None:
     class Changed(Server):
         def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:

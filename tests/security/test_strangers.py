@@ -23,8 +23,9 @@ from anabranch.client.strangers import check_is_server
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable
 from anabranch.core.model.updates import Capability
+from anabranch.identity.addresses import SERVER_NAME
 from anabranch.identity.authority import DAY_S
-from anabranch.identity.certificates import SERVER_NAME, certificate_pem, key_pem, make_authority, new_key
+from anabranch.identity.certificates import certificate_pem, key_pem, make_authority, new_key
 from anabranch.identity.wallet import Wallet
 
 
