@@ -65,6 +65,7 @@ NEVER: dict[int, str] = {
     1: "a bug: a walk fails at the first traceback",
     10: "on the wire alone: no command of ours sends what a server refuses",
     12: "on the wire alone: a device gives the task back",
+    13: "of two sides that do not have the same stages: a device gives the task back",
     14: "on the wire alone: a server takes no update that is not signed by its device",
     20: "on the wire alone: a device drops the result, and asks anew",
     22: "on the wire alone: a device is told that the run has ended, and ends with 0",

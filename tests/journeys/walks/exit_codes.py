@@ -25,7 +25,7 @@ ENDS = Walk(
         also("anabranch init nonsense", ends=3, says="nonsense"),
         also("anabranch report nowhere", ends=5, says="nowhere"),
         also("anabranch client synthetic --id 'a b'", ends=2, says="--id must be"),
-        also("anabranch config show --set uplink.codec=nonsense", ends=13, says="unknown stage"),
+        also("anabranch config show --set uplink.codec=nonsense", ends=2, says="uplink.codec = 'nonsense'"),
         also("anabranch health", ends=24, says="127.0.0.1:7070"),
         also("anabranch init synthetic --out model"),
         also_starts(SERVER, until="serving"),
