@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from anabranch.cockpit.runs import ShownRun, counters
+from anabranch.cockpit.runs import ShownRun, counters, standing
 from anabranch.core.errors import AnabranchError
 
 EVERY_S = 0.25
@@ -31,12 +31,12 @@ class News:
         yield f"retry: {CALL_AGAIN_MS}\n\n"
         while not self._closing():
             over = run.over
-            standing = state, _ = await asyncio.to_thread(_standing, run)
+            now = state, _ = await asyncio.to_thread(_standing, run)
             stands = silent_s >= STANDS_S and state in GOES_ON
-            if stands or standing != said or run.picture.happened > cursor:
+            if stands or now != said or run.picture.happened > cursor:
                 cursor, message = await asyncio.to_thread(self._message, run, cursor, state)
                 yield message
-                said, silent_s = standing, 0.0
+                said, silent_s = now, 0.0
             elif over:
                 yield f"event: ended\nid: {self._epoch}-{cursor}\ndata: {{}}\n\n"
                 return
@@ -71,8 +71,6 @@ class News:
 def _standing(run: ShownRun) -> tuple[str, str]:
     """How a run stands, and why: of a server that is away the first reason is seldom the one that stays."""
     try:
-        head = run.source.head()
+        return standing(run, run.source.head())
     except AnabranchError as error:
         return "interrupted", str(error)
-    state = "finished" if head.state == "running" and run.picture.finished else head.state
-    return state, head.why

@@ -143,6 +143,13 @@ def row_of(run: ShownRun) -> dict[str, Any]:
     return _row(run, head)
 
 
+def standing(run: ShownRun, head: Head) -> tuple[str, str]:
+    """How a run stands, and why. What was seen of it may have ended before its source says so."""
+    if head.state == "running" and run.picture.finished:
+        return "finished", run.picture.finished
+    return head.state, head.why
+
+
 def _row(run: ShownRun, head: Head) -> dict[str, Any]:
     picture, best, goal = run.picture, head.best, head.goal
     with picture.lock:
@@ -150,7 +157,7 @@ def _row(run: ShownRun, head: Head) -> dict[str, Any]:
             goal = goal.among({name for found in picture.measured.values() for name in found})
             known = [v for found in picture.measured.values() if (v := goal.value(found)) is not None]
             best = max(known, key=goal.signed, default=best)
-        finished = head.state == "running" and picture.finished
+        state, why = standing(run, head)
         return {
             "id": run.id,
             "title": run.title,
@@ -158,8 +165,8 @@ def _row(run: ShownRun, head: Head) -> dict[str, Any]:
             "strategy": head.strategy,
             "workload": head.workload,
             "kind": head.kind,
-            "state": "finished" if finished else head.state,
-            "why": picture.finished if finished else head.why,
+            "state": state,
+            "why": why,
             "given_up": head.given_up,
             "updates": max(head.updates, picture.count("applied")),
             "version": max(head.version, picture.version),
