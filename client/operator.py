@@ -86,6 +86,11 @@ class RunStatus:
     frozen_sha256: str = ""  # hex, of the frozen tensors that travel apart; empty where none do
     disk_full: str = ""  # what was refused last for want of room on the disk, and how long ago; or nothing
 
+    @property
+    def sums_lost(self) -> int:
+        """Masked sums of which no version was made."""
+        return 0 if self.masked_sums is None else self.masked_sums.lost
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; what counts since the run began and what since the server started also by that."""
         found = asdict(self)
@@ -118,11 +123,15 @@ class KeeperStanding:
 
 @dataclass(frozen=True)
 class MaskedSums:
-    """How masked sums stand. `gathered`: updates that wait for others; `waiting`: sums, oldest first."""
+    """How masked sums stand. `gathered`: updates that wait for others; `waiting`: sums, oldest first.
+
+    `lost`: sums of which no version was made.
+    """
 
     gathered: int
     waiting: tuple[WaitingSum, ...]
     keepers: tuple[KeeperStanding, ...]
+    lost: int
 
 
 @dataclass(frozen=True)
@@ -455,6 +464,7 @@ def _masked_sums(said: operators.MaskedSums) -> MaskedSums:
         said.gathered,
         tuple(WaitingSum(w.number, w.version, w.updates, tuple(w.answered)) for w in said.waiting),
         tuple(KeeperStanding(k.address, k.name, k.trouble, k.answered) for k in said.keepers),
+        said.lost,
     )
 
 

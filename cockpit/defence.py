@@ -33,7 +33,7 @@ def defence(picture: Picture, config: Mapping[str, Any]) -> dict[str, Any]:
     }
     suspects = sorted(devices.flaws.items(), key=lambda item: (-sum(item[1]), devices.names[item[0]]))
     rule = dict(config.get("robust", {})).get("rule", "")
-    promise = PrivacyTable.of_json(config).promise(picture.version)
+    promise = PrivacyTable.of_json(config).promise(picture.version + picture.count("sums_lost"))
     return {
         "rejected": counts,
         "series": {"time": plain((edges[:-1] + edges[1:]) / 2), "by_reason": by_reason},

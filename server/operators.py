@@ -304,7 +304,8 @@ class Operators(Guarded, OperatorsServicer):
         ]
         keepers = [operators.KeeperStanding(**vars(one)) for one in self.run.unmasking.standings]
         gathered = len(engine.cohorts.members)
-        return operators.MaskedSums(gathered=gathered, waiting=waiting, keepers=keepers)
+        lost = engine.sums_lost
+        return operators.MaskedSums(gathered=gathered, waiting=waiting, keepers=keepers, lost=lost)
 
     def _status(
         self,

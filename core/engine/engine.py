@@ -315,6 +315,13 @@ class Engine:
         summed = (self.version - self.counters.rollbacks) * self.cohorts.terms.cohort
         return self.counters.applied - len(self.cohorts.members) - waiting - summed
 
+    @property
+    def sums_lost(self) -> int:
+        """Masked sums of which no version was made, and none will be."""
+        if self.cohorts is None:
+            return 0
+        return self.cohorts.number - len(self.cohorts.waiting) - (self.version - self.counters.rollbacks)
+
     def _gathered(self, cohorts: Cohorts, event: ev.UpdateArrived, context: Context) -> Step:
         """A masked update is added to the cohort in the making; the strategy hears of the whole of it."""
         weight = cohorts.take(event, self.version)

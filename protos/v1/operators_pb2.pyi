@@ -202,8 +202,11 @@ class MaskedSums(_message.Message):
     GATHERED_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     KEEPERS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     gathered: _builtins.int
     """Updates that wait for others to be summed with."""
+    lost: _builtins.int
+    """Sums since the run began of which no version was made: with [privacy] they count as versions do."""
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingSum]:
         """Sums that wait for a keeper, in the order in which they will be published."""
@@ -216,10 +219,11 @@ class MaskedSums(_message.Message):
         gathered: _builtins.int = ...,
         waiting: _abc.Iterable[Global___WaitingSum] | None = ...,
         keepers: _abc.Iterable[Global___KeeperStanding] | None = ...,
+        lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathered", b"gathered", "keepers", b"keepers", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathered", b"gathered", "keepers", b"keepers", "lost", b"lost", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

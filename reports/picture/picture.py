@@ -74,6 +74,7 @@ class Picture:
             "reopened": self._reopened,
             "quarantined": self._quarantined,
             "released": self._released,
+            "cohort_lost": self._sum_lost,
             "refused": self._refused,
             "resent": self._resent,
             "vanished": self._vanished,
@@ -250,6 +251,9 @@ class Picture:
                 self.devices.was_heard(self.devices.row(client), share)
             shares = [share for _, share in heard]
             self.heard.add(h.t, version, min(shares), statistics.median(shares))
+
+    def _sum_lost(self, _: Happened) -> None:
+        self.counts["sums_lost"] += 1
 
     def _taken_back(self, h: Happened) -> None:
         self.version = h.version or 0

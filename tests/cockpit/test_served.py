@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from anabranch.api import cockpit_live
 from anabranch.api.cockpit_live import ServedRun
 from anabranch.client.operator import (
     ClientStanding,
+    MaskedSums,
     OperatorClient,
     PublishedVersion,
     RunStatus,
@@ -29,6 +31,7 @@ from anabranch.cockpit.ordering import Ordering
 from anabranch.cockpit.runs import ShownRun, counters, row_of
 from anabranch.cockpit.visitors import Visitor
 from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.core.privacy.accountant import epsilon_of
 from anabranch.reports.picture.picture import Picture
 
 BEGAN_S = 1000.0  # the run, before this test
@@ -44,6 +47,7 @@ class Server(OperatorClient):
         self.gone, self.online, self.clients_known = False, 0, 1
         self.quarantined: dict[str, str] = {}
         self.changes: tuple[SettingAnswer, ...] = ()
+        self.sums_lost = 0
         self.closed = threading.Event()
 
     def status(self) -> RunStatus:
@@ -77,6 +81,7 @@ class Server(OperatorClient):
             clients_online=self.online,
             tasks_granted=0,
             settings_changed=self.changes,
+            masked_sums=MaskedSums(0, (), (), self.sums_lost),
         )
 
     def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
@@ -323,6 +328,25 @@ def test_a_name_in_quarantine_that_nobody_has_is_no_device() -> None:
         }
     assert "called so far" not in said["tyop"]  # it is known: it is in there already
     assert said["other"].endswith("No device of this name has called so far.")
+
+
+def test_a_masked_sum_that_was_lost_was_seen_and_counts_in_epsilon() -> None:
+    """Two before the cockpit was opened, one as it looks on: not a version of them there is."""
+
+    class Losing(Server):
+        def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+            told = {"cohort": 3, "updates": 4, "why": "revoked"}
+            yield WatchedEvent(1, time.time(), "cohort_lost", "", 0, told)
+            self.closed.wait()
+
+    server = Losing()
+    server.sums_lost = 3
+    config = {"privacy": {"clip": 1.0, "noise": 2.0, "participations": 5}}
+    with followed(server) as (picture, caught_up):
+        assert caught_up.wait(600)
+        with picture.lock:
+            found = defence(picture, config)["privacy"]["epsilon_so_far"]
+    assert found == epsilon_of(math.sqrt(3) / 2.0, 1e-6)
 
 
 def test_jobs_of_one_name_are_told_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sqlite3
 from collections import Counter
@@ -15,7 +16,9 @@ from commands import anabranch, answer
 from masked_fleet import MaskedFleet
 from nursery import Process
 
+from anabranch.core.config.privacy import epsilon_text
 from anabranch.core.journal import Record
+from anabranch.core.privacy.accountant import epsilon_of
 from anabranch.server.failpoints import MASKED_POINTS, POINTS
 from anabranch.server.store.factory import open_store
 
@@ -286,6 +289,9 @@ def test_a_sum_that_a_keeper_refuses_is_dropped_by_an_operator(tmp_path: Path, s
     The other keeper has answered by then: a smaller sum of the rest would show that device to the server.
     """
     fleet = MaskedFleet(tmp_path, stack, keepers=2, versions=2)
+    run = tmp_path / "run.toml"
+    private = PRIVACY.replace("participations = 2", "participations = 3")
+    run.write_text(run.read_text().replace("clip = 1.0\n", "") + private)
     (tmp_path / "keeper-0" / "revoked.txt").write_text("device-3\n")
     for i in range(2):
         fleet.keeper(i)
@@ -304,10 +310,14 @@ def test_a_sum_that_a_keeper_refuses_is_dropped_by_an_operator(tmp_path: Path, s
     assert dropped == {"number": 1, "updates_lost": 4}
     # Not before: the server asks again and again, and the sum would be answered before it is dropped.
     (tmp_path / "keeper-0" / "revoked.txt").write_text("")
+    assert devices[0].wait(600) == 0, fleet.said("device-0")
+    said = anabranch(tmp_path, "admin", "status", *operator).stdout
     status = finished(fleet, server, devices)
-    assert (status["version"], status["updates_applied"]) == (2, 8), (
+    assert (status["version"], status["updates_applied"], status["masked_sums"]["lost"]) == (2, 8, 1), (
         "those of the sum that was lost are in none"
     )
+    spent = epsilon_text(epsilon_of(math.sqrt(3) / 0.5, 1e-6))
+    assert f"epsilon {spent} ({spent} so far)" in said, "the other keeper has unmasked it"
 
 
 def test_devices_without_certificates_have_no_masked_sums(tmp_path: Path, stack: ExitStack) -> None:

@@ -34,6 +34,7 @@ KNOWN = {  # a count of the picture: the status has it as
     "duplicate": "updates_duplicate",
     "tasks": "tasks_granted",
     "leases_lost": "leases_lost",
+    "sums_lost": "sums_lost",
     "up": "uplink_bytes",
     "up_raw": "uplink_bytes_raw",
     "down": "downlink_bytes",
@@ -41,7 +42,8 @@ KNOWN = {  # a count of the picture: the status has it as
     "clients": "clients",
     "online": "clients_online",
 }
-OF_THE_RUN = ("applied", "rejected", "tasks", "leases_lost")  # the others are of this start of the server
+# The others are of this start of the server; of lost sums servers of older releases say nothing.
+OF_THE_RUN = ("applied", "rejected", "tasks", "leases_lost")
 
 
 class ServedRun:

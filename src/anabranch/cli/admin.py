@@ -80,7 +80,7 @@ def status(server: OperatorClient, output: Output) -> None:
         *(f"  in quarantine: {client} ({visible(why)})" for client, why in sorted(s.quarantined.items())),
         *(f"  {change}" for change in changed),
     ]
-    promise = PrivacyTable.of_json(s.config).promise(s.version)
+    promise = PrivacyTable.of_json(s.config).promise(s.version + s.sums_lost)
     lines += [] if promise is None else [f"  {promise.text()}"]
     lines += [] if s.masked_sums is None else [f"  {line}" for line in masked_lines(s.masked_sums)]
     lines += [f"  run by two processes at a time: {client}: stop one of them" for client in s.run_twice]

@@ -36,7 +36,8 @@ def drop(
 def masked_lines(sums: MaskedSums) -> Iterator[str]:
     """How they stand, for readers."""
     gathered = f"{count_text(sums.gathered)} updates gathered"
-    yield f"masked sums: {gathered}, {len(sums.waiting)} sums wait for keepers"
+    lost = f", {count_text(sums.lost)} were lost" if sums.lost else ""
+    yield f"masked sums: {gathered}, {len(sums.waiting)} sums wait for keepers{lost}"
     for first in sums.waiting[:1]:
         yield f"  the next: sum {first.number}, of {first.updates} updates, since version {first.version}"
     for keeper in sums.keepers:
