@@ -90,6 +90,7 @@ def open_channel(
     an attempt to connect may take; after failures gRPC gives one more.
     """
     where, job = split_job(address)
+    reconnect_max_ms = max(250, round(1000 * reconnect_max_s))
     options = [
         # Besides the chunks, a manifest may come in one message.
         ("grpc.max_receive_message_length", limits.message_bytes_max + limits.manifest_bytes_max),
@@ -100,9 +101,9 @@ def open_channel(
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.initial_reconnect_backoff_ms", 250),
+        ("grpc.initial_reconnect_backoff_ms", min(1_000, reconnect_max_ms)),
         ("grpc.min_reconnect_backoff_ms", round(1000 * connect_s)),
-        ("grpc.max_reconnect_backoff_ms", max(250, round(1000 * reconnect_max_s))),
+        ("grpc.max_reconnect_backoff_ms", reconnect_max_ms),
         # Devices on one host must not share a connection's limits.
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -24,10 +24,18 @@ LOOK_S_MAX = 20.0
 LOOK_SHARE = 1 / 20  # of the time that nobody has served: a long link takes longer
 AHEAD_S = 0.5  # that the current server has to say that it serves, once another has said so
 PAUSE_S = 0.25
-PAUSE_MAX_S = 30.0
-PAUSE_SHARE = 1 / 40  # of the time that nobody has served: after an hour there is no hurry
+PAUSE_MAX_S = 20.0
+# Of the time that nobody has served: a server that was away for 5 s is found within 2 s of its return. A look
+# that is refused is over at once: with short pauses thousands of devices would knock without end.
+PAUSE_SHARE = 1 / 3
 CLOSE_S = 2.0
 LOOKOUT = "anabranch-lookout"
+
+
+def pause_after(looked_s: float) -> float:
+    """Seconds until the next look, where for so many nobody has served."""
+    longest_s = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_SHARE * looked_s))
+    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 @dataclass(frozen=True)
@@ -113,9 +121,7 @@ class Servers:
             with self._changed:
                 if found is None:
                     nobody = True
-                    longest = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_SHARE * looked_s))
-                    pause_s = longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-                    self._changed.wait_for(self._is_settled, pause_s)
+                    self._changed.wait_for(self._is_settled, pause_after(looked_s))
                 if found is not None or self._is_settled():
                     self._lookout = None  # what fails from now on begins another
                     if found is not None and found is not before:

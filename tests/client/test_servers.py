@@ -23,7 +23,7 @@ from anabranch.client.channel import CONNECT_S, CONNECT_S_MAX
 from anabranch.client.health import SERVING, asked_health
 from anabranch.client.link import Link
 from anabranch.client.run import ClientOptions, run_client
-from anabranch.client.servers import LOOKOUT, Servers
+from anabranch.client.servers import LOOKOUT, Servers, pause_after
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.core.model.updates import Capability
@@ -97,6 +97,21 @@ def await_lookouts() -> None:
         if thread.name == LOOKOUT:
             thread.join(BACK_S)
             assert not thread.is_alive()
+
+
+def test_looks_grow_rarer_and_a_short_restart_is_seen_soon() -> None:
+    """Refused at once, as of a server that restarts under a fleet of thousands."""
+    looks, devices = 0, 500
+    for _ in range(devices):
+        at_s = 0.0
+        while at_s < 65.0:
+            looks += at_s > 5.0
+            pause_s = pause_after(at_s)
+            assert at_s > 5.0 or pause_s <= 2.0
+            at_s += pause_s
+    assert looks <= 12 * devices
+    assert {pause_after(86_400.0) <= 20.0 for _ in range(devices)} == {True}
+    assert pause_after(86_400.0) != pause_after(86_400.0), "all would come at a time"
 
 
 def test_a_call_goes_to_the_server_that_serves(tmp_path: Path) -> None:
