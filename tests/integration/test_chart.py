@@ -178,8 +178,8 @@ def test_a_server_of_masked_sums_reaches_its_keepers() -> None:
 def test_a_keeper_is_one_and_calls_nobody() -> None:
     name = "fed-anabranch-keeper"
     server = [{"ipBlock": {"cidr": "10.0.0.7/32"}}]
-    given = {"ca": "PEM", "cohortMin": 20, "noiseMin": 0.5, "networkPolicy": {"serverFrom": server}}
-    found = rendered(given, KEEPER)
+    floors = {"cohortMin": 20, "noiseMin": 0.5, "epsilonMax": 8, "delta": 1e-7}
+    found = rendered({"ca": "PEM", **floors, "networkPolicy": {"serverFrom": server}}, KEEPER)
     assert set(found) == {(kind, name) for kind in ("ConfigMap", "NetworkPolicy", "Service", "StatefulSet")}
     stateful, policy = found["StatefulSet", name]["spec"], found["NetworkPolicy", name]["spec"]
     pod = stateful["template"]["spec"]
@@ -195,7 +195,7 @@ def test_a_keeper_is_one_and_calls_nobody() -> None:
     (port,) = found["Service", name]["spec"]["ports"]
     assert port["targetPort"] in {p["name"] for p in keeper["ports"]}
     made = keys["command"][-1].rpartition("|| ")[2]
-    assert made.endswith("--cohort-min 20 --noise-min 0.5")
+    assert made.endswith("--cohort-min 20 --noise-min 0.5 --epsilon-max 8 --delta 1e-07")
     for words in (
         made.split(),
         ["anabranch", "keeper", *keeper["args"]],
@@ -218,6 +218,7 @@ def check_command(words: list[str]) -> None:
     [
         ({}, "--set-file ca=ca.pem"),
         ({"ca": "PEM", "cohortMin": 1}, "cohortMin"),
+        ({"ca": "PEM", "delta": 0}, "delta"),
         ({"replicas": 2}, "replicas"),
     ],
 )
