@@ -7,6 +7,7 @@ export type Line = "none" | "opening" | "open" | "lost";
 
 const RETRY_S = 3;
 const HEAD_EVERY_S = 10;
+const HIDDEN_EVERY_S = 600; // so often a page that nobody sees asks, lest its session ends
 
 export class Run {
   head: Head | null = null;
@@ -27,12 +28,23 @@ export class Run {
 
   use(listener: () => void): () => void {
     this.listeners.add(listener);
-    if (this.users++ === 0) void this.load();
+    if (this.users++ === 0) {
+      document.addEventListener("visibilitychange", this.seen);
+      void this.load();
+    }
     return () => {
       this.listeners.delete(listener);
-      if (--this.users === 0) this.close();
+      if (--this.users) return;
+      document.removeEventListener("visibilitychange", this.seen);
+      this.close();
     };
   }
+
+  // A browser has six lines to a server for all its tabs together: a page that nobody sees leaves its own to the others.
+  private readonly seen = (): void => {
+    this.close();
+    void this.load();
+  };
 
   /** Every record of the stream, as it comes; how many were left out before them. */
   read(reader: (records: NewsRecord[], dropped: number) => void): () => void {
@@ -60,10 +72,17 @@ export class Run {
     } catch (error) {
       if (asked !== this.asked) return;
       this.error = error as Refused;
-      if (this.error.status === 0 && this.users) this.timer = window.setTimeout(() => void this.load(), RETRY_S * 1000);
     }
-    if (this.mayGoOn && !this.source && this.users) this.open();
+    if (!this.users) return;
+    if (document.hidden) this.later(HIDDEN_EVERY_S);
+    else if (this.error?.status === 0) this.later(RETRY_S);
+    if (this.mayGoOn && !this.source && !document.hidden) this.open();
     this.told();
+  }
+
+  private later(seconds: number): void {
+    clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => void this.load(), seconds * 1000);
   }
 
   private open(): void {
@@ -72,6 +91,7 @@ export class Run {
     this.line = "opening";
     source.onopen = () => {
       this.line = "open";
+      for (const reader of this.readers) reader([], 1); // what happened while there was no line
       this.told();
     };
     source.addEventListener("news", (event) => this.news(JSON.parse((event as MessageEvent<string>).data) as News));
@@ -109,8 +129,7 @@ export class Run {
     this.line = "lost";
     if (source.readyState === EventSource.CLOSED) {
       this.source = null;
-      clearTimeout(this.timer);
-      this.timer = window.setTimeout(() => void this.load(), RETRY_S * 1000);
+      this.later(RETRY_S);
     }
     this.told();
   }

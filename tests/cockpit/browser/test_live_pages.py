@@ -29,6 +29,12 @@ examples_per_client = 40
 TASKS = 4
 DONE = {"Pause the run": "paused", "Resume the run": "resumed"}
 LATE = "told late"
+LINES = 6
+FOLLOWED_S = 10.0
+SEEN = """is_seen => {
+  Object.defineProperty(document, "hidden", {value: !is_seen, configurable: true})
+  document.dispatchEvent(new Event("visibilitychange"))
+}"""
 HEAD = re.compile(r"/api/runs/[^/]+$")
 
 
@@ -162,6 +168,40 @@ def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
         assert process.wait(600) == 0
         expect(page.locator(".line.lost")).to_contain_text("trying again")
         page.close()
+
+
+def seen(page: Page, is_seen: bool) -> None:
+    """Its tab is looked at, or another one is: without a screen a browser hides none of itself."""
+    page.evaluate(SEEN, is_seen)
+
+
+def test_tabs_that_nobody_sees_leave_the_browsers_lines_to_the_one_that_is_seen(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    """It has six to one server, for all tabs together."""
+    with served(tmp_path) as (_, printed):
+        said = printed.next("serving")
+        work = (COMMAND, "client", "synthetic", "--server", said["address"], "--id", "phone")
+        assert run(*work, "--tasks-max", TASKS, "--json", cwd=tmp_path).returncode == 0
+        context = chromium.new_context()
+        first = context.new_page()
+        first.goto(str(printed.next("cockpit")["link"]))
+        pages = [first, *(context.new_page() for _ in range(LINES))]
+        for page in pages:
+            page.goto(first.url)
+            expect(page.locator(".line.open")).to_have_text("live")
+            seen(page, False)
+        expect(first.locator(".line.open")).to_have_count(0)
+        assert run(*work, "--tasks-max", TASKS, "--json", cwd=tmp_path).returncode == 0
+        seen(first, True)
+        expect(first.locator(".line.open")).to_have_text("live")
+        expect(first.locator(".strip div", has_text="updates").locator("dd")).to_have_text(str(2 * TASKS))
+        expect(first.locator("canvas")).to_have_attribute("data-threads", str(2 * TASKS))
+
+        # However short its tasks are: what is followed can be read.
+        began, ends = map(float, (first.locator("canvas").get_attribute("data-window") or "").split())
+        assert ends - began > FOLLOWED_S - 0.01
+        context.close()
 
 
 def test_orders_that_have_a_form_reach_the_server(chromium: Browser, tmp_path: Path) -> None:

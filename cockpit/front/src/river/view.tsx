@@ -18,6 +18,7 @@ import { channelTold, told } from "./words";
 const LIMIT = 4000;
 const LANES_MAX = 200;
 const READ_EVERY_S = 5;
+const FOLLOWED_S = 10; // at least, where seconds are real ones: less passes before it is read
 const FRAME_MS = { few: 16, many: 50 };
 const TABLE_ROWS = 100;
 const BY = [["time", "time"], ["version", "versions"]] as const;
@@ -55,7 +56,7 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
       const first = !s.asked;
       s.model.load(river);
       s.asked = performance.now();
-      if (first) begin();
+      begin(first);
       setLit((was) => (was ? (s.model.threads.find((t) => t.lane === was.lane && t.left === was.left) ?? null) : null));
       setError(null);
       setLoaded(true);
@@ -68,13 +69,16 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
     }
   };
 
-  const begin = (): void => {
-    s.now = run.head?.now_s ?? 0;
+  // A page that was opened with the run knows how long tasks are once they have ended: what it follows widens.
+  const begin = (first: boolean): void => {
     const end = whole();
-    const first = beginning(s.model, end, place.current?.clientWidth ?? 1100);
-    s.span = first.span;
+    const least = run.goesOn && run.head?.units === "real" ? FOLLOWED_S : undefined;
+    const { span, view } = beginning(s.model, end, place.current?.clientWidth ?? 1100, least);
+    s.span = Math.max(first ? 0 : s.span, span);
+    if (!first) return;
+    s.now = run.head?.now_s ?? 0;
     const live = run.goesOn && by === "time";
-    s.view = live ? { from: end.to - s.span, to: end.to } : by === "time" ? first.view : end;
+    s.view = live ? { from: end.to - s.span, to: end.to } : by === "time" ? view : end;
   };
 
   useEffect(() => {

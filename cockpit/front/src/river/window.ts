@@ -9,13 +9,13 @@ const THREADS_WHOLE = { few: 18, many: 4 }; // by lane: with more, a finished ru
 const MANY_LANES = 24;
 const GENERATIONS = { few: 9, many: 3 }; // how many tasks of a device a window is wide
 
-/** The first window: of a finished run the whole where it can be read. `span`: the last few tasks of a device. */
-export function beginning(model: RiverModel, end: Window, width: number): { span: number; view: Window } {
+/** The first window: of a finished run the whole where it can be read. `span`: the last few tasks of a device, no less than `least`. */
+export function beginning(model: RiverModel, end: Window, width: number, least = 1e-3): { span: number; view: Window } {
   const crowd = model.lanes.length > MANY_LANES ? "many" : "few";
   const lasting = model.threads.filter((t) => t.joined !== null).map((t) => t.joined! - t.left).sort((a, b) => a - b);
   const usual = lasting[Math.floor(lasting.length * 0.7)] ?? end.to / 10;
   const wide = Math.min(1.6, Math.max(0.4, width / 1100));
-  const span = Math.min(Math.max(usual * GENERATIONS[crowd] * wide, 1e-3), Math.max(end.to, usual));
+  const span = Math.max(least, Math.min(usual * GENERATIONS[crowd] * wide, Math.max(end.to, usual)));
   const busy = model.threads.length / Math.max(1, model.lanes.length) > THREADS_WHOLE[crowd] * wide;
   return { span, view: busy ? { from: Math.max(0, end.to - span * 1.5), to: end.to } : end };
 }
