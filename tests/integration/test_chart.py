@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -155,6 +156,28 @@ def test_only_what_is_in_the_clear_is_called_grpc(insecure: bool) -> None:
         assert ("grpc" in (port["name"], port.get("appProtocol"))) == insecure, name
     (port,) = rendered({"ca": "PEM"}, KEEPER)["Service", "fed-anabranch-keeper"]["spec"]["ports"]
     assert "grpc" not in (port["name"], port.get("appProtocol"))
+
+
+def test_each_image_is_pulled_as_its_own_values_say() -> None:
+    given = {"image": {"pullPolicy": "Never"}, "model": {"image": {"pullPolicy": "Always"}}}
+    pod = pod_of(rendered(given))
+    containers = (*pod["initContainers"], *pod["containers"])
+    pulled = {container["name"]: container["imagePullPolicy"] for container in containers}
+    assert pulled == {"model": "Always", "authority": "Never", "server": "Never"}
+
+
+def test_a_server_that_is_down_is_missed_under_the_job_that_a_monitor_gives_it() -> None:
+    """Prometheus' operator names a scrape's job after the Service."""
+    found = rendered(STANDBY)
+    monitor = found["ServiceMonitor", "fed-anabranch"]["spec"]
+    assert "jobLabel" not in monitor
+    wanted = monitor["selector"]["matchLabels"].items()
+    watched = [
+        n for (k, n), part in found.items() if k == "Service" and wanted <= part["metadata"]["labels"].items()
+    ]
+    rules = (ROOT / "docker/prometheus/alerts.yml").read_text(encoding="utf-8")
+    (job,) = re.findall(r'expr: up\{job=~?"(.+)"\} == 0', rules)
+    assert [bool(re.fullmatch(job, name)) for name in watched] == [True]
 
 
 def test_a_backup_has_a_volume_of_its_own() -> None:

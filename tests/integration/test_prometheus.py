@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from prometheus import NOT_HERE, PATIENCE_S, PROMETHEUS, PROMTOOL, Prometheus, prometheus
 from wire import Served, server_config
 
@@ -90,6 +91,18 @@ def test_the_rules_are_rules_and_do_what_they_say() -> None:
     names = re.findall(r"alert: (\w+)", (folder / "alerts.yml").read_text(encoding="utf-8"))
     tested = (folder / "alerts_test.yml").read_text(encoding="utf-8")
     assert all(tested.count(f"alertname: {name}") >= 2 for name in names), "fires, and does not"
+
+
+def test_no_server_is_missed_that_the_composition_does_not_start() -> None:
+    promtool("check", "config", str(FILES / "prometheus" / "compose.yml"))
+    config = yaml.safe_load((FILES / "prometheus" / "compose.yml").read_text(encoding="utf-8"))
+    services = yaml.safe_load((FILES / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    (scrape,) = config["scrape_configs"]
+    targets = [target for group in scrape["static_configs"] for target in group["targets"]]
+    assert targets
+    assert [target for target in targets if "profiles" in services[target.rpartition(":")[0]]] == []
+    looked_up = {name for group in scrape["dns_sd_configs"] for name in group["names"]}
+    assert looked_up <= {name for name, service in services.items() if "profiles" in service}
 
 
 def test_the_names_are_as_prometheus_wants_them(tmp_path: Path) -> None:
