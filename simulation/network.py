@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from anabranch.core.config.ranges import ASKED
 from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.workloads.profiles import DeviceProfiles
 from anabranch.workloads.traces import DeviceMoment
@@ -18,11 +19,15 @@ from anabranch.workloads.traces import DeviceMoment
 
 @dataclass(frozen=True, slots=True)
 class NetworkLink:
-    """The line between one device and the server: seconds, and bits a second (infinite: no limit)."""
+    """The line between one device and the server: seconds, and bits a second (infinite: no limit).
+
+    `asks`: for the model of a task; else that comes with the task, and has no way of its own.
+    """
 
     latency_s: float
     up_bps: float = math.inf
     down_bps: float = math.inf
+    asks: bool = True
 
     @classmethod
     def of(cls, profiles: DeviceProfiles, device: int) -> NetworkLink:
@@ -31,6 +36,7 @@ class NetworkLink:
             float(profiles.latency_s[device]),
             float(profiles.up_bps[device]),
             float(profiles.down_bps[device]),
+            profiles.fetch == ASKED,
         )
 
     def at(self, moment: DeviceMoment) -> NetworkLink:
@@ -39,7 +45,13 @@ class NetworkLink:
             self.latency_s if moment.latency_s is None else moment.latency_s,
             self.up_bps if moment.up_mbps is None else bps_of(moment.up_mbps),
             self.down_bps if moment.down_mbps is None else bps_of(moment.down_mbps),
+            self.asks,
         )
+
+    @property
+    def model_s(self) -> float:
+        """One way, for a model as for the request for it."""
+        return self.latency_s if self.asks else 0.0
 
     def upload_s(self, payload_bytes: int) -> float:
         """Seconds from the first bit sent by the device to the last one at the server."""
@@ -47,7 +59,7 @@ class NetworkLink:
 
     def download_s(self, payload_bytes: int) -> float:
         """Seconds from the first bit sent by the server to the last one at the device."""
-        return self.latency_s + 8 * payload_bytes / self.down_bps
+        return self.model_s + 8 * payload_bytes / self.down_bps
 
 
 _link = lru_cache(maxsize=1024)(NetworkLink)

@@ -3,7 +3,8 @@
 `OwnLines`: the moment at which a transfer is over is known when it begins. `SharedLines`: transfers share the
 server's line (`shared_link.py`), and a device's link may change meanwhile, so it is known when it comes.
 
-Either way the bytes need a device's latency more, and a download that of its request before.
+Either way the bytes need a device's latency more, and a download that of its request before; of a model that
+comes with its task (`fleet.fetch`) the answer to the ask has taken both.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class OwnLines:
     def download(self, owner: str, link: NetworkLink, payload_bytes: int) -> Transfer:  # noqa: ARG002
         """See `Lines`."""
         takes_s = link.download_s(payload_bytes)
-        return KnownTransfer(self._clock.now + (link.latency_s + takes_s), takes_s)
+        return KnownTransfer(self._clock.now + (link.model_s + takes_s), takes_s)
 
     def relink(self, owner: str, link: NetworkLink) -> None:
         """Nothing under way heeds it."""
@@ -133,7 +134,7 @@ class SharedTransfer:
         self._lines.over(self._owner, self)
         if self._waiting is None:
             return
-        self._arrived_s = self._lines.clock.now + self.link.latency_s
+        self._arrived_s = self._lines.clock.now + (self.link.latency_s if self._is_up else self.link.model_s)
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then(self._arrived_s)
@@ -157,7 +158,7 @@ class SharedLines:
     def download(self, owner: str, link: NetworkLink, payload_bytes: int) -> Transfer:
         """See `Lines`."""
         transfer = self._enter(owner, link, is_up=False)
-        self.clock.at(self.clock.now + link.latency_s, partial(transfer.begin, self._down, payload_bytes))
+        self.clock.at(self.clock.now + link.model_s, partial(transfer.begin, self._down, payload_bytes))
         return transfer
 
     def relink(self, owner: str, link: NetworkLink) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.config.ranges import BY_CHANCE, BY_SPEED, ENERGY, MEASURED, TRACED
+from anabranch.core.config.ranges import ASKED, BY_CHANCE, BY_SPEED, ENERGY, MEASURED, TRACED
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.rng import rank, stream
@@ -55,7 +55,7 @@ class DeviceProfiles:
     uniform factor around it, (1, 1) where all tasks take the same. `up_bps` and `down_bps` are bits a
     second, infinite where the fleet sets no bandwidth. `width_max` is the share of the model's units that
     the device's memory bears, in (0, 1]. `train_w`, `up_j_per_mb` and `down_j_per_mb` are what it spends, 0
-    where nobody has said it.
+    where nobody has said it. `fetch` is the fleet's.
     """
 
     seed: int
@@ -69,6 +69,7 @@ class DeviceProfiles:
     train_w: Floats
     up_j_per_mb: Floats
     down_j_per_mb: Floats
+    fetch: str = ASKED
 
     def task_time_s(self, device: int, task_index: int, steps: int) -> float:
         """Seconds that the device computes on its `task_index`-th task of `steps` local steps."""
@@ -116,6 +117,7 @@ def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
         down_bps=_bps(each(fleet.down_rates_mbps, fleet.down_mbps)),
         latency_s=each(fleet.latencies_s, fleet.latency_s),
         width_max=_widths(fleet, seed, groups),
+        fetch=fleet.fetch,
         **{name: _by_speed(fleet, name, getattr(fleet, name) or (0.0,), groups) for name in ENERGY},
     )
 

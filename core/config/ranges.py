@@ -33,6 +33,7 @@ WHOLE_VERSIONS, OWN = "whole", "own"  # downlink.parts
 EXACT, ZEROTH = "exact", "zeroth"  # client.gradient
 ENERGY = ("train_w", "up_j_per_mb", "down_j_per_mb")  # of [fleet], and columns of a trace
 BY_SPEED, BY_CHANCE = "speed", "chance"  # fleet.widths_max_by
+ASKED, UNASKED = "asked", "unasked"  # fleet.fetch
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
@@ -52,6 +53,7 @@ CHOICES = {
     "fleet.arrival_drift": ("none", CLASSES, ROTATE),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large", MEASURED, TRACED),
     "fleet.widths_max_by": (BY_SPEED, BY_CHANCE),
+    "fleet.fetch": (ASKED, UNASKED),
     "identity.tls": ("auto", "always"),
     "secagg.mode": MODES,
     "client.gradient": (EXACT, ZEROTH),

@@ -22,6 +22,7 @@ from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.ranges import (
+    ASKED,
     BY_SPEED,
     EXACT,
     LINEAR,
@@ -124,6 +125,8 @@ class FleetTable:
     it is there and how its link is (`workloads/traces.py`), and with `speed` = `traced` what a step takes.
     All devices together send and fetch no more than `server_in_mbps` and `server_out_mbps` (0: no limit),
     which those that do so at a time share.
+    `fetch`: a simulated device asks for the model of its task (`asked`), or the server sends it with the
+    task (`unasked`), as live ones have it over a stream: a round trip less.
     `widths_max`: how much of the model devices' memories bear, as shares of its units, dealt by
     `widths_max_by`: `speed`, each number to as many speed groups, the first to the fastest, or `chance`.
     Empty: all bear the whole model. A trace's `width_max` goes before it.
@@ -171,6 +174,7 @@ class FleetTable:
     trace: str = field(default="", metadata=LATER_KEY)
     server_in_mbps: float = field(default=0.0, metadata=LATER_KEY)
     server_out_mbps: float = field(default=0.0, metadata=LATER_KEY)
+    fetch: str = field(default=ASKED, metadata=LATER_KEY)
     widths_max: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
     widths_max_by: str = field(default=BY_SPEED, metadata=LATER_KEY)
     train_w: tuple[float, ...] = field(default=(), metadata=LATER_KEY)

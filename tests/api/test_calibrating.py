@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import anabranch as ab
+from anabranch.api.simulating import Callback
 from anabranch.core.errors import ConfigError, DataError, FolderMissing
+from anabranch.host.idle import idle
+from anabranch.strategies.registry import strategy_of
 
 STEPS_S, LATENCIES_S, RATES = (0.02, 0.11, 0.05), (0.03, 0.2, 0.07), (4.0, 0.5, 0.0)
 KNOWN = ab.Measured(STEPS_S, latencies_s=LATENCIES_S, up_mbps=RATES, down_mbps=RATES)
 TRAINING = ab.Training(steps=4)
 
 
-def simulated(speed: ab.Measured, updates: int = 60, settings: dict[str, Any] | None = None) -> ab.Run:
+def simulated(
+    speed: ab.Measured,
+    updates: int = 60,
+    settings: dict[str, Any] | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> ab.Run:
     """Devices that never wait for a place; each version is new, so that each task has its download."""
     return ab.simulate(
         "synthetic",
@@ -25,6 +34,7 @@ def simulated(speed: ab.Measured, updates: int = 60, settings: dict[str, Any] | 
         training=TRAINING,
         until=ab.Until(updates=updates),
         settings={"run.evaluate_every_versions": 1000, **(settings or {})},
+        callbacks=callbacks,
     )
 
 
@@ -38,6 +48,36 @@ def test_a_known_fleet_is_found_again() -> None:
     assert found.devices[2].mbps == 0, "without a limit"
     assert [d.spread for d in found.devices] == pytest.approx([0, 0, 0], abs=1e-9)
     assert found.silent == ()
+
+
+def test_a_model_that_comes_with_its_task_is_not_asked_for() -> None:
+    run = simulated(KNOWN, settings={"fleet.fetch": "unasked", "fleet.latency_s": 9.0})
+    first = run.events("granted")[0]
+    travel_s = LATENCIES_S[0] + 8e-6 * run.result.model_bytes / RATES[0]
+    assert run.events("downloaded")[0]["time_s"] == pytest.approx(first["time_s"] + travel_s)
+    found = ab.calibrate(run)
+    assert found.config.fleet.fetch == "unasked"
+    assert [d.latency_s for d in found.devices] == pytest.approx(LATENCIES_S)
+    assert [d.mbps for d in found.devices][:2] == pytest.approx(RATES[:2], rel=0.05)
+    assert not list(idle(found.config, strategy_of(found.config))), "each device has its own"
+
+
+def test_who_holds_the_version_already_has_a_shorter_way() -> None:
+    """Of twelve updates a version most tasks have no download: half of the latencies, and of the bytes."""
+    run = simulated(KNOWN, settings={"strategy.name": "fedbuff", "strategy.buffer_size": 12})
+    assert len(run.events("downloaded")) < len(run.events("granted")) / 2
+    assert [d.latency_s for d in ab.calibrate(run).devices] == pytest.approx(LATENCIES_S)
+
+
+def test_a_run_that_was_stopped_is_foretold_as_far_as_it_went() -> None:
+    def stop(progress: ab.RunProgress) -> None:
+        if progress.updates >= 20:
+            raise ab.StopRun
+
+    found = ab.calibrate(simulated(KNOWN, callbacks=[stop]))
+    assert found.run.result.updates_applied < found.config.run.updates_max == 60, "its own budget"
+    seconds = found.foretell()[0]
+    assert seconds.foretold == pytest.approx(seconds.measured, rel=0.02)
 
 
 def test_the_fleet_foretells_the_run_that_it_was_found_in() -> None:

@@ -5,10 +5,14 @@
 | x      | step_time_s | seconds of a local step: the mean of train_s / steps over the device's updates      |
 | w      | spread      | (P90 - P10) / 1.6 x: of uniform step times from (1 - w) x to (1 + w) x              |
 | g      | gaps_s      | from an update's arrival to the device's next task: an answer and an ask, so 2 l    |
-| l      | latency_s   | half the lower quartile of g, at most a quarter of that of r: g may be a wait       |
-| r      | rests_s     | from a task's grant to its update's arrival, without the training: 4 l + 8 B / b    |
+| n      | ways        | latencies of a task: 2, and 2 more where its model was asked for by itself          |
+| l      | latency_s   | half the lower quartile of g, at most that of r / n: g may be a wait                |
+| r      | rests_s     | from a task's grant to its update's arrival, without the training: n l + 8 B / b    |
 | B      | task_bytes  | the bytes of a task, down and up, in the mean                                       |
-| b      | mbps        | 8 B over the mean r, less 4 l, both ways alike; 0, no limit, where nothing is left  |
+| b      | mbps        | 8 B over the mean of r - n l, both ways alike; 0, no limit, where nothing is left   |
+
+A live device has the model with its task unless `client.connection` is `calls`, and a simulated one as
+`fleet.fetch` says; who holds the version already asks for none.
 
 So whatever a device does beside its steps, such as loading examples, is taken to be travel in proportion to
 bytes: what is foretold for the same codecs does not depend on that, what is foretold for others does. Of a
@@ -27,10 +31,11 @@ from typing import Any
 
 import numpy as np
 
-from anabranch.api.fleets import Fleet, Measured
+from anabranch.api.fleets import Fleet, Links, Measured
 from anabranch.api.run import Run, open_run
 from anabranch.api.simulating import Callback, run_simulation
-from anabranch.core.config.tables import Config, merge
+from anabranch.core.config.ranges import ASKED, BY_CALLS, UNASKED
+from anabranch.core.config.tables import Config, FleetTable, merge
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import DataError
 from anabranch.core.journal import Record
@@ -41,8 +46,12 @@ from anabranch.workloads.app import App
 TASKS_MIN = 5  # of a device, for its spread
 UNIFORM = 0.8  # of a uniform distribution's width lies between its tenth and its ninetieth percentile
 SPREAD_MAX = 0.95
-LATENCIES_OF_TASK, LATENCIES_BETWEEN = 4, 2
+LATENCIES_OF_TASK, LATENCIES_OF_MODEL, LATENCIES_BETWEEN = 2, 2, 2
 TRAVEL_MIN_S = 1e-6  # less is what subtraction leaves of equal times
+_SPEED_UNSAID = {
+    "step_time_s": FleetTable.step_time_s,
+    "speed_ratio": FleetTable.speed_ratio,
+}  # of other speeds
 
 
 @dataclass(frozen=True)
@@ -95,8 +104,9 @@ class Calibration:
     def config(self) -> Config:
         """The settings of the run with this fleet; without a budget of its own, as many updates as it had."""
         before = self.run.config
-        fleet = replace(Fleet.of(before.fleet), clients=len(self.devices), speed=self.speed)
-        tables: dict[str, Any] = {"fleet": fleet.keys()}
+        links = replace(Links(), fetch=_fetch(self.run))  # these of each device stand for the fleet's one
+        fleet = replace(Fleet.of(before.fleet), clients=len(self.devices), speed=self.speed, links=links)
+        tables: dict[str, Any] = {"fleet": _SPEED_UNSAID | fleet.keys()}
         if not (before.run.updates_max or before.run.versions_max):
             tables["run"] = {"updates_max": self.run.result.updates_applied}
         return merge([("run", before.to_json()), ("calibration", tables)])
@@ -108,13 +118,19 @@ class Calibration:
         return where
 
     def foretell(self, app: App | None = None, callbacks: Iterable[Callback] = ()) -> tuple[Foretold, ...]:
-        """Simulate the run with this fleet, and put both side by side.
+        """Simulate as much of the run as there was with this fleet, and put both side by side.
 
         Raises as `simulate` does, `DataError` where the run has made no version, and `ConfigError` where its
         folder names code that nobody has said to run.
         """
         self.run.check_code()
-        simulated = run_simulation(self.config, app=app or self.run.app, callbacks=callbacks)
+        length = {
+            "updates_max": self.run.result.updates_applied,
+            "virtual_s_max": 0.0,
+            "stop_at_target": False,
+        }
+        config = merge([("calibration", self.config.to_json()), ("foretelling", {"run": length})])
+        simulated = run_simulation(config, app=app or self.run.app, callbacks=callbacks)
         return tuple(_side_by_side(RunCourse.of(self.run), RunCourse.of(simulated)))
 
 
@@ -154,36 +170,40 @@ class _Times:
     steps_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     rests_s: list[float] = field(default_factory=list)
+    ways: list[int] = field(default_factory=list)
     up_bytes: list[int] = field(default_factory=list)
-    asked: dict[str, float] = field(default_factory=dict)  # task -> moment
+    asked: dict[str, Record] = field(default_factory=dict)  # by task
     arrived: float | None = None
 
     def ask(self, record: Record) -> None:
         """It was given a task."""
         if record["task_id"] in self.asked:
             return
-        self.asked[record["task_id"]] = record["now"]
+        self.asked[record["task_id"]] = record
         if self.arrived is not None:
             self.gaps_s.append(record["now"] - self.arrived)
             self.arrived = None
 
-    def update(self, record: Record) -> None:
+    def update(self, record: Record, asks_for_models: bool) -> None:
         """Its update has come; one that was counted before says nothing."""
         asked = self.asked.get(record["task_id"])
         train_s = record["metrics"].get(TRAIN_S, 0.0)
         if asked is None or not train_s > 0 or record["local_steps"] < 1:
             return
         self.steps_s.append(train_s / record["local_steps"])
-        self.rests_s.append(record["now"] - asked - train_s)
+        self.rests_s.append(record["now"] - asked["now"] - train_s)
+        fetched = asks_for_models and asked["holds_version"] != record["base_version"]
+        self.ways.append(LATENCIES_OF_TASK + fetched * LATENCIES_OF_MODEL)
         self.up_bytes.append(record["payload"]["size_bytes"])
         self.arrived = record["now"]
 
     def device(self, name: str, share: ClientShare | None, between_s: float) -> MeasuredDevice:
         """The device. `between_s`: the fleet's gap, for one whose own is not known."""
         between_s = quartile(self.gaps_s) if self.gaps_s else between_s
-        most_s = quartile(self.rests_s) / LATENCIES_OF_TASK
+        rests = list(zip(self.rests_s, self.ways, strict=True))
+        most_s = quartile([rest_s / ways for rest_s, ways in rests])
         latency_s = max(0.0, min(between_s / LATENCIES_BETWEEN, most_s))
-        travel_s = fmean(self.rests_s) - LATENCIES_OF_TASK * latency_s
+        travel_s = fmean(rest_s - ways * latency_s for rest_s, ways in rests)
         down = share.downlink_bytes / len(self.asked) if share else 0.0
         task_bytes = down + fmean(self.up_bytes)
         mbps = 8e-6 * task_bytes / travel_s if travel_s > TRAVEL_MIN_S else 0.0
@@ -203,13 +223,14 @@ def calibrate(run: Run | str | Path) -> Calibration:
     """
     known = run if isinstance(run, Run) else open_run(run)
     times: dict[str, _Times] = {}
+    asks_for_models = _fetch(known) == ASKED
     for _, record in JournalReader(known.folder).records():
         if record["kind"] in ("enrolled", "asked"):
             seen = times.setdefault(record["client_id"], _Times())
             if record["kind"] == "asked":
                 seen.ask(record)
         elif record["kind"] == "update" and record["client_id"] in times:
-            times[record["client_id"]].update(record)
+            times[record["client_id"]].update(record, asks_for_models)
     names = sorted((name for name, seen in times.items() if seen.steps_s), key=_in_order)
     if not names:
         raise DataError(
@@ -221,6 +242,13 @@ def calibrate(run: Run | str | Path) -> Calibration:
     between_s = median(gaps) if gaps else 0.0
     devices = tuple(times[name].device(name, shares.get(name), between_s) for name in names)
     return Calibration(known, devices, tuple(sorted(set(times) - set(names), key=_in_order)))
+
+
+def _fetch(run: Run) -> str:
+    """How the devices of a run came by the models of their tasks, as `fleet.fetch` has it."""
+    if run.result.kind == "live":
+        return ASKED if run.config.client.connection == BY_CALLS else UNASKED
+    return run.config.fleet.fetch
 
 
 def quartile(values: Sequence[float]) -> float:

@@ -111,11 +111,15 @@ class Draws:
 
 @dataclass(frozen=True)
 class Links:
-    """How every device is connected: Mbit/s up and down (0: without a limit), and seconds one way."""
+    """How every device is connected: Mbit/s up and down (0: without a limit), and seconds one way.
+
+    `fetch`: the model of a task is `asked` for, or comes with the task, `unasked`, as on live streams.
+    """
 
     up_mbps: float = FleetTable.up_mbps
     down_mbps: float = FleetTable.down_mbps
     latency_s: float = FleetTable.latency_s
+    fetch: str = FleetTable.fetch
 
 
 @dataclass(frozen=True)
