@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -78,10 +79,11 @@ def add(
     job = folder / checked_job(name)
     if not all(pattern.strip() for pattern in devices):
         raise ConfigError("devices: an empty pattern is no device's name: leave it out for all, or name some")
+    taken = ConfigError(f"there is a job {name!r} in {folder}: choose another name")
     if job.exists():
-        raise ConfigError(f"there is a job {name!r} in {folder}: choose another name")
+        raise taken
     make_private_folder(folder)
-    with _unfinished(folder / f".{name}.tmp") as made:
+    with _unfinished(folder, name) as made:
         if settings is None:
             write_private(made / SETTINGS, b"")
         else:
@@ -91,16 +93,23 @@ def add(
         if bundle is not None:
             write_private(made / BUNDLE, bundle.read_bytes())
         _write(made, JobNote(now, tuple(devices)))
-        made.rename(job)
+        try:
+            made.rename(job)
+        except OSError:
+            if job.exists():  # somebody else has added one meanwhile
+                raise taken from None
+            raise
         sync_folder(folder)
     return job
 
 
 @contextmanager
-def _unfinished(made: Path) -> Iterator[Path]:
-    """A folder that becomes another one, or is gone. Raises `StoreError`."""
-    shutil.rmtree(made, ignore_errors=True)
-    make_private_folder(made)
+def _unfinished(folder: Path, name: str) -> Iterator[Path]:
+    """A folder of ours alone that becomes another one, or is gone. Raises `StoreError`."""
+    try:
+        made = Path(tempfile.mkdtemp(".tmp", f".{name}.", folder))
+    except OSError as error:
+        raise disk_error(folder, error) from error
     try:
         yield made
     except OSError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +33,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import jobs_pb2
 from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
 from anabranch.server.job import JobState
-from anabranch.server.job_folder import NOTE, set_stopped
+from anabranch.server.job_folder import NOTE, SETTINGS, add, set_stopped
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
 from anabranch.server.writer import Writer
@@ -433,6 +435,24 @@ def test_a_job_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="empty pattern"):
         add_job(tmp_path / "jobs", "three", None, tmp_path / "model", devices=["ward-*", ""])
     assert not (tmp_path / "jobs" / "three").exists()
+
+
+def test_of_two_who_add_jobs_of_one_name_at_once_one_is_told(tmp_path: Path) -> None:
+    """The first one's settings come late, by a pipe: it was at work when the second one came and went."""
+    write_manifest(tmp_path / "model", "test", FIRST)
+    late, early = tmp_path / "late", tmp_path / "early"
+    os.mkfifo(late)
+    early.write_text("[run]\nname = 'early'\n")
+    jobs = tmp_path / "jobs"
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(add, jobs, "one", late, tmp_path / "model", (), 1.0)
+        with late.open("w") as pipe:  # from here on it reads
+            job = add(jobs, "one", early, tmp_path / "model", (), 2.0)
+            pipe.write("[run]\nname = 'late'\n")
+        with pytest.raises(ConfigError, match="there is a job 'one'"):
+            first.result()
+    assert (job / SETTINGS).read_text() == early.read_text()
+    assert {path.name for path in jobs.iterdir()} == {"one"}
 
 
 def test_a_bundle_of_another_app_than_the_models_is_said(

@@ -31,6 +31,14 @@ DONE = {"Pause the run": "paused", "Resume the run": "resumed"}
 LATE = "told late"
 LINES = 6
 FOLLOWED_S = 10.0
+DRAWN = """
+  drawn = 0
+  const clear = CanvasRenderingContext2D.prototype.clearRect
+  CanvasRenderingContext2D.prototype.clearRect = function (...box) {
+    drawn += 1
+    return clear.apply(this, box)
+  }
+"""
 SEEN = """is_seen => {
   Object.defineProperty(document, "hidden", {value: !is_seen, configurable: true})
   document.dispatchEvent(new Event("visibilitychange"))
@@ -201,6 +209,19 @@ def test_tabs_that_nobody_sees_leave_the_browsers_lines_to_the_one_that_is_seen(
         # However short its tasks are: what is followed can be read.
         began, ends = map(float, (first.locator("canvas").get_attribute("data-window") or "").split())
         assert ends - began > FOLLOWED_S - 0.01
+
+        # News of the run are told four times a second: curves are drawn again for other data alone.
+        first.add_init_script(DRAWN)
+        first.goto(first.url.replace("river", "learning"))
+        first.reload()
+        first.locator("canvas").last.wait_for()
+        first.route("**/series?*", lambda route: None)
+        with first.expect_request("**/series?*"):
+            pass
+        drawn = first.evaluate("drawn")
+        assert run(*work, "--tasks-max", TASKS, "--json", cwd=tmp_path).returncode == 0
+        expect(first.locator(".strip div", has_text="updates").locator("dd")).to_have_text(str(3 * TASKS))
+        assert first.evaluate("drawn") == drawn > 0
         context.close()
 
 

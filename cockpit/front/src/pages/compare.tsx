@@ -1,14 +1,14 @@
 // Runs side by side: their figures as a table, their measurements over each other.
 
-import { Empty, Loading, Table } from "../parts";
+import { Empty, Loading, Table, Trouble } from "../parts";
 import { link } from "../router";
-import { bytesText, countText, metricText, secondsText } from "../text";
+import { bytesText, countText, metricText, plural, secondsText } from "../text";
 import { Learning, useKnown } from "./learning";
 
 export function Compare({ ids }: { ids: string[] }) {
-  const runs = useKnown(ids);
+  const { known: runs, error } = useKnown(ids);
   if (!ids.length) return <Empty>No run was chosen. <a href="#/">Choose some</a>.</Empty>;
-  if (!runs.length) return <Loading what="the runs" />;
+  if (!runs.length) return error ? <Trouble error={error} /> : <Loading what="the runs" />;
   const rows = runs.map(({ head }) => [
     <a href={link("run", head.id, "river")}>{head.title}</a>,
     head.strategy,
@@ -22,7 +22,8 @@ export function Compare({ ids }: { ids: string[] }) {
   ]);
   return (
     <>
-      <h1>{runs.length} runs side by side</h1>
+      <h1>{plural(runs.length, "run")} side by side</h1>
+      {error && <Trouble error={error} />}
       <section class="card">
         <Table label="The runs' figures" head={["run", "strategy", "best", "versions", "updates", "rejected", "time", "up", "down"]} rows={rows} />
       </section>

@@ -1,11 +1,11 @@
 // Every metric against time, updates, bytes and versions; other runs over this one.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { get, runPath, type Head, type RunRow, type Series } from "../api";
+import { get, runPath, type Head, type Refused, type RunRow, type Series } from "../api";
 import { Chart, type Curve } from "../charts";
 import type { PageProps } from "../cockpit";
 import { useAsked } from "../live";
-import { Card, Choice, Empty, Loading } from "../parts";
+import { Card, Choice, Empty, Loading, Trouble } from "../parts";
 import { setQuery } from "../router";
 import { isShare, type Quantity } from "../text";
 
@@ -24,20 +24,22 @@ export interface Known {
 export function LearningPage({ run, route }: PageProps) {
   const asked = useAsked<Series>(runPath(run.id, "/series"), { points: POINTS }, run.goesOn ? LIVE_EVERY_S : 0);
   const others = (route.query.get("with") ?? "").split(",").filter(Boolean);
-  const overlaid = useKnown(others);
+  const { known: overlaid, error } = useKnown(others);
   const head = run.head!;
+  const runs = useMemo(() => (asked.data ? [{ head, series: asked.data }, ...overlaid] : []), [head, asked.data, overlaid]); // news come more often
   if (!asked.data) return asked.error ? <Empty>{asked.error.message}</Empty> : <Loading what="the measurements" />;
   return (
     <>
       <Overlays self={run.id} chosen={others} />
-      <Learning runs={[{ head, series: asked.data }, ...overlaid]} />
+      {error && <Trouble error={error} />}
+      <Learning runs={runs} />
     </>
   );
 }
 
-/** Heads and series of runs that stand still here. */
-export function useKnown(ids: string[]): Known[] {
-  const [known, set] = useState<Known[]>([]);
+/** Heads and series of runs that stand still here, and why one of them is missing. */
+export function useKnown(ids: string[]): { known: Known[]; error: Refused | null } {
+  const [found, set] = useState<{ known: Known[]; error: Refused | null }>({ known: [], error: null });
   const key = ids.join(",");
   useEffect(() => {
     let wanted = true;
@@ -45,14 +47,15 @@ export function useKnown(ids: string[]): Known[] {
       const [head, series] = await Promise.all([get<Head>(runPath(id)), get<Series>(runPath(id, "/series"), { points: POINTS })]);
       return { head, series };
     };
-    void Promise.allSettled(ids.map(one)).then((found) => {
-      if (wanted) set(found.flatMap((each) => (each.status === "fulfilled" ? [each.value] : [])));
+    void Promise.allSettled(ids.map(one)).then((each) => {
+      const failed = each.find((one) => one.status === "rejected");
+      if (wanted) set({ known: each.flatMap((one) => (one.status === "fulfilled" ? [one.value] : [])), error: failed ? (failed.reason as Refused) : null });
     });
     return () => {
       wanted = false;
     };
   }, [key]);
-  return known;
+  return found;
 }
 
 function Overlays({ self, chosen }: { self: string; chosen: string[] }) {
