@@ -71,8 +71,8 @@ CONDITIONS = (
     Condition(
         "fleet",
         ("availability_period_s",),
-        "fleet.availability below 1",
-        lambda c: c.fleet.availability < 1,
+        "fleet.availability below 1, or fleet.dropout",
+        lambda c: c.fleet.availability < 1 or c.fleet.dropout,
     ),
     Condition(
         "fleet",
@@ -111,7 +111,19 @@ CONDITIONS = (
         "secagg.mode = 'keeper'",
         lambda c: c.secagg.on,
     ),
-    Condition("faults", ("delay_s", "delay_shape"), "faults.delay", lambda c: c.faults.delay),
+    Condition(
+        "faults",
+        ("delay_s",),
+        "faults.delay or faults.reordering",
+        lambda c: c.faults.delay or c.faults.reordering,
+    ),
+    Condition("faults", ("delay_shape",), "faults.delay", lambda c: c.faults.delay),
+    Condition(
+        "faults",
+        ("server_down_s",),
+        "faults.server_crash_every_s or faults.restore_every_s",
+        lambda c: c.faults.server_crash_every_s or c.faults.restore_every_s,
+    ),
     *(
         Condition(
             "faults",
@@ -123,7 +135,7 @@ CONDITIONS = (
             "partition_every_s": ("partition_s", "partition_fraction"),
             "swizzle_every_s": ("swizzle_s", "swizzle_fraction"),
             "device_crash_every_s": ("device_down_s",),
-            "server_crash_every_s": ("server_down_s", "torn_tail", "lost_tail"),
+            "server_crash_every_s": ("torn_tail", "lost_tail"),
             "clock_step_every_s": ("clock_step_s",),
             "disk_full_every_s": ("disk_full_s",),
             "restore_every_s": ("restore_age_s",),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -86,10 +87,18 @@ def all_settings(config: Mapping[str, Any]) -> Settings:
     return _keys(config)
 
 
-def label_text(key: str, value: object) -> str:
-    """`alpha=0.2`, of the setting's own name."""
+def shared_names(configs: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Names that settings of several tables have, such as `codec`."""
+    keys = {key for config in configs for key in settings(config)}
+    counts = Counter(key.rpartition(".")[2] for key in keys)
+    return {name for name, count in counts.items() if count > 1}
+
+
+def label_text(key: str, value: object, shared: Container[str] = ()) -> str:
+    """`alpha=0.2`, of the setting's own name; with its table if `shared`, unless it is a strategy's."""
     text = value if isinstance(value, str) and value else setting_text(value)
-    return f"{key.rpartition('.')[2]}={text}"
+    table, _, name = key.rpartition(".")
+    return f"{key if name in shared and table != 'strategy' else name}={text}"
 
 
 def simulate_command(config: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
@@ -14,7 +14,7 @@ from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.parts import is_code
 from anabranch.reports.metrics import lacking, metric_names, value
 from anabranch.reports.result import Fairness, Kind, Point, Result
-from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings
+from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings, shared_names
 
 DIGITS = 8  # of a digest, to tell code by
 
@@ -115,20 +115,25 @@ def _groups(runs: Sequence[Result]) -> list[RunGroup]:
             same.append(r)
     firsts = [group[0] for alike in found.values() for group in alike]
     common = [k for k in differing([r.config for r in firsts]) if not k.startswith("strategy.")]
-    groups = []
+    shared, groups = shared_names([r.config for r in firsts]), []
     for by_code in found.values():
         pairs = (pair for a, b in combinations(by_code, 2) for pair in product(a, b))
         changed = sorted({place for a, b in pairs for place in _other_code(a, b)})
-        groups += [_group(group, firsts, common, changed) for group in by_code]
+        groups += [_group(group, firsts, common, changed, shared) for group in by_code]
     return groups
 
 
 def _group(
-    runs: Sequence[Result], firsts: Sequence[Result], common: Sequence[str], changed: Sequence[str]
+    runs: Sequence[Result],
+    firsts: Sequence[Result],
+    common: Sequence[str],
+    changed: Sequence[str],
+    shared: Container[str],
 ) -> RunGroup:
     """The runs with what tells them from the others, of which `firsts` are one each.
 
-    `common`: the settings that differ beside the strategy's. `changed`: the places whose code does.
+    `common`: the settings that differ beside the strategy's. `changed`: the places whose code does. `shared`:
+    names that are of several settings.
     """
     first = runs[0]
     alike = [r.config for r in firsts if r.strategy == first.strategy]
@@ -136,7 +141,10 @@ def _group(
     values = settings(first.config)
     told = {k: values[k] for k in keys if k in values}
     code = {place: next((r.code[place] for r in runs if place in r.code), "")[:DIGITS] for place in changed}
-    words = (*(label_text(k, v) for k, v in told.items()), *(f"{k} of code {v}" for k, v in code.items()))
+    words = (
+        *(label_text(k, v, shared) for k, v in told.items()),
+        *(f"{k} of code {v}" for k, v in code.items()),
+    )
     of_code = {f"code of {place}": digits for place, digits in code.items()}
     return RunGroup(first.strategy, ", ".join([first.strategy, *words]), told | of_code, runs)
 

@@ -189,6 +189,15 @@ def test_for_a_target_the_soonest_is_the_best(tmp_path: Path) -> None:
     assert len(shown) == len(set(shown)), "and has one point from there on"
 
 
+def test_without_a_budget_what_is_recommended_ends_at_the_target_as_its_trials_do(tmp_path: Path) -> None:
+    fast = {"until": None, "settings": {RATE: 0.5, "run.target_accuracy": 0.2}}
+    tuned = ab.tune("synthetic", {SIZE: [1, 2]}, **{**SMALL, **fast}, out=tmp_path)
+    assert tuned.config.run.stop_at_target
+    run = ab.simulate(tmp_path / RECOMMENDED, out=tmp_path / "run")
+    assert run.result.time_to_target_s is not None
+    assert run.result.updates_applied <= 2 * max(tuned.fresh.column("updates"))
+
+
 def test_a_budget_of_bytes_ends_runs_and_becomes_updates(tmp_path: Path) -> None:
     until = {"until": None}
     tuned = ab.tune("synthetic", {RATE: [0.03, 0.3]}, **{**SMALL, **until}, bytes_max=40_000, out=tmp_path)

@@ -97,6 +97,18 @@ def test_runs_that_differ_in_a_setting_are_rows_of_their_own(record: Callable[..
     assert "5 runs of 3 kinds" in page
 
 
+def test_a_name_of_several_settings_is_told_with_its_table(record: Callable[..., Result]) -> None:
+    def run(up: str, down: str, server: float, client: float) -> Result:
+        codecs = {"uplink": {"codec": up}, "downlink": {"codec": down}, "client": {"momentum": client}}
+        return record(config={**codecs, "strategy": {"name": "fedbuff", "momentum": server}})
+
+    labels = [row.label for row in compare([run("int8", "raw", 0.9, 0.0), run("raw", "int8", 0.0, 0.9)])]
+    assert labels == [
+        "fedbuff, momentum=0.9, uplink.codec=int8, downlink.codec=raw, client.momentum=0.0",
+        "fedbuff, momentum=0.0, uplink.codec=raw, downlink.codec=int8, client.momentum=0.9",
+    ]
+
+
 def test_another_fleet_is_told_of_every_row_and_another_place_of_none(record: Callable[..., Result]) -> None:
     few = {"fleet": {"clients": 4}, "server": {"data_dir": "a"}, "run": {"seed": 0}}
     many = {"fleet": {"clients": 8, "split": "iid"}, "server": {"data_dir": "b"}, "run": {"seed": 0}}

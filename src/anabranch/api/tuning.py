@@ -272,7 +272,7 @@ class TuneRequest:
             settings |= {"run.stop_at_target": self.aim != "value", "run.trackers": []}
             settings |= {"run.evaluate_on": run.evaluate_on if fresh else "validation"}
         elif not (run.updates_max or run.virtual_s_max):
-            settings["run.updates_max"] = self.budget.updates
+            settings |= {"run.updates_max": self.budget.updates, "run.stop_at_target": self.aim != "value"}
         return plan_run(self._source, {**self._objects, "settings": settings}, ends=False)
 
     def to_json(self) -> dict[str, Any]:
