@@ -13,7 +13,15 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from anabranch.core.errors import FALLBACK, AnabranchError, InvalidUpdate, PortInUse, TooLarge, outcome_of
+from anabranch.core.errors import (
+    FALLBACK,
+    AnabranchError,
+    InvalidUpdate,
+    PortInUse,
+    StoreError,
+    TooLarge,
+    outcome_of,
+)
 from anabranch.core.limits import MIB
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.identity.addresses import SERVER_NAME, host_and_port
@@ -46,7 +54,7 @@ class KeeperService(KeepersServicer):
     """The calls. `told` hears what became of each cohort."""
 
     def __init__(self, keeper: Keeper, told: Told) -> None:
-        self._keeper, self._told = keeper, told
+        self._keeper, self._told, self._trouble = keeper, told, ""
         said = keeper.papers.statement()
         self._statement = model.KeeperKey(
             certificate=said.certificate, public_key=said.public_key, signature=said.signature
@@ -67,8 +75,11 @@ class KeeperService(KeepersServicer):
             cohort = await _read_in_time(request_iterator)
             found = await asyncio.to_thread(self._keeper.unmask, cohort)
         except Exception as error:  # noqa: BLE001 - the last line of defence of a call
+            if isinstance(error, StoreError):
+                self._say(str(error))
             await _abort(context, error)
             return
+        self._say("")
         self._told(cohort, found)
         if isinstance(found, Declined):
             refusal = keepers.UnmaskRefusal(reason=found.why.value, detail=found.detail)
@@ -84,6 +95,12 @@ class KeeperService(KeepersServicer):
             data = found.numbers[offset : offset + CHUNK_BYTES]
             yield keepers.UnmaskResponse(sum=head, offset=offset, data=data)
             head = None
+
+    def _say(self, trouble: str) -> None:
+        """Of a disk that fails the keeper's people are told, once: a server asks every two seconds."""
+        if trouble and trouble != self._trouble:
+            log.error("no sum can be answered: %s", trouble)
+        self._trouble = trouble
 
 
 async def _read_in_time(requests: AsyncIterator[keepers.UnmaskRequest]) -> Cohort:

@@ -100,15 +100,11 @@ class KeeperStore:
         """Remember a cohort, all of it; or say why it may not be unmasked, and remember nothing."""
         with self._lock:
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                try:
+                with self._connection:  # all or nothing; of a full disk SQLite has rolled back by itself
+                    self._connection.execute("BEGIN IMMEDIATE")
                     refused = self._refused(cohort, members)
                     if refused is None:
                         self._write(cohort, members)
-                except BaseException:
-                    self._connection.execute("ROLLBACK")
-                    raise
-                self._connection.execute("COMMIT" if refused is None else "ROLLBACK")
             except sqlite3.Error as error:
                 raise StoreError(f"{self._path} cannot be written: {error}") from error
             return refused

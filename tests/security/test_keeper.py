@@ -30,7 +30,14 @@ from keepers import (
     wanted,
 )
 
-from anabranch.core.errors import ConfigError, InvalidUpdate, NotAuthenticated, TooLarge, Unavailable
+from anabranch.core.errors import (
+    ConfigError,
+    InvalidUpdate,
+    NotAuthenticated,
+    StoreError,
+    TooLarge,
+    Unavailable,
+)
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.core.secagg.ring import Numbers
 from anabranch.core.secagg.terms import Terms
@@ -628,6 +635,28 @@ def test_a_cohort_that_was_answered_is_answered_though_a_member_was_revoked_sinc
         assert place.summed(cohort, sent) == wanted(sent)
     finally:
         revoked.unlink()
+
+
+def test_the_people_of_a_keeper_whose_disk_fails_are_told_once_each_time(
+    place: Place, tmp_path: Path
+) -> None:
+    papers = make_papers(tmp_path / "keeper", place.authority.pem, Floors(3), time.time())
+    members = [MaskingDevice(d.wallet, [papers.statement()]) for d in place.devices]
+    terms = terms_of(papers.name)
+    sent = [d.send("r", f"u{i}", terms) for i, d in enumerate(members)]
+    cohort, unreadable = cohort_of("r", terms, sent), papers.folder / "revoked.txt"
+    with keeper_process(papers.folder) as (address, process):
+        with KeeperLink(address, papers.name) as link:
+            for number in (1, 2):
+                unreadable.mkdir()
+                for _ in range(2):
+                    with pytest.raises(StoreError, match=r"revoked\.txt"):
+                        link.unmask(replace(cohort, number=2))
+                unreadable.rmdir()
+                assert not isinstance(link.unmask(cohort), KeeperRefusal), number
+        process.terminate()
+        _, said = process.communicate(timeout=600)
+    assert said.count("no sum can be answered") == 2, said
 
 
 def test_the_command_makes_and_shows_one(place: Place, tmp_path: Path) -> None:
