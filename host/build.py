@@ -85,7 +85,11 @@ class Blueprint:
         _check_elastic(config, strategy)
         _check_memory(config, spec, strategy)
         _check_publishing(config, strategy)
-        for text in (doubt(strategy), *doubts(config, strategy), *idle(config, strategy)):
+        for text in (
+            doubt(strategy, config.fleet.clients),
+            *doubts(config, strategy),
+            *idle(config, strategy),
+        ):
             _warn(text)
         settings = EngineSettings.of(config, limits)
         if config.secagg.on:

@@ -18,14 +18,22 @@ from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rule import Rule
 from anabranch.strategies.scheduled import SCHEDULER_KEY, Scheduled, unscheduled
 from anabranch.strategies.schedulers.registry import make_scheduler
+from anabranch.strategies.teasq import Teasq
 
 OUTER_KEY = "outer"  # of strategies with a server optimiser
 FEDCOMPASS = "fedcompass"
 
 
-def doubt(strategy: Strategy) -> str:
+def doubt(strategy: Strategy, devices: int) -> str:
     """What its user should know of a strategy that is as they want it; empty: nothing."""
     strategy = unscheduled(strategy)
+    if isinstance(strategy, Teasq) and strategy.cache_size > devices and not strategy.flush_s:
+        return (
+            f"strategy.cache_size is {strategy.cache_size} and fleet.clients {devices}: of a version the "
+            "cache has one of each device, the newest, so that these never fill it, and what they send uses "
+            "up the budget without a version; take a smaller cache, say how many devices there are, or set "
+            "flush_s"
+        )
     momentum = getattr(getattr(strategy, "optimiser", None), "momentum", 0.0)
     if isinstance(strategy, FedBuff) and strategy.buffer_size == 1 and momentum > 0:
         return (

@@ -94,6 +94,25 @@ def test_momentum_of_one_update_at_a_time_is_warned_of_once(
     assert all("buffer_size = 1" in line and "'delayed_nesterov'" in line for line in told)
 
 
+@pytest.mark.parametrize(
+    ("params", "doubtful"),
+    [
+        ({"cache_size": 4}, True),
+        ({"cache_size": 5, "scheduler": {"name": "equal_time"}}, True),
+        ({"cache_size": 3}, False),
+        ({"cache_size": 4, "flush_s": 60.0}, False),
+        ({"cache_fraction": 1.0}, False),
+    ],
+)
+def test_a_cache_that_its_devices_never_fill_is_warned_of(
+    params: dict[str, Any], doubtful: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = {"strategy": {"name": "teasq", **params}, "fleet": {"clients": 3}}
+    Blueprint.of(merge([("test", tables)]), SPEC)
+    told = [r.message for r in caplog.records if "budget without a version" in r.message]
+    assert len(told) == doubtful, caplog.text
+
+
 def test_a_device_is_told_its_own_tables_and_no_others() -> None:
     url = "postgresql://me:secret@host/db"
     tables: dict[str, Any] = {
