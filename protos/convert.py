@@ -23,7 +23,7 @@ from anabranch.core.model.holdings import PARTS_MAX, HeldPart, Holdings
 from anabranch.core.model.params import ParamSpec, TensorSpec
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.submodels import (
-    Coordinates,
+    CoordinateRuns,
     Submodel,
     TensorSet,
     UnitMap,
@@ -173,20 +173,24 @@ def submodel_to_proto(submodel: Submodel | None) -> model.SubmodelMap | None:
         return model.SubmodelMap(kept=submodel.bits)
     if isinstance(submodel, TensorSet):
         return model.SubmodelMap(tensors=submodel.bits)
-    i = submodel.indices
-    first = np.flatnonzero(np.diff(i, prepend=i[0] - 2) != 1)
-    lengths = np.diff(np.append(first, i.size))
-    return model.SubmodelMap(starts=i[first].tolist(), lengths=lengths.tolist())
+    runs = CoordinateRuns.of(submodel)
+    return model.SubmodelMap(starts=runs.starts.tolist(), lengths=runs.lengths.tolist())
 
 
 def submodel_from_proto(message: model.SubmodelMap, spec: ParamSpec) -> Submodel:
-    """The sub-model of a message about the model `spec`. Raises `InvalidUpdate`."""
+    """The sub-model of a message about the model `spec`, of one who is believed. Raises `InvalidUpdate`."""
+    part = part_from_proto(message, spec)
+    return part.coordinates if isinstance(part, CoordinateRuns) else part
+
+
+def part_from_proto(message: model.SubmodelMap, spec: ParamSpec) -> UnitMap | TensorSet | CoordinateRuns:
+    """What a message about the model `spec` says is covered, in no more memory. Raises `InvalidUpdate`."""
     runs = bool(message.starts or message.lengths)
     if runs + bool(message.kept) + bool(message.tensors) > 1:
         raise InvalidUpdate("submodel: give kept units, tensors or runs of coordinates, one of them")
     if message.tensors:
         return tensor_set_of_bits(spec, message.tensors)
-    return unit_map_of_bits(spec, message.kept) if message.kept else _coordinates(message, spec.size)
+    return unit_map_of_bits(spec, message.kept) if message.kept else _runs(message, spec.size)
 
 
 def held_parts_to_proto(holdings: Holdings) -> list[devices.HeldPart]:
@@ -208,8 +212,8 @@ def holdings_from_proto(
         )
     found: list[HeldPart] = []
     for held in message.holds_parts:
-        part = submodel_from_proto(held.submodel, spec) if held.HasField("submodel") else None
-        if isinstance(part, Coordinates):
+        part = part_from_proto(held.submodel, spec) if held.HasField("submodel") else None
+        if isinstance(part, CoordinateRuns):
             raise InvalidUpdate("holds_parts: a part is of units or of tensors, not of runs of coordinates")
         if found and held.version < found[-1].version:
             raise InvalidUpdate("holds_parts: no version may be below one before it")
@@ -217,7 +221,7 @@ def holdings_from_proto(
     return tuple(found)
 
 
-def _coordinates(message: model.SubmodelMap, size: int) -> Coordinates:
+def _runs(message: model.SubmodelMap, size: int) -> CoordinateRuns:
     if len(message.starts) != len(message.lengths) or not message.starts:
         raise InvalidUpdate("submodel: starts and lengths must be equally many, at least one")
     if max(message.starts) >= size or max(message.lengths) > size:  # before numpy sees uint64 values
@@ -226,7 +230,7 @@ def _coordinates(message: model.SubmodelMap, size: int) -> Coordinates:
     ends = starts + lengths
     if bool(np.any(lengths < 1)) or int(ends[-1]) > size or bool(np.any(starts[1:] <= ends[:-1])):
         raise InvalidUpdate("submodel: runs must be sorted, not empty, not touching, and in range")
-    return Coordinates(np.concatenate([np.arange(s, e) for s, e in zip(starts, ends, strict=True)]))
+    return CoordinateRuns(starts, lengths)
 
 
 # --- tasks -------------------------------------------------------------------------------------

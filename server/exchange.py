@@ -22,7 +22,7 @@ from anabranch.core.errors import InvalidUpdate, StoreError
 from anabranch.core.model.growing import needed_for
 from anabranch.core.model.holdings import has
 from anabranch.core.model.params import ParamSpec
-from anabranch.protos.convert import holdings_from_proto, submodel_from_proto
+from anabranch.protos.convert import holdings_from_proto, part_from_proto
 from anabranch.protos.frames import Chunk, ExchangeFrame, frame_bytes, push_content, request_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.counting import counting
@@ -132,8 +132,8 @@ def _following(
     task = answer.task
     if not (ask.with_model and answer.HasField("task")):
         return None
-    submodel = submodel_from_proto(task.submodel, spec) if task.HasField("submodel") else None
-    if has(holdings_from_proto(ask, spec), task.base_version, needed_for(submodel)):
+    part = part_from_proto(task.submodel, spec) if task.HasField("submodel") else None
+    if has(holdings_from_proto(ask, spec), task.base_version, needed_for(part)):
         return None
     return devices.FetchModelRequest(
         client_id=ask.client_id,

@@ -25,7 +25,8 @@ from anabranch.core.errors import (
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.params import ParamSpec, lasting_delta
-from anabranch.core.model.updates import Ask, Receipt, Update
+from anabranch.core.model.submodels import CoordinateRuns, Submodel
+from anabranch.core.model.updates import Ask, Receipt, Task, Update
 from anabranch.host.submission import (
     Submission,
     announced,
@@ -47,8 +48,8 @@ from anabranch.protos.convert import (
     checked_id,
     checked_payload_digest,
     holdings_from_proto,
+    part_from_proto,
     seals_from_proto,
-    submodel_from_proto,
 )
 from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -73,9 +74,13 @@ Contents = AsyncIterator[devices.UpdateHeader | Chunk | None]
 
 @dataclass(frozen=True)
 class Header:
-    """A header whose form was checked, with its signature if one is due. `ask`: for the next task."""
+    """A header whose form was checked, with its signature if one is due. `ask`: for the next task.
+
+    `is_open`: its device had the task when it came; of another nothing is taken, and nobody vouches for it.
+    """
 
     submission: Submission
+    is_open: bool = False
     proof: ev.Proof | None = None
     ask: Ask | None = None
 
@@ -113,13 +118,15 @@ class PushVerdict:
     asked: Sequence[Effect] = ()
 
 
-def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Header:
-    """The update that a header announces. Raises the errors of a malformed one."""
+def read_header(
+    message: devices.UpdateHeader, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS, task: Task | None = None
+) -> Header:
+    """The update that a header announces. Raises the errors of a malformed one. `task`: the one, if open."""
     check_manifest(message.manifest_sha256, spec)
     if message.base_kind != model.BASE_KIND_VERSION or len(message.parts) != 1:
         raise InvalidUpdate("an update of this run has one part, and a published version as its base")
     part = message.parts[0]
-    submodel = submodel_from_proto(message.submodel, spec) if message.HasField("submodel") else None
+    submodel = _covered(message, spec, task)
     codec, size_bytes = part.encoding.codec, part.size_bytes
     check_size(size_bytes, codec, spec, submodel)
     submission = announced(
@@ -138,7 +145,26 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         base_head=checked_digest(message.base_head, "base_head") if message.base_head else "",
         seals=seals_from_proto(message.seals),
     )
-    return Header(submission, ask=_read_ask(message, spec, limits))
+    return Header(submission, task is not None, ask=_read_ask(message, spec, limits))
+
+
+def _covered(message: devices.UpdateHeader, spec: ParamSpec, task: Task | None) -> Submodel | None:
+    """The part that an update says to cover. Raises `InvalidUpdate` for coordinates that are not its task's.
+
+    Those would be judged and kept as any other part is, in a multiple of what the device has sent.
+    """
+    if not message.HasField("submodel"):
+        return None
+    part = part_from_proto(message.submodel, spec)
+    if not isinstance(part, CoordinateRuns):
+        return part
+    if task is None:
+        return None
+    if not part.are(task.submodel):
+        raise InvalidUpdate(
+            f"submodel: the runs are not the coordinates of task {task.task_id!r}: send the task's own map"
+        )
+    return task.submodel
 
 
 def _read_ask(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits) -> Ask | None:
@@ -269,11 +295,13 @@ class Intake:
         async for first in contents:
             if not isinstance(first, devices.UpdateHeader):
                 break
-            header = read_header(first, self.spec, self._limits)
+            task = self.writer.glance.tasks.get(first.task_id)
+            task = None if task is None or task.client_id != first.client_id else task
+            header = read_header(first, self.spec, self._limits, task)
             caller.check_name(header.update.client_id)
             self.calls.take("PushUpdate", header.update.client_id, caller)
             check_seals(header.submission.seals, self.keepers)
-            proof = self._proof(header, first.signature, caller)
+            proof = None if task is None else self._proof(header, first.signature, caller)
             return header if proof is None else replace(header, proof=proof)
         raise InvalidUpdate("the first message of a push must be its header")
 
@@ -301,14 +329,12 @@ class Intake:
         that is not offered, and `IdTaken`.
         """
         update, glance = header.update, self.writer.glance
-        task = glance.tasks.get(update.task_id)
-        is_open = task is not None and task.client_id == update.client_id
-        if not is_open or update.update_id in glance.receipts:
+        if not header.is_open or update.update_id in glance.receipts:
             ids = update.client_id, update.update_id, update.task_id
             if (known := await self.verdict(*ids, header.payload.sha256)) is not None:
                 return known
         task = self.writer.glance.tasks.get(update.task_id)  # it may have had its end meanwhile
-        check_task(task, update.client_id, update.task_id, header.payload.codec)
+        check_task(task if header.is_open else None, update.client_id, update.task_id, header.payload.codec)
         check_offered(header.payload.sha256, self._payload_digest)
         return None
 

@@ -19,7 +19,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
 from anabranch.core.model.chains import AUTO, lacks
 from anabranch.core.model.holdings import Holdings
-from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.submodels import CoordinateRuns, TensorSet, UnitMap
 from anabranch.core.model.updates import Ask, Reason, Task
 from anabranch.host.build import device_tables
 from anabranch.host.first import FirstModel
@@ -35,7 +35,7 @@ from anabranch.protos.convert import (
     decision_to_proto,
     holdings_from_proto,
     manifest_to_proto,
-    submodel_from_proto,
+    part_from_proto,
     task_to_proto,
 )
 from anabranch.protos.frames import Chunk
@@ -137,11 +137,11 @@ class Devices(Guarded, DevicesServicer):
             async for header_or_not, chunk in self._frozen_part(request):
                 yield header_or_not, chunk
             return
-        submodel, holds = None, holdings_from_proto(request, self.run.spec)
+        part, holds = None, holdings_from_proto(request, self.run.spec)
         if request.HasField("submodel"):
-            submodel = submodel_from_proto(request.submodel, self.run.spec)
+            part = part_from_proto(request.submodel, self.run.spec)
         wanted, finished = await self.run.writer.look(
-            lambda engine: self._wanted(engine, request, holds, submodel)
+            lambda engine: self._wanted(engine, request, holds, part)
         )
         version = wanted.version
         header = devices.ModelHeader(
@@ -364,14 +364,15 @@ class Devices(Guarded, DevicesServicer):
         engine: Engine,
         request: devices.FetchModelRequest,
         holds: Holdings,
-        submodel: Submodel | None,
+        part: UnitMap | TensorSet | CoordinateRuns | None,
     ) -> tuple[ModelRequest, bool]:
         """What to serve, made if need be, and whether it is the last version. In the writer's thread."""
         newest = engine.version if request.exact else engine.offered
         version = request.version if request.HasField("version") else newest
-        if not _has_task(engine, request.client_id, version, submodel):
-            # A part is a file of its own, and what leads from parts: they are made for tasks alone.
-            submodel, holds = None, holds if isinstance(holds, int) else None
+        has_task = _has_task(engine, request.client_id, version, part)
+        # A part is a file of its own, and what leads from parts: they are made for tasks alone.
+        submodel = part if has_task and not isinstance(part, CoordinateRuns) else None
+        holds = holds if has_task or isinstance(holds, int) else None
         wanted = self.run.models.for_device(version, holds, request.codecs, submodel)
         if request.exact:
             wanted = ModelRequest(version, "exact")
@@ -476,10 +477,13 @@ def _find(effects: Sequence[Effect], kind: type[E]) -> E | None:
     return next((e for e in effects if isinstance(e, kind)), None)
 
 
-def _has_task(engine: Engine, client_id: str, version: int, submodel: Submodel | None) -> bool:
+def _has_task(
+    engine: Engine, client_id: str, version: int, part: UnitMap | TensorSet | CoordinateRuns | None
+) -> bool:
     """Whether the client has a task of this part of this version."""
     tasks = [*engine.ledger.live_of(client_id), *engine.ledger.expired_of(client_id)]
-    return any((task.base_version, task.submodel) == (version, submodel) for task in tasks)
+    parts = [task.submodel for task in tasks if task.base_version == version]
+    return any(part.are(own) for own in parts) if isinstance(part, CoordinateRuns) else part in parts
 
 
 def _part(file: ModelFile) -> model.Part:

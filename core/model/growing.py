@@ -7,7 +7,7 @@ set says which stage it is of: `stages.py` has the symbols.
 from __future__ import annotations
 
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, tensor_set
+from anabranch.core.model.submodels import CoordinateRuns, Submodel, TensorSet, UnitMap, tensor_set
 
 
 def stage_set(spec: ParamSpec, stage: int, since: int = 0) -> TensorSet:
@@ -26,7 +26,7 @@ def stage_in(part: Submodel | None) -> int:
     return next((n for n, stage in enumerate(part.spec.stages, 1) if stage.head[0] in names), 0)
 
 
-def needed_for(submodel: Submodel | None) -> UnitMap | TensorSet | None:
+def needed_for(submodel: Submodel | CoordinateRuns | None) -> UnitMap | TensorSet | None:
     """What a device must have of a model for a task of this part; None: the whole.
 
     With a stage goes nothing that no device trains: of such a model it needs the whole.

@@ -80,6 +80,38 @@ class Coordinates:
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class CoordinateRuns:
+    """Coordinates as a message names them: run i is `lengths[i]` of them from `starts[i]` on.
+
+    A few bytes may name all coordinates of a model, which are eight bytes each. So of what a device says a
+    server compares the runs, and makes no coordinates.
+    """
+
+    starts: Indices
+    lengths: Indices
+
+    @classmethod
+    def of(cls, part: Coordinates) -> CoordinateRuns:
+        """Those of some coordinates."""
+        i = part.indices
+        first = np.flatnonzero(np.diff(i, prepend=i[0] - 2) != 1)
+        return cls(i[first], np.diff(np.append(first, i.size)))
+
+    def are(self, part: Submodel | None) -> bool:
+        """Whether they are the coordinates of a part that was given by coordinates."""
+        if not isinstance(part, Coordinates) or part.size != self.lengths.sum():
+            return False
+        own = CoordinateRuns.of(part)
+        return np.array_equal(self.starts, own.starts) and np.array_equal(self.lengths, own.lengths)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """All of them, made anew each time."""
+        runs = zip(self.starts, self.lengths, strict=True)
+        return Coordinates(np.concatenate([np.arange(start, start + length) for start, length in runs]))
+
+
 @dataclass(frozen=True)
 class UnitMap:
     """`kept[g]`: the numbers of the units that are kept of `spec.groups[g]`, increasing, at least one.

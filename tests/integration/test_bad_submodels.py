@@ -64,7 +64,6 @@ BAD: dict[str, Bad] = {
     "other units": Bad(WRONG, lambda own: OTHER, recorded=True),
     "fewer units": Bad(WRONG, lambda own: HALF, recorded=True),
     "no map": Bad(WRONG, lambda own: None, recorded=True),
-    "the task's coordinates as runs": Bad(WRONG, runs, recorded=True),
     "every unit": Bad(WRONG, lambda own: Map(kept=[b"\xff", b"\x07"]), recorded=True),
     "too few values": Bad("payload has 200 bytes", size=50, recorded=True),
     "no map, the values of a part": Bad(
@@ -87,6 +86,10 @@ BAD: dict[str, Bad] = {
     "an empty map": Bad("at least one", lambda own: Map()),
     "runs beyond the model": Bad("leaves the coordinates", lambda own: Map(starts=[0], lengths=[2**63])),
     "runs that overlap": Bad("must be sorted", lambda own: Map(starts=[0, 3], lengths=[4, 4])),
+    "the task's own map as runs": Bad("send the task's own map", runs),
+    "all coordinates as runs": Bad(
+        "send the task's own map", lambda own: Map(starts=[0], lengths=[SPEC.size]), SPEC.size
+    ),
     "a start without its length": Bad("equally many", lambda own: Map(starts=[0, 9], lengths=[4])),
 }
 NO_GROUPS = Bad("1 groups of units were given, the model has 0", lambda own: Map(kept=[b"\1"]))
@@ -206,7 +209,8 @@ def test_units_of_a_model_that_has_none(tmp_path: Path) -> None:
             assert (found.status, found.error) == ("INVALID_ARGUMENT", "InvalidUpdate")
             assert NO_GROUPS.words in found.details
         runs_of_all = Map(starts=[0], lengths=[SPEC.size])
-        assert error_of(lambda: device.send(task, data, submodel=runs_of_all)).error == "no_submodels"
+        refused = error_of(lambda: device.send(task, data, submodel=runs_of_all))
+        assert (refused.error, refused.details.partition(":")[0]) == ("InvalidUpdate", "submodel")
         assert device.work().decision.verdict == "published"
         assert np.array_equal(served.model(), SPEC.flatten(tensors()) + 1)
 

@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 from fire import RECEIPT_BYTES, Healthy, Peak, Stalled, Target, target
+from wire import CALL_S, QUICK, Device
 
 from anabranch.core.limits import MIB
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
 
 Figure = Callable[[str], None]
 
@@ -94,6 +98,32 @@ def test_stalled_uploads_give_way(tmp_path: Path, figure: Figure) -> None:
     limits = {"upload_idle_s": 6.0, "upload_yields_s": 1.0, "uploads_inflight_max": 12}
     with target(tmp_path, 975_000, limits) as server:  # a quarter of the places, and of those who want them
         stalled(server, STALLED // 4, 8.0, figure, REST_S)
+
+
+def test_a_few_bytes_are_no_more_than_they_name(tmp_path: Path) -> None:
+    """A run of all coordinates is a few bytes, and sixteen megabytes of numbers."""
+    size, unread = 2_000_000, 12
+    whole = model.SubmodelMap(starts=[0], lengths=[size])
+    with target(tmp_path, size) as server, grpc.insecure_channel(server.address, QUICK) as channel:
+        device = Device(channel, server.spec)
+        device.enrol()
+        task = device.task()
+        device.fetch(version=0)
+        disk_bytes = server.disk_bytes
+        with Peak(server) as peak:
+            request = devices.FetchModelRequest(
+                client_id=device.client_id, manifest_sha256=device.manifest_sha256, submodel=whole
+            )
+            fetches = [device.stub.FetchModel(request, timeout=CALL_S) for _ in range(unread)]
+            for fetch in fetches:
+                next(fetch)
+            with pytest.raises(grpc.RpcError, match="send the task's own map"):
+                device.send(task, bytes(4 * size), submodel=whole)
+            for fetch in fetches:
+                fetch.cancel()
+        assert peak.grown_mib < GROWN_MIB_MAX
+        assert server.disk_bytes < disk_bytes + MIB
+        server.close(0)
 
 
 @pytest.mark.prove

@@ -18,8 +18,8 @@ from anabranch.core.errors import (
     WireError,
     outcome_of,
 )
-from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import Coordinates
+from anabranch.core.model.params import ParamSpec, TensorSpec
+from anabranch.core.model.submodels import CoordinateRuns, Coordinates
 from anabranch.core.model.updates import Capability, Decision, LocalPlan, Reason, Task, Verdict
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -52,6 +52,20 @@ def test_a_submodel_travels_as_runs(indices: Any) -> None:
     message = convert.submodel_to_proto(submodel)
     assert message is not None
     assert np.array_equal(convert.submodel_from_proto(message, flat(201)).indices, submodel.indices)
+    runs = convert.part_from_proto(message, flat(201))
+    assert isinstance(runs, CoordinateRuns)
+    assert runs.are(submodel)
+    for other in (None, Coordinates(submodel.indices + 1), Coordinates(np.arange(submodel.size + 1))):
+        assert not runs.are(other)
+
+
+def test_what_is_held_is_named_in_no_more_memory_than_its_message() -> None:
+    size = 10**13  # as numbers no machine holds them
+    spec = ParamSpec((TensorSpec("w", (size,), "float32"),))
+    whole = model.SubmodelMap(starts=[0], lengths=[size])
+    ask = devices.AskTaskRequest(holds_parts=[devices.HeldPart(submodel=whole)])
+    with pytest.raises(InvalidUpdate, match="not of runs of coordinates"):
+        convert.holdings_from_proto(ask, spec)
 
 
 @pytest.mark.parametrize(
