@@ -80,8 +80,14 @@ class Authority:
         key = new_key()
         certificate = make_authority(key, "anabranch", now(), AUTHORITY_LIFE_S)
         register = Register.create(folder / REGISTER)
-        write_private(folder / CERTIFICATE, certificate_pem(certificate))
-        write_private(folder / KEY, key_pem(key))  # last: with it the authority is there
+        try:
+            write_private(folder / CERTIFICATE, certificate_pem(certificate))
+            write_private(folder / KEY, key_pem(key))  # last: with it the authority is there
+        except BaseException:  # the rest of one would be in the way of the next try
+            register.close()
+            for name in (REGISTER, CERTIFICATE):
+                (folder / name).unlink(missing_ok=True)
+            raise
         return cls(folder, key, certificate, register, now)
 
     @classmethod

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError
+from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError, StoreFull
 from anabranch.identity.certificates import SERVERS_CLOCK, Kind, time_text
 from anabranch.identity.files import write_private
 
@@ -120,12 +120,15 @@ class Register:
 
     @classmethod
     def create(cls, path: Path) -> Register:
-        """A new, empty register."""
+        """A new, empty register. Raises `StoreError`, and leaves nothing behind then."""
         write_private(path, b"", replace=False)
-        connection = sqlite3.connect(path)
-        connection.executescript(f"{TABLES} PRAGMA user_version = {FORMAT};")
-        connection.close()
-        return cls(path)
+        try:
+            with closing(sqlite3.connect(path)) as connection:
+                connection.executescript(f"{TABLES} PRAGMA user_version = {FORMAT};")
+            return cls(path)
+        except sqlite3.Error as error:
+            path.unlink()
+            raise _failed(path, "made", error) from error
 
     def copy(self, path: Path) -> None:
         """Write the register, as it is at one moment, to a new file."""
@@ -134,7 +137,7 @@ class Register:
             try:
                 self._reader.backup(copy)
             except sqlite3.Error as error:
-                raise StoreError(f"{self._path} cannot be copied to {path}: {error}") from error
+                raise _failed(path, "made", error) from error
 
     def close(self) -> None:
         """Let go of the file."""
@@ -287,7 +290,7 @@ class Register:
             try:
                 return self._reader.execute(query, values).fetchall()
             except sqlite3.Error as error:
-                raise StoreError(f"{self._path} cannot be read: {error}") from error
+                raise _failed(self._path, "read", error) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -296,14 +299,14 @@ class Register:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
             except sqlite3.Error as error:
-                raise StoreError(f"{self._path} cannot be written: {error}") from error
+                raise _failed(self._path, "written", error) from error
             try:
                 yield self._connection
                 self._connection.execute("UPDATE changes SET count = count + 1")
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._roll_back()
-                raise StoreError(f"{self._path} cannot be written: {error}") from error
+                raise _failed(self._path, "written", error) from error
             except BaseException:
                 self._roll_back()
                 raise
@@ -311,6 +314,12 @@ class Register:
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
+
+
+def _failed(path: Path, doing: str, error: sqlite3.Error) -> StoreError:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return StoreFull(f"{path}: no space left on the disk: make room, then try again")
+    return StoreError(f"{path} cannot be {doing}: {error}")
 
 
 def _connected(path: Path) -> sqlite3.Connection:

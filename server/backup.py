@@ -244,6 +244,7 @@ class _Copying:
     def run(self) -> int:
         """Copy everything; returns the bytes. Raises `StoreFull`, `StoreCorrupt`, `StoreError`."""
         if (mark := MarkFile(self._source).read()) is not None:
+            self._check_room([Path(marks.FILE)])
             copy = MarkFile(self._target)
             copy.write(mark)
             copy.close()
@@ -370,7 +371,10 @@ class _Copying:
     def _check_room(self, names: list[Path]) -> None:
         needed = sum(_size(self._source / name) for name in names if not (self._target / name).exists())
         if needed > (free := free_bytes(self._target)):
-            raise StoreFull(f"{self._target} has {free} bytes free, and {needed} are to be copied there")
+            raise StoreFull(
+                f"{self._target} has {free} bytes free, and {needed} are to be copied there: make room, or "
+                "name another place"
+            )
 
     def _copy(self, named: list[tuple[Path, str]]) -> None:
         total, done = sum(_size(self._source / name) for name, _ in named), 0

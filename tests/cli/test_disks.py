@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import anabranch
-from small_disks import own_disk
+from small_disks import kept_disk, own_disk
 
 from anabranch.client.records import Record, write_record
 from anabranch.core.errors import OUTCOMES, StoreError, StoreFull, outcome_of
@@ -54,6 +54,16 @@ def test_a_disk_that_is_really_full(arguments: list[str], tmp_path: Path) -> Non
     exit_code, line = said(arguments, tmp_path, *own_disk(tmp_path / "disk", "8k"))
     assert exit_code == OUTCOMES[StoreFull].exit_code
     assert f"{arguments[-1]}: no space left on the disk" in line
+
+
+def test_an_authority_that_found_no_room_is_not_in_its_own_way(tmp_path: Path) -> None:
+    folder = tmp_path / "disk" / "ca"
+    folder.parent.mkdir()
+    with kept_disk(folder.parent, "24k") as (enter, seen):
+        exit_code, line = said(["admin", "ca", "init", "--folder", str(folder)], tmp_path, *enter)
+        assert exit_code == OUTCOMES[StoreFull].exit_code, line
+        assert f"{folder}/register.db: no space left on the disk: make room" in line
+        assert not any((seen / "ca").iterdir())
 
 
 def test_what_a_device_keeps_on_a_full_disk(tmp_path: Path) -> None:

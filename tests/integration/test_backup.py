@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -15,14 +17,17 @@ import pytest
 from commands import anabranch, answer, serving
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
+from small_disks import own_disk
 from wire import Served, server_config
 
 from anabranch.core.errors import (
+    OUTCOMES,
     ConfigError,
     DataError,
     FolderMissing,
     StoreCorrupt,
     StoreError,
+    StoreFull,
     StoreLocked,
 )
 from anabranch.core.limits import DEFAULT_LIMITS
@@ -175,6 +180,16 @@ def test_where_no_copy_is_made(served: Served, tmp_path: Path) -> None:
         back_up(other, tmp_path / "backup")
     with pytest.raises(FolderMissing):
         back_up(tmp_path / "nowhere", tmp_path / "backup")
+
+
+@pytest.mark.parametrize("served", ["log"], indirect=True)
+def test_a_disk_without_room_for_a_copy_is_said_with_what_to_do(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    words = ["-m", "anabranch.cli.main", "admin", "backup", "disk/backup", "--data-dir", "data"]
+    command = [*own_disk(tmp_path / "disk", "8k"), sys.executable, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == OUTCOMES[StoreFull].exit_code, done.stderr
+    assert "are to be copied there: make room, or name another place" in done.stderr
 
 
 def test_where_none_is_put_back(served: Served, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from guarded import issued, yesterday
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated, NotPermitted
+from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated, NotPermitted, StoreError
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import (
     Kind,
@@ -181,6 +181,15 @@ def test_an_authority_is_not_overwritten(authority: Authority, tmp_path: Path) -
         Authority.create(authority.folder)
     with pytest.raises(ConfigError, match="ca init"):
         Authority.open(tmp_path / "nowhere")
+
+
+def test_an_authority_that_could_not_be_made_is_made_by_the_next_try(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "ca" / "ca.pem.tmp"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"ca\.pem cannot be used"):
+        Authority.create(tmp_path / "ca")
+    in_the_way.rmdir()
+    Authority.create(tmp_path / "ca").close()
 
 
 @pytest.mark.parametrize("damage", ["key", "certificate", "another's", "register", "no register", "newer"])
