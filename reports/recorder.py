@@ -195,6 +195,10 @@ class Recorder:
             now, "compression", {"version": version, "uplink": uplink, "downlink": downlink, "why": why}
         )
 
+    def until(self, now: float) -> None:
+        """The run has come so far, whether or not anything happened then."""
+        self._last_s = max(self._last_s, now)
+
     def finished(self, now: float, why: str, given_up: bool = False) -> None:
         """A budget was used up, or the run was given up."""
         self._ended_by, self._given_up = why, why if given_up else ""

@@ -402,6 +402,7 @@ class Simulation:
 
     def result(self, wall_s: float, status: Status = "finished", why: str = "") -> Result:
         """What the run came to, after `wall_s` real seconds."""
+        self._recorder.until(self.clock.now)
         found = self._recorder.result(
             digest(self.engine.vector), self._journal.sha256, wall_s, status, why or self._time_is_up()
         )

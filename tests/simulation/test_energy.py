@@ -115,6 +115,16 @@ def test_a_fleet_by_what_its_record_tells(tmp_path: Path) -> None:
     assert energy.devices == 4
 
 
+def test_a_training_is_counted_until_the_virtual_time_is_up(tmp_path: Path) -> None:
+    """Nothing happens after the download, which is there after six ways of 50 ms."""
+    fleet = {**FLEET, **COSTS, "clients": 1, "step_time_s": 100.0}
+    run = {"virtual_s_max": 9.0, "evaluate_every_versions": 1}
+    result, _ = recorded(config(fleet=fleet, run=run), tmp_path)
+    assert result.energy is not None
+    assert (result.virtual_s, result.updates_applied) == (9.0, 0)
+    assert result.energy.train_j == pytest.approx(4.0 * (9.0 - 6 * 0.05))
+
+
 def test_history_grows_and_says_what_the_target_took(tmp_path: Path) -> None:
     costs = {**FLEET, **COSTS, "examples_per_client": 256}
     run = {"evaluate_every_versions": 1, "target_accuracy": 0.2}
