@@ -26,13 +26,11 @@ class Door(Protocol):
         """The answer to a small request."""
         ...
 
-    def model(self, request: devices.FetchModelRequest, timeout_s: float) -> ModelChunks:
+    def model(self, request: devices.FetchModelRequest) -> ModelChunks:
         """A model as it comes, its header with the first chunk."""
         ...
 
-    def push(
-        self, header: devices.UpdateHeader, chunks: Iterable[Chunk], timeout_s: float
-    ) -> devices.PushUpdateResponse:
+    def push(self, header: devices.UpdateHeader, chunks: Iterable[Chunk]) -> devices.PushUpdateResponse:
         """Send an update."""
         ...
 
@@ -47,9 +45,9 @@ class CallDoor:
         """See `Door`."""
         return getattr(self._stub, METHODS[type(request)])(request, timeout=timeout_s)
 
-    def model(self, request: devices.FetchModelRequest, timeout_s: float) -> ModelChunks:
+    def model(self, request: devices.FetchModelRequest) -> ModelChunks:
         """See `Door`."""
-        stream = self._stub.FetchModel(request, timeout=timeout_s)
+        stream = self._stub.FetchModel(request)
         with StallGuard(stream.cancel, self._stall_s) as guard:
             try:
                 for message in stream:
@@ -59,9 +57,7 @@ class CallDoor:
             finally:
                 stream.cancel()
 
-    def push(
-        self, header: devices.UpdateHeader, chunks: Iterable[Chunk], timeout_s: float
-    ) -> devices.PushUpdateResponse:
+    def push(self, header: devices.UpdateHeader, chunks: Iterable[Chunk]) -> devices.PushUpdateResponse:
         """See `Door`."""
         # The guard is made first: gRPC takes messages from a thread of its own.
         guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
@@ -72,6 +68,6 @@ class CallDoor:
                 guard.moved()
                 yield devices.PushUpdateRequest(chunk=devices.UpdateChunk(offset=offset, data=bytes(data)))
 
-        call = self._stub.PushUpdate.future(messages(), timeout=timeout_s)
+        call = self._stub.PushUpdate.future(messages())
         with guard:
             return call.result()

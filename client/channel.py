@@ -50,7 +50,6 @@ OTHER_PORT = (
     "operators at its server.admin_address (7071); or it is of another release"
 )
 ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
-STREAM_S_MAX = 30 * 86400.0  # of a whole transfer: gRPC takes no deadline that lies in another age
 RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
 
 _BY_NAME = {cls.__name__: cls for cls in OUTCOMES}
@@ -191,8 +190,7 @@ def mapped_errors(address: str, plain: bool = False) -> Iterator[None]:
 class StallGuard:
     """Cancels a stream on which nothing has moved for `idle_s` seconds.
 
-    A gRPC deadline bounds the whole call, which must be long for a large model on a slow link; this
-    notices a dead link long before.
+    In the place of gRPC's deadline, which bounds the whole call: a large model over a slow link takes long.
     """
 
     def __init__(self, cancel: Callable[[], Any], idle_s: float) -> None:
@@ -218,11 +216,6 @@ class StallGuard:
             if time.monotonic() - self._moved_at >= self._idle_s:
                 self._cancel()
                 return
-
-
-def stream_deadline_s(size_bytes: int) -> float:
-    """The deadline of a whole transfer: a link slower than 16 KiB a second will not do."""
-    return min(max(60.0, size_bytes / (16 * 1024)), STREAM_S_MAX)
 
 
 def _window(text: str) -> Window | None:

@@ -75,28 +75,24 @@ class StreamDoor:
             self._note_model(request, answer)
         return answer
 
-    def model(self, request: devices.FetchModelRequest, timeout_s: float) -> ModelChunks:
+    def model(self, request: devices.FetchModelRequest) -> ModelChunks:
         """See `Door`."""
-        latest, first_s = time.monotonic() + timeout_s, min(timeout_s, self._stall_s)
         if self._is_coming(request):
-            self._expect(time.monotonic() + first_s)
+            self._expect(self._stalled_at())
             self._coming = None
         else:
-            self._say([frame_bytes(_head(fetch=request))], first_s)
+            self._say([frame_bytes(_head(fetch=request))], self._stall_s)
         name: str | None = "fetch"
         while True:
             head, data = self._next(name)
             yield head.fetch if name else None, Chunk(head.offset, data)
             if not head.more:
                 return
-            self._expect(min(latest, time.monotonic() + self._stall_s))
+            self._expect(self._stalled_at())
             name = None
 
-    def push(
-        self, header: devices.UpdateHeader, chunks: Iterable[Chunk], timeout_s: float
-    ) -> devices.PushUpdateResponse:
+    def push(self, header: devices.UpdateHeader, chunks: Iterable[Chunk]) -> devices.PushUpdateResponse:
         """See `Door`."""
-        latest = time.monotonic() + timeout_s
         first = _head(push=header)
 
         def messages() -> Iterator[bytes]:
@@ -108,12 +104,12 @@ class StreamDoor:
                 following = next(rest, None)
                 head.offset, head.more = chunk.offset, following is not None
                 yield frame_bytes(head, chunk.data)
-                self._expect(min(latest, time.monotonic() + self._stall_s))
+                self._expect(self._stalled_at())
                 if following is None:
                     return
                 head, chunk = devices.RequestHead(), following
 
-        self._say(messages(), min(timeout_s, self._stall_s))
+        self._say(messages(), self._stall_s)
         answer: devices.PushUpdateResponse = self._heard("push")
         self._note_model(header.next, answer.next)
         return answer
@@ -171,6 +167,10 @@ class StreamDoor:
         if (said := frame.head.WhichOneof("answer")) != name:
             raise ProtocolError(f"the server answers {said} where {name} was due: install the same version")
         return frame
+
+    def _stalled_at(self) -> float:
+        """When a transfer of which nothing moves from now on is cut."""
+        return time.monotonic() + self._stall_s
 
     def _expect(self, at: float) -> None:
         """Cut the stream off unless something moves until then."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import grpc
 
 from anabranch.client.bundles import BundleFiles
-from anabranch.client.channel import CONTROL_S, StallGuard, stream_deadline_s
+from anabranch.client.channel import CONTROL_S, StallGuard
 from anabranch.client.link import Link
 from anabranch.client.listed import ListedBundle, ListedJob, read_jobs
 from anabranch.client.run import ClientOptions, device_wallet
@@ -80,7 +80,7 @@ class JobOffice:
         )
         stub = self._stub()
         with self._link.calling():
-            call: Any = stub.FetchBundle(request, timeout=stream_deadline_s(bundle.size_bytes))
+            call: Any = stub.FetchBundle(request)
             with StallGuard(call.cancel, DEFAULT_LIMITS.upload_idle_s) as guard:
                 for piece in call:
                     guard.moved()

@@ -20,7 +20,6 @@ from anabranch.client.channel import (
     check_plain,
     mapped_errors,
     open_channel,
-    stream_deadline_s,
 )
 from anabranch.client.clocks import check_unreached
 from anabranch.client.listed import ListedJob, read_jobs
@@ -408,13 +407,12 @@ class OperatorClient:
         is whole. Raises `UnknownVersion`, and `ConfigError` where there is no such stage.
         """
         unfinished = path.with_name(path.name + ".tmp")
-        timeout = stream_deadline_s(DEFAULT_LIMITS.payload_bytes_max)
         exported = written = size = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with unfinished.open("wb") as file, self._errors():
                 request = operators.ExportRequest(version=version, best=best, stage=stage)
-                stream = self._stub.Export(request, timeout=timeout)
+                stream = self._stub.Export(request)
                 with StallGuard(stream.cancel, DEFAULT_LIMITS.upload_idle_s) as guard:
                     for message in stream:
                         guard.moved()

@@ -18,7 +18,6 @@ from anabranch.client.calls import Door
 from anabranch.client.channel import (
     CONTROL_S,
     RECONNECT_MAX_S,
-    stream_deadline_s,
 )
 from anabranch.client.doors import Doors
 from anabranch.client.history import SeenHistory
@@ -419,10 +418,9 @@ class GrpcTransport:
         )
         request.MergeFrom(wanted)
         request.chunk_bytes_max = self._wished_chunk_bytes
-        timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
         pace, began_at, came_bytes = self._receives, time.monotonic(), 0
         self._receives = min(pace, LinkPace.USUAL)  # after a failure chunks are small
-        with closing(door.model(request, timeout)) as chunks:
+        with closing(door.model(request)) as chunks:
             for header, chunk in chunks:
                 if header is not None:
                     if header.not_modified:
@@ -488,13 +486,12 @@ class GrpcTransport:
     def _send(
         self, entry: UpdateEntry, offset: int, next_ask: devices.AskTaskRequest | None
     ) -> devices.PushUpdateResponse:
-        timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
-        header = update_header(entry, self.client_id, signature, next_ask)
+        header = update_header(entry, self.client_id, self._signature(entry), next_ask)
         most = self._limits.chunk_bytes_max
         pace, began_at = self._sends, time.monotonic()
         self._sends = min(pace, LinkPace.USUAL)  # after a failure they are small
         answer = self._doors.ask(
-            lambda door: door.push(header, chunks_of(entry.payload, offset, most, pace=pace), timeout)
+            lambda door: door.push(header, chunks_of(entry.payload, offset, most, pace=pace))
         )
         sent_bytes = max(0, len(entry.payload) - offset)
         self._sends = pace_after(sent_bytes, time.monotonic() - began_at, pace)

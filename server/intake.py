@@ -60,14 +60,12 @@ from anabranch.server.deadline import Deadline
 from anabranch.server.failpoints import reach
 from anabranch.server.gate import Caller
 from anabranch.server.spool import UploadKey
-from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Upload, Uploads
+from anabranch.server.uploads import Upload, Uploads
 from anabranch.server.writer import Writer
 from anabranch.support.tracing import span
 
 # Vectors decoded at a time, in bytes: what is received may be large, what is worked on is bounded.
 DECODED_BYTES_MAX = 64 * MIB
-# A whole upload may take this long, or as long as the slowest link that is still of use.
-WHOLE_UPLOAD_S_MIN = 60.0
 # What comes of a push, by whichever door: its header, then its bytes; None for what is neither.
 Contents = AsyncIterator[devices.UpdateHeader | Chunk | None]
 
@@ -348,7 +346,6 @@ class Intake:
         key = UploadKey(update.client_id, update.task_id, update.update_id)
         upload = await self.uploads.open(key, payload.size_bytes, payload.sha256)
         reach("upload_begun")
-        latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
         upload.on_cut = lambda: deadline.move(clock())
         try:
             async for content in contents:
@@ -356,7 +353,7 @@ class Intake:
                 await upload.add(*_chunk(content))
                 del content  # the next one may be long in coming
                 if upload.received != before:  # nothing has come in a chunk of nothing
-                    deadline.move(min(latest, self._idle_until()))
+                    deadline.move(self._idle_until())
         except BaseException:
             await self.uploads.done(upload)
             raise

@@ -25,7 +25,7 @@ from anabranch.support.heap import trim_heap
 
 T = TypeVar("T")
 
-SLOWEST_BYTES_PER_S = 16 * KIB  # of a link that is still of use
+SLOWEST_BYTES_PER_S = 16 * KIB  # who brings less is behind
 HELD_BYTES_MAX = 128 * MIB  # in memory, of all uploads; from there on small ones are spooled, too
 GATHERED_BYTES_MAX = 8 * MIB  # the same; from there on what is spooled is written chunk by chunk
 TRIM_EVERY_S = 2.0  # while uploads end

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ from wire import Served, server_config
 from anabranch.client.calls import CallDoor, ModelChunks
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable
-from anabranch.core.limits import CHUNK_BYTES, SLOW_CHUNK_BYTES
+from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS, SLOW_CHUNK_BYTES
 from anabranch.core.model.updates import Ask, Capability, Task, Verdict
 from anabranch.protos.frames import Chunk
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.rpc import Devices
+from anabranch.server.uploads import Upload, Uploads
 
 SIZE = 600_000
+DAY_S = 86_400.0
 LITTLE = [SLOW_CHUNK_BYTES] * 36 + [SIZE - 36 * SLOW_CHUNK_BYTES]
 ONE = 200_000  # a chunk of the usual size
 LITTLE_OF_ONE = [SLOW_CHUNK_BYTES] * 12 + [ONE - 12 * SLOW_CHUNK_BYTES]
@@ -46,15 +51,15 @@ class SlowLink:
             sizes.append(len(chunk.data))
             yield chunk
 
-    def model(self, door: Any, request: Any, timeout_s: float) -> ModelChunks:
-        for header, chunk in MODEL(door, request, timeout_s):
+    def model(self, door: Any, request: Any) -> ModelChunks:
+        for header, chunk in MODEL(door, request):
             if not list(self.through([chunk], self.came)):
                 raise Unavailable("cut on the way")
             yield header, chunk
 
-    def push(self, door: Any, header: Any, chunks: Iterable[Chunk], timeout_s: float) -> Any:
+    def push(self, door: Any, header: Any, chunks: Iterable[Chunk]) -> Any:
         try:  # a stream that ends too soon is a stream that was cut
-            return PUSH(door, header, self.through(chunks, self.sent), timeout_s)
+            return PUSH(door, header, self.through(chunks, self.sent))
         except Exception as error:
             raise Unavailable("cut on the way") from error
 
@@ -140,6 +145,60 @@ def test_an_update_goes_out_in_little_chunks_on_from_where_it_was_cut(
     link.left = 10**6
     assert device.push(update).decision.verdict is Verdict.PUBLISHED
     assert link.sent == little, "what came is not sent again"
+
+
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """Of the device's calls for payloads, one each, as the server is told."""
+    told: list[float | None] = []
+
+    def telling(method: Any) -> Any:
+        def call(self: Devices, requests: Any, context: Any) -> Any:
+            told.append(context.time_remaining())
+            return method(self, requests, context)
+
+        return call
+
+    for name in ("FetchModel", "PushUpdate"):
+        monkeypatch.setattr(Devices, name, telling(getattr(Devices, name)))
+    return told
+
+
+def test_a_transfer_has_no_deadline_at_its_device(
+    deadlines: list[float | None], device: GrpcTransport
+) -> None:
+    """As long as something moves: over a link of 5 KiB a second 600 kB take two minutes."""
+    work(device)
+    assert deadlines == [None, None]
+
+
+def test_an_upload_that_began_long_ago_goes_on(
+    deadlines: list[float | None], tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day ago by this server's clock: what comes of it counts, not when it began."""
+    add, ahead_s = Upload.add, [-DAY_S]
+    monkeypatch.setattr(Uploads, "now", lambda self: asyncio.get_running_loop().time() + ahead_s[0])
+
+    async def adding(self: Upload, *chunk: Any) -> None:
+        ahead_s[0] = 0.0
+        await add(self, *chunk)
+
+    monkeypatch.setattr(Upload, "add", adding)
+    config = server_config(tmp_path / "data", client={"connection": "calls"})
+    with Served(config, manifest, replace(DEFAULT_LIMITS, upload_idle_s=2 * DAY_S)) as served:
+        assert served.info is not None
+        with GrpcTransport(served.info.address, "a") as transport:
+            work(transport)
+    assert len(deadlines) == 2, "it was cut, and went on in another stream"
+
+
+def work(device: GrpcTransport) -> None:
+    """One task, from its model to the decision of its update."""
+    spec = device.enrol(Capability()).spec
+    task = device.ask(Ask("a", "t-0"), spec)
+    assert isinstance(task, Task)
+    device.fetch(spec.layout_hash, task.base_version)
+    assert device.push(result_of(task, spec, "u-0", 1.0)).decision.verdict is Verdict.PUBLISHED
 
 
 def test_a_server_that_nobody_reaches_says_nothing_of_the_link(
