@@ -16,7 +16,6 @@ from functools import partial
 
 import numpy as np
 
-from anabranch.compress.codec import accumulate
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.model.params import ParamSpec, Vector, dense
@@ -59,7 +58,6 @@ class Measured:
     bytes_per_parameter: float
     small_group: float
     encode: float
-    decode: float
     nmse: float
 
 
@@ -151,12 +149,9 @@ def measure(spec: ParamSpec, x: Vector) -> Table:
         data = codec.encode(x, layout, 1, notes)
         error = float(np.sum((dense(codec.decode(data, layout)) - x).astype(np.float64) ** 2))
         encode = least_s(partial(codec.encode, x, layout, 1, notes))
-        decode = least_s(partial(accumulate, codec, data, layout, target, 0.5))
         copied.append(least_s(lambda: np.copyto(target, x)))
         own = 0.0 if text == "raw" else small / x.size
-        rows.append(
-            Measured(text, len(data) / x.size, own, gigabytes / encode, gigabytes / decode, error / power)
-        )
+        rows.append(Measured(text, len(data) / x.size, own, gigabytes / encode, error / power))
     return Table(x.size, gigabytes / float(np.median(copied)), rows)
 
 
@@ -164,13 +159,12 @@ def table(measured: Table) -> str:
     """The figures as a Markdown table."""
     head = ("chain", "bytes a parameter", "of them biases, norms", "NMSE")
     lines = [
-        "| " + " | ".join([*head, "encode, GB/s", "/ copy", "decode and add, GB/s", "/ copy"]) + " |",
-        "|---" * (len(head) + 4) + "|",
+        "| " + " | ".join([*head, "encode, GB/s", "/ copy"]) + " |",
+        "|---" * (len(head) + 2) + "|",
     ]
     lines += [
         f"| `{m.chain.replace('|', chr(92) + '|')}` | {m.bytes_per_parameter:.4f} | {m.small_group:.4f} |"
-        f" {m.nmse:.2g} | {m.encode:.2f} | **{m.encode / measured.memcpy:.2f}** | {m.decode:.2f} |"
-        f" **{m.decode / measured.memcpy:.2f}** |"
+        f" {m.nmse:.2g} | {m.encode:.2f} | **{m.encode / measured.memcpy:.2f}** |"
         for m in measured.rows
     ]
     return "\n".join(lines)
@@ -190,7 +184,7 @@ def section() -> str:
 
 One core. GB/s of float32 input, and the same as a share of a copy of the same vector (`numpy.copyto`) in the
 same run; a small vector is copied within the cache; the copy of 128 MiB: {copy:.1f} GB/s. NMSE is
-the squared error over the squared length. Decoding adds to a dense vector. All sizes include the framing
+the squared error over the squared length. All sizes include the framing
 and the biases and norms, which are bf16 whatever the chain.
 """
     for name, (spec, x) in {

@@ -14,7 +14,7 @@ import numpy as np
 
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.model.params import Delta, Vector, add_scaled
+from anabranch.core.model.params import Delta, Vector
 
 Memory = MutableMapping[str, float]
 
@@ -77,8 +77,3 @@ class Raw:
     def bytes_max(self, layout: Layout) -> int:
         """Exactly these."""
         return layout.size * layout.dtype.itemsize
-
-
-def accumulate(codec: Codec, data: bytes | memoryview, layout: Layout, out: Vector, weight: float) -> None:
-    """`out += weight * decoded`; nothing is added unless all is valid, and nothing is made dense."""
-    add_scaled(out, weight, codec.decode(data, layout))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from anabranch.compress.chain import _dense
-from anabranch.compress.codec import accumulate
 from anabranch.compress.feedback import make_uplink
 from anabranch.compress.grid import PLANES, DenseLevels, Grid
 from anabranch.compress.layout import Group, Layout
@@ -19,7 +18,7 @@ from anabranch.compress.stage import BLOCK, Dense, StageContext
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.chains import parse_chain
-from anabranch.core.model.params import ParamSpec, SparseVector, Vector, dense
+from anabranch.core.model.params import ParamSpec, SparseVector, Vector, add_scaled, dense
 from anabranch.core.model.submodels import Coordinates
 from anabranch.testing.payloads import CHAINS, laplace, model
 
@@ -54,7 +53,7 @@ def round_trip(text: str, x: Vector, layout: Layout = LAYOUT, seed: int = 7) -> 
     assert found.dtype == layout.dtype
     assert found.shape == (layout.size,)
     out = np.full(layout.size, 0.5, layout.dtype)
-    accumulate(codec, data, layout, out, 0.25)
+    add_scaled(out, 0.25, decoded)
     assert np.allclose(out, 0.5 + 0.25 * found, rtol=1e-6, atol=1e-6)
     return found
 
