@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from anabranch.strategies.registry import strategy_of
     from anabranch.strategies.teasq import Teasq
     from anabranch.strategies.teasq_drop import TeasqDrop
+    from anabranch.strategies.waves import Waves
 
 __all__ = [
     "ACE",
@@ -49,6 +50,7 @@ __all__ = [
     "QAFeL",
     "Teasq",
     "TeasqDrop",
+    "Waves",
     "strategy_of",
 ]
 
@@ -73,6 +75,7 @@ PLACES = {
     "qafel": "anabranch.strategies.qafel:QAFeL",
     "teasq": "anabranch.strategies.teasq:Teasq",
     "teasq_drop": "anabranch.strategies.teasq_drop:TeasqDrop",
+    "waves": "anabranch.strategies.waves:Waves",
 }
 _HOMES = {name: home for home, _, name in (place.partition(":") for place in PLACES.values())}
 _HOMES["strategy_of"] = "anabranch.strategies.registry"

@@ -61,6 +61,7 @@ QUICK = [
     ("logistic", "fedasmu"),
     ("logistic", "fedfa"),
     ("logistic", "annealed"),
+    ("logistic", "waves"),
     ("logistic", "phased"),
 ]
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]

@@ -42,6 +42,7 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("annealed", {"buffer_size": 1, "growth": 0.3, "flush_s": 3.0}),
     ("annealed", {"buffer_size": 1, "growth": 0.3, "outer": {"name": "nesterov", "lr": 0.3}}),
     ("fedbuff", {"buffer_size": 2, "flush_s": 3.0, "outer": {"name": "schedule_free", "lr": 0.5}}),
+    ("waves", {"share": 0.5, "flush_s": 3.0}),
     ("fedasmu", {"staleness_max": 2}),
     ("fedbuff", {"buffer_size": 2, "scheduler": {"name": "fedluck", "steps_max": 3}}),
     ("fedasync", {"scheduler": {"name": "equal_time", "task_s": 2.0, "steps_max": 3}}),

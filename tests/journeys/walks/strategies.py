@@ -31,6 +31,7 @@ CHOOSING = Walk(
         types("anabranch simulate synthetic --strategy fedasmu", says="48 updates"),
         types("anabranch simulate synthetic --strategy fedfa", says="48 updates"),
         types("anabranch simulate synthetic --strategy annealed", says="48 updates"),
+        types("anabranch simulate synthetic --strategy waves", says="48 updates"),
         types("anabranch simulate synthetic --updates 48", says="48 updates"),
         types("anabranch simulate synthetic --strategy phased", says="60 updates"),
     ),
