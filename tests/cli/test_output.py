@@ -61,6 +61,39 @@ def test_a_narrow_terminal_breaks_no_word_of_a_table(
         assert word in shown, word
 
 
+def test_a_table_wider_than_the_terminal_goes_on_below(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = ["strategy", *(f"measurement-{n}" for n in range(9))]
+    rows = [[name, *(f"{name}-{n}" for n in range(9))] for name in ("fedbuff", "annealed")]
+    Output().table("two runs", columns, rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = [[word for word in line.split() if word not in "┃│"] for line in lines]
+    assert words.count(["two", "runs"]) == 1
+    for row in (columns, *rows):
+        mine = [line[1:] for line in words if line[:1] == row[:1]]
+        assert len(mine) == 2
+        assert [word for line in mine for word in line] == row[1:]
+
+
+def test_columns_of_unequal_words_fit_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = ["strategy", "seeds", "final accuracy", "final loss", "worst tenth of groups", "time to target"]
+    columns += ["updates", "uplink", "downlink"]
+    row = ["fedbuff, local_steps=3, simulated", "2", "67.20 % ± 0.21 %", "1.06 ± 0.00351", "45.23 % ± 2.2 %"]
+    row += ["1.2 min ± 3.2 s", "60", "240 kB ± 2 kB", "269 kB"]
+    Output().table("", columns, [row])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = " ".join(lines).split()
+    for word in " ".join((*columns, *row)).split():
+        assert word in shown
+
+
 def test_a_name_between_colons_is_no_picture(capsys: pytest.CaptureFixture[str]) -> None:
     output = Output()
     output.table("app.py:A: mean", ["run"], [["app.py:A: it"]])

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
@@ -62,25 +63,28 @@ class Output:
             self.say(text)
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
-        """A table for people."""
+        """A table for people; columns that have no room on their terminal stand below, beside the first."""
         if self.as_json:
             return
+        lines = [[visible(cell, LAYOUT) for cell in row] for row in rows]
+        found = [_Column(name, [line[at] for line in lines]) for at, name in enumerate(columns)]
+        for part in _parts(found, self.console.width):
+            self._print_table(title, part)
+            title = ""
+
+    def _print_table(self, title: str, columns: list[_Column]) -> None:
         table = Table(title=visible(title), title_justify="left", header_style="bold")
-        cells = [[visible(cell, LAYOUT) for cell in row] for row in rows]
-        needed = len(columns) - 1
-        for number, column in enumerate(columns):
-            its = [column, *(row[number] for row in cells)]
-            longest = min(max(len(word) for cell in its for word in cell.split() or [""]), UNBROKEN_CHARS_MAX)
-            whole = all(len(cell) <= longest for cell in its)
-            side: Literal["left", "right"] = "left" if number == 0 else "right"
-            table.add_column(column, justify=side, overflow="fold", min_width=longest, no_wrap=whole)
-            needed += longest
-        for row in cells:
-            table.add_row(*row)
-        if needed + 2 * len(columns) + 2 > self.console.width:  # without lines between the columns it may fit
+        lined = 2 * len(columns) + 2  # columns more for lines between them, where there is room
+        room = self.console.width - _least(columns)
+        if room < lined:
             table.box, table.pad_edge, table.padding = None, False, (0, 1, 0, 0)
-        if needed > self.console.width:  # a line that the terminal wraps can be read, a broken word cannot
-            table.width = needed
+        for number, (column, width) in enumerate(zip(columns, _widths(columns, room, lined), strict=True)):
+            side: Literal["left", "right"] = "left" if number == 0 else "right"
+            table.add_column(column.name, justify=side, overflow="fold", width=width)
+        for line in zip(*(column.cells for column in columns), strict=True):
+            table.add_row(*line)
+        if room < 0:  # a line that the terminal wraps can be read, a broken word cannot
+            table.width = _least(columns)
         self.console.print(table, markup=False, crop=False)
 
     def _json(self, data: Mapping[str, Any]) -> None:
@@ -100,6 +104,49 @@ class Output:
             for number in self._terminals:
                 os.dup2(nowhere, number)
             os.close(nowhere)
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    cells: list[str]
+
+    @property
+    def least(self) -> int:
+        """So wide it breaks no word."""
+        words = (word for cell in (self.name, *self.cells) for word in cell.split())
+        return min(max(map(len, words), default=0), UNBROKEN_CHARS_MAX)
+
+    @property
+    def most(self) -> int:
+        """So wide each of its cells is one line."""
+        return max(map(len, (self.name, *self.cells)))
+
+
+def _least(columns: list[_Column]) -> int:
+    """So wide is a table of these without lines, with a space between them."""
+    return sum(column.least for column in columns) + len(columns) - 1
+
+
+def _parts(columns: list[_Column], width: int) -> list[list[_Column]]:
+    """Columns of tables that are no wider, each with the first one."""
+    parts = [columns[:1]]
+    for column in columns[1:]:
+        if len(parts[-1]) > 1 and _least([*parts[-1], column]) > width:
+            parts.append(columns[:1])
+        parts[-1].append(column)
+    return parts
+
+
+def _widths(columns: list[_Column], room: int, lined: int) -> list[int]:
+    """What is left of the room goes first to whose cells lack least: a number is sooner whole than a name."""
+    widths = [column.least for column in columns]
+    left = room - lined if room >= lined else room
+    for lacking, at in sorted((column.most - column.least, at) for at, column in enumerate(columns)):
+        given = max(0, min(left, lacking))
+        widths[at] += given
+        left -= given
+    return widths
 
 
 def json_line(data: Mapping[str, Any]) -> str:
