@@ -8,6 +8,7 @@ starts the first that may be started, and ends it once the server does not list 
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -276,10 +277,11 @@ class _Rounds:
 
 
 def _ended(worker: Worker) -> int:
-    """End a process, in good order if it will."""
+    """End a process, in good order if it will. Returns its exit code."""
     worker.terminate()
     try:
-        return worker.wait(END_S)
+        code = worker.wait(END_S)
     except subprocess.TimeoutExpired:
         worker.kill()
         return worker.wait()
+    return 0 if code == -signal.SIGTERM else code  # it was not up yet, or had said its last word

@@ -100,7 +100,7 @@ class Cockpit:
             why = "this link was used, or is none: open the newest one that the cockpit has printed"
             return PlainTextResponse(why + "\n", 403)
         self._entered()
-        answer = RedirectResponse("/", 303)
+        answer = RedirectResponse("./", 303)  # below whatever path somebody in between has put it
         answer.set_cookie(
             self.cookie,
             secret,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ from wire import CALL_S, Device, Served, server_config
 from anabranch.api.jobs import add_job, read_job
 from anabranch.cli.health import health
 from anabranch.client.channel import open_channel
+from anabranch.client.jobs import serve_jobs
 from anabranch.client.operator import open_operator
+from anabranch.client.run import ClientOptions
+from anabranch.client.stopping import Bell
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError, StoreCorrupt, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, KIB
@@ -359,6 +363,32 @@ def test_a_run_that_has_ended_is_nothing_to_do(tmp_path: Path) -> None:
         assert "2 updates" in host.until("short", ENDED)
         assert listed(device, host.info.address) == ["long"]
         assert device.fetch()[0].version == 2  # its last version is still served
+
+
+def test_who_works_at_a_run_when_it_ends_has_not_failed(tmp_path: Path) -> None:
+    """Its process is ended by a signal, which counts as no failure that it would have to wait for."""
+    with_job(tmp_path, "short", f"[run]\nupdates_max = 1\n{UNHELD}")
+    with Host(tmp_path) as host, ExitStack() as stack:
+        host.until("short", RUNNING)
+        device = host.device("short")
+        device.enrol()
+        bell, codes = Bell(), list[int]()
+
+        def begin(*_: object) -> subprocess.Popen[bytes]:
+            worker = subprocess.Popen(["sleep", "3600"])
+            stack.callback(worker.kill)
+            assert device.work().version == 1
+            return worker
+
+        def tell(kind: str, **data: int) -> None:
+            if kind == "ended":
+                codes.append(data["code"])
+                bell.stop()
+
+        serve_jobs(
+            ClientOptions("synthetic", host.info.address, "b", state_dir=tmp_path / "b"), begin, tell, bell
+        )
+        assert codes == [0]
 
 
 def test_a_restart_resumes_all_of_them(two: Path) -> None:

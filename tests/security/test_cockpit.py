@@ -141,7 +141,7 @@ def test_the_cookie_is_for_this_site_alone(runs: Path, tmp_path: Path) -> None:
     flags = {part.strip().lower() for part in (answer.headers["set-cookie"] or "").split(";")[1:]}
     assert {"httponly", "samesite=strict", "path=/"} <= flags
     assert not [flag for flag in flags if flag.startswith("domain")]
-    assert answer.headers["location"] == "/"
+    assert answer.headers["location"] == "./"
 
 
 def test_every_answer_has_the_policy(browser: Browser) -> None:

@@ -102,6 +102,8 @@ function RunFrame({ id, session, route, main }: { id: string; session: Session; 
   const { head, error } = run;
   const name = PAGES.find(([key]) => key === page)?.[1] ?? (page === "device" ? `Device ${route.parts[3] ?? ""}` : "River");
   useEffect(() => void (document.title = `${head ? head.title : id}: ${name}`), [head === null, name]);
+  const pages = useRef<HTMLElement>(null); // on a phone they are wider than the screen
+  useEffect(() => pages.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }), [page, head === null]);
   return (
     <>
       <header class="top">
@@ -122,7 +124,7 @@ function RunFrame({ id, session, route, main }: { id: string; session: Session; 
         {head && <OrdersMenu run={run} session={session} />}
         <ThemeSwitch />
       </header>
-      <nav class="pages" aria-label="Pages of the run">
+      <nav class="pages" aria-label="Pages of the run" ref={pages}>
         <ul>
           {PAGES.filter(([key]) => key !== "server" || !head || head.kind === "live").map(([key, title]) => (
             <li key={key}>

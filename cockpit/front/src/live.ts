@@ -91,6 +91,7 @@ export class Run {
     this.line = "opening";
     source.onopen = () => {
       this.line = "open";
+      this.lostAt = 0;
       for (const reader of this.readers) reader([], 1); // what happened while there was no line
       this.told();
     };
@@ -125,7 +126,7 @@ export class Run {
 
   // A browser tries again by itself, unless it was refused: then it is done here.
   private lost(source: EventSource): void {
-    if (this.line !== "lost") this.lostAt = Date.now();
+    this.lostAt ||= Date.now(); // however often it was opened in vain
     this.line = "lost";
     if (source.readyState === EventSource.CLOSED) {
       this.source = null;
@@ -139,6 +140,7 @@ export class Run {
     this.source?.close();
     this.source = null;
     this.line = "none";
+    this.lostAt = 0;
   }
 
   private told(): void {

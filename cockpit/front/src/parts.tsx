@@ -62,8 +62,7 @@ export function Trouble({ error, again, stale }: { error: Refused; again?: () =>
   return (
     <div class={error.status === 404 ? "notice plain" : "notice"} role="status">
       <p>
-        {error.message}
-        {stale && " What stands here is what was read last."}
+        {stale ? `${error.message.replace(/\.?$/, ".")} What stands here is what was read last.` : error.message}
       </p>
       {again && error.status !== 404 && (
         <button type="button" onClick={again}>
