@@ -7,6 +7,8 @@ export type Line = "none" | "opening" | "open" | "lost";
 
 const RETRY_S = 3;
 const HEAD_EVERY_S = 10;
+const SILENT_S = 10; // of a run that goes on there are news every two seconds
+const ANSWER_S = 30; // a line is lost: an answer of it, too, may be
 const HIDDEN_EVERY_S = 600; // so often a page that nobody sees asks, lest its session ends
 
 export class Run {
@@ -20,6 +22,7 @@ export class Run {
   private readonly readers = new Set<(records: NewsRecord[], dropped: number) => void>();
   private source: EventSource | null = null;
   private timer = 0;
+  private silence = 0;
   private headAt = 0;
   private asked = 0;
   private users = 0;
@@ -64,7 +67,7 @@ export class Run {
     const asked = ++this.asked;
     const from = (this.headAt = performance.now());
     try {
-      const head = await get<Head>(runPath(this.id));
+      const head = await get<Head>(runPath(this.id), {}, this.line === "lost" ? AbortSignal.timeout(ANSWER_S * 1000) : undefined);
       if (asked !== this.asked) return;
       this.head = head;
       this.error = null;
@@ -92,6 +95,7 @@ export class Run {
     source.onopen = () => {
       this.line = "open";
       this.lostAt = 0;
+      this.heard();
       for (const reader of this.readers) reader([], 1); // what happened while there was no line
       this.told();
     };
@@ -103,8 +107,19 @@ export class Run {
     source.onerror = () => this.lost(source);
   }
 
+  // Who cuts a line silently, a laptop that slept or a gateway, leaves it open here.
+  private heard(): void {
+    clearTimeout(this.silence);
+    this.silence = window.setTimeout(() => {
+      if (!this.source || !this.goesOn) return;
+      this.source.close();
+      this.lost(this.source);
+    }, SILENT_S * 1000);
+  }
+
   private news(news: News): void {
     this.line = "open";
+    this.heard();
     this.newsAt = performance.now();
     this.newest = news;
     const other = news.state !== this.head?.state; // why, the head says
@@ -137,6 +152,7 @@ export class Run {
 
   private close(): void {
     clearTimeout(this.timer);
+    clearTimeout(this.silence);
     this.source?.close();
     this.source = null;
     this.line = "none";

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from typing import Any
 
 from cockpits import Printed
@@ -294,6 +295,11 @@ def test_pages_tell_that_a_server_is_away_and_go_on_once_it_is_back(
             pages = [somebody.new_page()]
             pages[0].goto(str(Printed(cockpit).next("cockpit")["link"]))
             expect(pages[0].locator(".top .state")).to_have_text("running")
+            expect(pages[0].locator(".line.open")).to_have_text("live")
+            cockpit.send_signal(SIGSTOP)  # as a line that was cut without a word
+            expect(pages[0].locator(".line.lost")).to_contain_text("trying again")
+            cockpit.send_signal(SIGCONT)
+            expect(pages[0].locator(".line.open")).to_have_text("live")
             process.kill()
             process.wait(60)
             expect(pages[0].locator(".top .state")).to_have_text("interrupted")

@@ -36,9 +36,12 @@ function Rows({ runs: all }: { runs: (RunRow | Unreadable)[] }) {
       {runs.length > 1 && (
         <p class="compare-bar">
           {chosen.length > 1 ? (
-            <a class="button" href={`${link("compare")}?runs=${chosen.map(encodeURIComponent).join(",")}`}>
-              Put {chosen.length} runs side by side
-            </a>
+            <>
+              <a class="button" href={`${link("compare")}?runs=${chosen.map(encodeURIComponent).join(",")}`}>
+                Put {chosen.length} runs side by side
+              </a>
+              {chosen.length === COMPARED_MAX && <span class="soft"> These are the most: the next one takes the place of the first.</span>}
+            </>
           ) : (
             <span class="soft">Choose two runs or more to put them side by side.</span>
           )}
