@@ -53,6 +53,7 @@ SOON = (
     "not yet accepting",
     "too many c",
     "slots are reserved",
+    "no more connections",  # PgBouncer's
 )
 
 

@@ -63,7 +63,8 @@ LOOK_AGAIN_S = 0.05  # whether there is a connection by now
 _FULL = {sqlite3.SQLITE_FULL, "53100"}  # the latter is PostgreSQL's disk_full
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"}
 _LOCKED = {sqlite3.SQLITE_BUSY, "55P03"}
-_ENDED = {None, "57P01", "57P02", "57P03"}  # nobody answers, or PostgreSQL ends or starts just then
+# Nobody answers, PostgreSQL ends or starts just then, or PgBouncer, by its only code, has no session of it.
+_ENDED = {None, "57P01", "57P02", "57P03", "08P01"}
 _ANEW = "make it anew from the log beside it (`anabranch admin rebuild`), else restore a backup"
 
 

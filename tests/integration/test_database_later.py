@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -88,6 +89,27 @@ def test_a_database_that_is_started_anew_while_a_standby_looks_is_waited_for(
     with pytest.raises(StoreUnreachable, match="cannot be reached: terminating connection") as found:
         standing_by.open(writes=True)
     assert standby._may_pass(found.value, standby=True)
+
+
+@pytest.mark.parametrize("said", ["server login has been failing, try again later", "server conn crashed?"])
+def test_a_pooler_that_gets_no_session_just_then_is_waited_for(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """PgBouncer lets one in while PostgreSQL is away, and tells at the first statement, always by 08P01."""
+    standing_by = Database(make_url(postgresql_url).set(drivername="postgresql+psycopg"), 600.0)
+
+    def told(connection: Connection) -> None:
+        connection.execute(text(f"DO $$ BEGIN RAISE '{said}' USING ERRCODE = '08P01'; END $$"))
+
+    monkeypatch.setattr(leader, "lock", told)
+    with pytest.raises(StoreUnreachable, match=f"cannot be reached: {re.escape(said)}") as found:
+        standing_by.open(writes=True)
+    assert standby._may_pass(found.value, standby=False)
+
+
+def test_a_pooler_whose_places_are_all_taken_is_waited_for() -> None:
+    error = StoreUnreachable("cannot be reached: FATAL:  no more connections allowed (max_client_conn)")
+    assert standby._may_pass(error, standby=False)
 
 
 class NoPorts(StandbyPorts):
