@@ -17,7 +17,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, InvalidSignature
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import public_key_of
-from anabranch.identity.files import write_private
+from anabranch.identity.files import make_private_folder, write_private
 from anabranch.identity.heads import restored_message
 from anabranch.identity.signatures import check_signature
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -25,7 +25,7 @@ from anabranch.server.history import head_at, history_at
 from anabranch.server.store.base import RunInfo, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.files import FolderLock
-from anabranch.server.verify import stored_run
+from anabranch.server.verify import stored_info
 
 FILE = "restored.json"
 
@@ -58,7 +58,9 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
     """
     store, lock = open_store(database, data_dir), None
     try:
-        info, _ = stored_run(store, data_dir)
+        if database:
+            make_private_folder(data_dir)  # on another machine no server has made it yet
+        info = stored_info(store, data_dir)
         lock = FolderLock(data_dir)
         refuse_private(Config.from_json(info.config))
         version, seq = _newest(store)

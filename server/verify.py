@@ -57,12 +57,17 @@ class VerifyReport:
 
 def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
     """The run in a store that was not started, and what it started from. Raises `DataError`."""
+    return stored_info(store, data_dir), read_manifest(kept_manifest(data_dir))
+
+
+def stored_info(store: Store, data_dir: Path) -> RunInfo:
+    """The run in a store that was not started. Raises `DataError`."""
     if not data_dir.is_dir():
         raise FolderMissing(f"{data_dir} is not there: name the data_dir (and the database) of a server")
     info = store.info()
     if info is None:
         raise DataError(f"{data_dir} holds no run: name the data_dir (and the database) of a server")
-    return info, read_manifest(kept_manifest(data_dir))
+    return info
 
 
 def stored_config(data_dir: Path, database: str = "") -> Config:

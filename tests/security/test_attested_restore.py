@@ -29,7 +29,7 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config.tables import ClientTable
-from anabranch.core.errors import ConfigError, HistoryMismatch
+from anabranch.core.errors import ConfigError, FolderMissing, HistoryMismatch
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Ask, Capability, Task
@@ -107,6 +107,23 @@ def test_a_restore_that_the_authority_attests_is_believed_once(tmp_path: Path) -
         assert not (guarded.data_dir / FILE).exists()
         with started_again(guarded), pytest.raises(HistoryMismatch):
             fetch(guarded.transport(wallet), guarded)  # nobody has attested this one
+
+
+def test_a_database_that_is_put_back_on_another_machine_needs_no_folder_there(
+    tmp_path: Path, postgresql_url: str
+) -> None:
+    """pg_restore brings the database alone: the folder of the data has nothing in it, or is not there."""
+    manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(8, np.float32)})
+    server = {"database": postgresql_url}
+    with Served(server_config(tmp_path / "lost", server=server), manifest) as served:
+        served.device().work()
+    elsewhere = tmp_path / "elsewhere" / "data"
+    made = attest(elsewhere, postgresql_url, None)
+    assert (made.version, (elsewhere / FILE).is_file()) == (1, True)
+    with Served(server_config(elsewhere, server=server), manifest) as served:
+        assert served.device("other").task().base_version == 1
+    with pytest.raises(FolderMissing):
+        attest(tmp_path / "mistyped", "", None)
 
 
 def works(guarded: Federation, wallet: Any, times: int, value: float = 1.0) -> None:
