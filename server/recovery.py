@@ -87,7 +87,7 @@ def recover(
     config = as_started(stored, given)
     _check_same(stored, config)
     found = store.load()
-    key = _noise_key(store, config, begun)
+    key = _noise_key(store, config, begun, info.run_id)
     blueprint = Blueprint.of(config, manifest.spec, limits, key, masks=True, shelf=shelf_of(store))
     begin = partial(blueprint.engine, manifest.tensors)
     replay = Replay(store, begin, found, store.receipt)
@@ -147,12 +147,12 @@ def _check_parts(store: Store, given: Config, spec: ParamSpec, limits: Limits) -
     blueprint.parts()
 
 
-def _noise_key(store: Store, config: Config, begun: bool) -> bytes | None:
+def _noise_key(store: Store, config: Config, begun: bool, run_id: str) -> bytes | None:
     """The key of a private run: made before its first event, and only then. Raises `DataError`."""
     folder = Path(config.server.data_dir)
     if begun and ((folder / NOISE_KEY).exists() or next(store.records(), None) is not None):
-        return kept_key(config, folder)
-    return new_key(config, folder)
+        return kept_key(config, folder, run_id)
+    return new_key(config, folder, run_id)
 
 
 def _said(stored: Config, given: Config, engine: Engine, read_at: float) -> Mapping[str, Any]:

@@ -98,7 +98,7 @@ def verify(
     try:
         info, manifest = stored_run(store, data_dir)
         config = Config.from_json(info.config)
-        key = kept_key(config, key_folder or data_dir)
+        key = kept_key(config, key_folder or data_dir, info.run_id)
         shelf = ScratchShelf(getattr(store, "shelf", None))  # what is read stays as it is
         blueprint = Blueprint.of(config, manifest.spec, key=key, masks=True, shelf=shelf)
         begin = partial(blueprint.engine, manifest.tensors)

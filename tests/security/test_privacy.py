@@ -104,7 +104,7 @@ def test_a_private_run_goes_on_after_a_restart_and_is_proved_with_its_key(
     data = tmp_path / "data"
     with Served(settings, manifest) as served:
         work(served, 2)
-    key = bytes.fromhex((data / NOISE_KEY).read_text())
+    key = bytes.fromhex((data / NOISE_KEY).read_text().split()[0])
     assert len(key) == 32
     assert stat.S_IMODE((data / NOISE_KEY).stat().st_mode) == 0o600
     with Served(settings, manifest) as served:
@@ -150,14 +150,21 @@ def test_without_its_key_nothing_goes_on_or_is_proved(
         work(served, 1)
     key = data / NOISE_KEY
     text = key.read_text()
-    for wrong, words in ((None, "is missing"), ("abc", "cannot be read"), ("00" * 31, "has 31 bytes")):
+    new_key(private_config(), tmp_path / "other", "another")
+    others = (tmp_path / "other" / NOISE_KEY).read_text()
+    for wrong, words in (
+        (None, "is missing"),
+        ("abc", "cannot be read"),
+        ("00" * 31, "has 31 bytes"),
+        (others, "is the key of run another"),  # the server ended in order: no version is made again
+    ):
         key.unlink(missing_ok=True)
         if wrong is not None:
             key.write_text(wrong)
         for way in (lambda: verify(data), lambda: Served(settings, manifest).__enter__()):
             with pytest.raises(DataError, match=words):
                 way()
-    key.write_text("00" * 32)
+    key.write_text("00" * 32)  # as releases before have it, without the run's id
     assert any("is not the one on record" in p or "digest" in p for p in verify(data, whole=True).problems)
     key.write_text(text)
     assert verify(data, whole=True).problems == ()

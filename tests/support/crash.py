@@ -145,7 +145,7 @@ def remembered(data_dir: Path, spec: ParamSpec, first: Vector, database: str = "
 
 def _noised(first: Vector, applied: list[Applied], data_dir: Path) -> Vector:
     """The sum, by hand, with the noise of each version: deviation 1, so on a grid of 2^-20."""
-    key = bytes.fromhex((data_dir / "privacy.key").read_text())
+    key = bytes.fromhex((data_dir / "privacy.key").read_text().split()[0])
     model = first.copy()
     for update in sorted(applied, key=lambda update: update.version):
         noise = np.rint(normals(version_key(key, update.version), first.size) * 2**20) / 2**20
