@@ -12,9 +12,10 @@ from anabranch.core.errors import AnabranchError, ConfigError, NotAuthenticated,
 from anabranch.identity.addresses import JOB_KEY
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import Kind, Peer, certificate_pem, peer_of
-from anabranch.server.gate import Caller, Gate, Scope
+from anabranch.server.gate import EVERYBODY, Caller, Gate, Scope
 from anabranch.server.members import Members
 from anabranch.server.places import Places
+from anabranch.support.tracing import TRACEPARENT
 
 WARDS = Scope(("ward-*",))
 PORT = "ipv4:127.0.0.1:1"
@@ -23,15 +24,16 @@ PORT = "ipv4:127.0.0.1:1"
 class Call:
     """As gRPC tells of one: what it said of its job, the certificate that it came with, when it is over."""
 
-    def __init__(self, job: str = "", pem: bytes = b"") -> None:
-        self._job, self._pem = job, pem
+    def __init__(self, job: str = "", pem: bytes = b"", trace: str = "") -> None:
+        self._said = {"other": "x", JOB_KEY: job, TRACEPARENT: trace}
+        self._pem = pem
         self._heard: list[Callable[[Call], None]] = []
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {"x509_pem_cert": [self._pem]} if self._pem else {}
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("other", "x"), (JOB_KEY, self._job)) if self._job else (("other", "x"),)
+        return tuple((key, value) for key, value in self._said.items() if value)
 
     def peer(self) -> str:
         return PORT
@@ -105,9 +107,9 @@ def test_a_call_is_of_the_run_that_the_port_is_of() -> None:
     assert [outcome(every, job) for job in ("", "wards")] == [None, None]
     with pytest.raises(ConfigError, match="no jobs: leave /wards out of its address"):
         asyncio.run(asked(only, "wards"))
+    assert asyncio.run(asked(only, "")).scope is EVERYBODY
     caller = asyncio.run(asked(Gate(scope=lambda: WARDS), ""))
     assert (caller.address, caller.peer, caller.members, caller.scope) == (PORT, None, None, WARDS)
-    assert caller.trace == "", "nobody traces"
 
 
 def test_a_guarded_port_lets_its_kinds_in_and_devices_of_its_scope(
@@ -151,6 +153,24 @@ def test_a_guarded_port_lets_its_kinds_in_and_devices_of_its_scope(
         "still": NotAuthenticated,
         "gate": NotAuthenticated,
     }
+
+
+@pytest.mark.parametrize("name", ["", "lab-1"])
+def test_who_traces_hears_of_the_call_that_the_caller_is_in(
+    name: str, papers: tuple[Authority, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, pems = papers
+
+    async def asked() -> str:
+        members = Members(authority) if name else None
+        caller = await Gate(members, [Kind.DEVICE]).caller(Call(pem=pems.get(name, b""), trace="00-1-2-01"))
+        if members is not None:
+            members.close()
+        return caller.trace
+
+    assert asyncio.run(asked()) == "", "nobody traces"
+    monkeypatch.setattr("anabranch.server.gate.is_tracing", lambda: True)
+    assert asyncio.run(asked()) == "00-1-2-01"
 
 
 def test_a_place_is_given_back_when_gRPC_has_done_with_the_call(  # noqa: N802 - so it is called
