@@ -7,7 +7,7 @@ from machines import Bench, decision
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Granted, Published, Refused
-from anabranch.core.engine.ledger import ClientRecord, Ledger, Unsaved
+from anabranch.core.engine.ledger import ClientRecord, Ledger, Touched, Unsaved
 from anabranch.core.model.updates import Capability, Decision, Reason, Receipt, Verdict
 from anabranch.core.snapshot import restore, take_snapshot
 
@@ -92,6 +92,14 @@ def test_a_receipt_that_leaves_takes_no_answer_of_another_update_with_it() -> No
     assert ledger.receipt_of_task("t") is None, "its own has left, too"
 
 
+def test_a_receipt_that_comes_and_one_that_leaves_are_changes_of_the_books() -> None:
+    ledger = Ledger(receipts_max=1)
+    ledger.file(receipt("first", "t0"), answers_task=True)
+    ledger.touched = Touched()
+    ledger.file(receipt("second", "t1"), answers_task=True)
+    assert ledger.touched == Touched(updates={"first", "second"})
+
+
 def test_what_is_over_leaves_nothing_in_the_indices() -> None:
     bench = Bench(buffer_size=1, lease_s=5.0, lease_min_s=5.0)
     for n in range(50):
@@ -165,5 +173,7 @@ def test_what_is_in_no_snapshot_is_noted_once_somebody_saves_the_books() -> None
     for n in (1, 2, 3):
         ledger.file(receipt(f"u{n}", f"t{n}"), answers_task=True)
     assert ledger.unsaved == Unsaved(["b"], {"a", "b"}, 3)
+    ledger.unsaved_after_all(Unsaved(["c"], {"c"}, 2))  # of a snapshot that came to nothing
+    assert ledger.unsaved == Unsaved(["c", "b"], {"a", "b", "c"}, 5)
     assert [r.update_id for r in ledger.newest_receipts(3)] == ["u1", "u2", "u3"]
     assert [r.update_id for r in ledger.newest_receipts(9)] == ["u0", "u1", "u2", "u3"]
