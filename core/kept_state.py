@@ -2,7 +2,8 @@
 
 A strategy of one's own may keep what no snapshot has as it is: a set, a number of numpy, a dictionary by
 whole numbers, which comes back by texts. A run with such a state would end at
-its first snapshot, or go on after a restart as another one.
+its first snapshot, or go on after a restart as another one. So would one that has the model's own array, on
+which later steps write, until a restart makes two arrays of it.
 """
 
 from __future__ import annotations
@@ -18,25 +19,31 @@ import numpy as np
 from anabranch.core.engine.shelf import Shelved
 from anabranch.core.errors import AppError
 from anabranch.core.model.arrays import to_bytes
+from anabranch.core.model.params import Vector
 from anabranch.core.plain import FieldError
 from anabranch.core.snapshot import DATA, packed, type_name, unpacked
 
 
-def check_kept(whose: str, state: Any, state_type: type[Any]) -> None:
-    """Raises `AppError`, naming the field, where a state is not what a restart would make of it."""
+def check_kept(whose: str, state: Any, state_type: type[Any], vector: Vector) -> None:
+    """Raises `AppError`, naming the field, where a state is not what a restart would make of it.
+
+    `vector`: the model beside it, shape (size,).
+    """
     if not isinstance(state, state_type):
         kind = type(state).__name__
         raise AppError(f"{whose}: the state is a {kind}, and state_type says {state_type.__name__}; {DATA}")
-    if why := lost(state, state_type):
+    if why := lost(state, state_type, vector):
         raise AppError(f"{whose}: the state would not outlive a restart: {why}; {DATA}")
 
 
-def lost(state: Any, state_type: type[Any]) -> str:
+def lost(state: Any, state_type: type[Any], vector: Vector) -> str:
     """The first thing of a state that is another one after a restart; empty: nothing is."""
     arrays: dict[str, Any] = {}
     holds: list[Shelved] = []
     try:
         plain = packed(state, "state", arrays, holds)
+        if own := next((at for at, array in arrays.items() if np.may_share_memory(array, vector)), ""):
+            return f"{own} is the model's own array, on which later steps write: keep a copy of it"
         if holds:  # a memory of devices, which is ours: what lies on a shelf is read by its name
             return ""
         back = unpacked(json.loads(json.dumps(plain)), arrays, state_type)

@@ -177,7 +177,8 @@ class Run:
         """
         engine, taken = self.engine, self.engine.counters.applied
         if taken & (taken - 1) == 0:
-            check_kept(f"strategy {engine.strategy.name!r}", engine.state, engine.strategy.state_type)
+            whose = f"strategy {engine.strategy.name!r}"
+            check_kept(whose, engine.state, engine.strategy.state_type, engine.vector)
 
     def repeat(self, event: ev.UpdateArrived) -> Settlement:
         """Answer an update whose id was decided before: `IdTaken` for another update than that."""

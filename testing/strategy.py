@@ -11,9 +11,9 @@ import pytest
 
 from anabranch.core.engine.strategy import Context, State, Step, Strategy
 from anabranch.core.kept_state import lost
-from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.params import Delta, ParamSpec, SparseVector
 from anabranch.core.model.submodels import Coordinates
-from anabranch.core.model.updates import Ask, LocalPlan, Update, Verdict
+from anabranch.core.model.updates import Ask, LocalPlan, Task, Update, Verdict
 from anabranch.core.parts import PartKind
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.testing.data import frozen, read_again
@@ -24,15 +24,22 @@ SPEC = ParamSpec.of({"w": np.zeros(SIZE, np.float32)})
 
 
 def update(strategy: Strategy, number: int, staleness: int) -> Update:
-    """One of the whole model, or, of every other where the strategy takes sub-models, of a part."""
+    """One of the whole model, every third sparse, or, of every other where it takes sub-models, of a part.
+
+    As on a server nobody can write to the values.
+    """
     rng = np.random.default_rng(number)
     part = None
     if strategy.supports_submodels and number % 2:
         part = Coordinates(np.flatnonzero(rng.random(SIZE) < 0.5))
         part = part if part.size else Coordinates(np.array([number % SIZE]))
     delta = rng.standard_normal(SIZE if part is None else part.size).astype(np.float32)
+    delta.flags.writeable = False
+    sent: Delta = delta
+    if part is None and number % 3 == 2:
+        sent = SparseVector(np.array([3, 0]), delta[:2], SIZE)
     ids = (f"u{number}", f"t{number}", f"c{number % 4}")
-    return Update(*ids, 10 - staleness, 1 + number, delta, part)
+    return Update(*ids, 10 - staleness, 1 + number, sent, part)
 
 
 def context(strategy: Strategy, vector: Any, staleness: int, now: float = 1.0) -> Context:
@@ -46,18 +53,34 @@ def start(strategy: Strategy) -> tuple[State, Any]:
     return strategy.init(vector), vector
 
 
-def run(strategy: Strategy, count: int) -> list[Step]:
-    """`count` updates, each as fresh as its number is even; the steps, deeply copied."""
+def run(strategy: Strategy, count: int, *, restarts: bool = False) -> list[Step]:
+    """`count` updates, each as fresh as its number is even; the steps, deeply copied.
+
+    `restarts`: before each of them the server begins anew, with what a snapshot has.
+    """
     state, vector = start(strategy)
     steps = []
     for i in range(count):
         staleness = i % 2
+        if restarts:
+            state, vector = read_again(strategy, state), vector.copy()
         step = strategy.step(
             state, vector, update(strategy, i, staleness), context(strategy, vector, staleness)
         )
         state, vector = step.state, vector if step.vector is None else step.vector
         steps.append(copy.deepcopy(step))
     return steps
+
+
+def check_equal(strategy: Strategy, ones: list[Step], others: list[Step]) -> None:
+    """To the bit."""
+    for a, b in zip(ones, others, strict=True):
+        assert frozen(strategy, a.state) == frozen(strategy, b.state)
+        assert a.decision == b.decision
+        if a.vector is None or b.vector is None:
+            assert a.vector is b.vector
+        else:
+            assert np.array_equal(a.vector, b.vector)
 
 
 class StrategyConformance:
@@ -73,13 +96,11 @@ class StrategyConformance:
         check_of_kind(self.kind, type(strategy))
 
     def test_equal_calls_give_equal_results(self, strategy: Strategy) -> None:
-        for a, b in zip(run(strategy, 12), run(strategy, 12), strict=True):
-            assert frozen(strategy, a.state) == frozen(strategy, b.state)
-            assert a.decision == b.decision
-            if a.vector is None or b.vector is None:
-                assert a.vector is b.vector
-            else:
-                assert np.array_equal(a.vector, b.vector)
+        check_equal(strategy, run(strategy, 12), run(strategy, 12))
+
+    def test_a_restart_changes_nothing(self, strategy: Strategy) -> None:
+        """Whenever it comes: what is kept is neither the model itself nor the array of another field."""
+        check_equal(strategy, run(strategy, 12), run(strategy, 12, restarts=True))
 
     def test_a_version_is_published_exactly_with_a_vector(self, strategy: Strategy) -> None:
         for step in run(strategy, 12):
@@ -104,9 +125,9 @@ class StrategyConformance:
 
     def test_the_state_is_data(self, strategy: Strategy) -> None:
         """What a snapshot has of it is the same state: the types of its fields say what they have."""
-        state = run(strategy, 3)[-1].state
-        assert frozen(strategy, read_again(strategy, state)) == frozen(strategy, state)
-        assert lost(state, strategy.state_type) == ""
+        for step in run(strategy, 12):
+            assert frozen(strategy, read_again(strategy, step.state)) == frozen(strategy, step.state)
+            assert lost(step.state, strategy.state_type, np.empty(0)) == ""
 
     def test_admitting_changes_nothing_and_planning_keeps_the_local_settings(
         self, strategy: Strategy
@@ -119,6 +140,20 @@ class StrategyConformance:
         plan = strategy.plan(state, ask, local, context(strategy, vector, 0))
         kept = {f.name for f in fields(LocalPlan)} - {"proximal_mu"}
         assert all(getattr(plan.local, name) == getattr(local, name) for name in kept)
+
+    def test_somebody_is_let_in_where_nobody_trains(self, strategy: Strategy) -> None:
+        """Or sooner or later, where there is a timer: after twelve lost tasks, and after twelve updates."""
+        state, vector = start(strategy)
+        here = context(strategy, vector, 0)
+        for i in range(12):
+            ask = Ask(f"c{i % 4}", f"t{i}")
+            if strategy.admit(state, ask, here) is None:
+                plan = strategy.plan(state, ask, LocalPlan(), here)
+                task = Task(ask.task_id, ask.client_id, 10, 1.0, 9.0, 8.0, 0, plan.local)
+                state = strategy.on_lost(plan.state, task, here)
+        for later in (state, run(strategy, 12)[-1].state):
+            asked = [strategy.admit(later, Ask(c, "next"), here) for c in here.clients]
+            assert None in asked or strategy.timer(later) is not None, "a fleet that is refused for ever"
 
     def test_a_timer_that_has_fired_is_over_or_later(self, strategy: Strategy) -> None:
         state, vector = start(strategy)
