@@ -14,7 +14,7 @@ from anabranch.api.until import Until
 from anabranch.core.config.faults import FaultsTable
 from anabranch.core.config.tables import NO_KEY, TABLES, ClientTable, Config, FleetTable
 from anabranch.core.engine.robust import RobustTable
-from anabranch.core.engine.strategy import Strategy
+from anabranch.core.engine.strategy import AsyncStrategy, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import is_data
 from anabranch.strategies.registry import STRATEGIES
@@ -58,7 +58,7 @@ class RunPlan:
 class RunObjects(TypedDict, total=False):
     """What a run can be told beside its source: see `simulate`, which has the same arguments."""
 
-    strategy: Strategy | str | None
+    strategy: Strategy | AsyncStrategy | str | None
     fleet: Fleet | FleetTable | None
     uplink: str | None
     downlink: str | None
@@ -128,7 +128,7 @@ def _begun(source: Source) -> tuple[Path | None, list[Layer], list[Layer], App |
     return None, [named], [("source", {"run": {"workload": place}})], app
 
 
-def _strategy_layers(strategy: Strategy | str | None) -> list[Layer]:
+def _strategy_layers(strategy: Strategy | AsyncStrategy | str | None) -> list[Layer]:
     if strategy is None:
         return []
     if isinstance(strategy, str):
@@ -136,7 +136,7 @@ def _strategy_layers(strategy: Strategy | str | None) -> list[Layer]:
     return [(WHOLE, {"strategy": strategy_keys(strategy)})]
 
 
-def strategy_keys(strategy: Strategy) -> dict[str, Any]:
+def strategy_keys(strategy: Strategy | AsyncStrategy) -> dict[str, Any]:
     """`[strategy]` for an object: its name and what is not as it is by default. Raises `ConfigError`.
 
     The class of one's own is let in: it is known by its place from then on.

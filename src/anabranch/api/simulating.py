@@ -18,7 +18,7 @@ from anabranch.api.until import Until
 from anabranch.core.config.faults import FaultsTable
 from anabranch.core.config.tables import ClientTable, Config, FleetTable
 from anabranch.core.engine.robust import RobustTable
-from anabranch.core.engine.strategy import Strategy
+from anabranch.core.engine.strategy import AsyncStrategy, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import members
 from anabranch.reports.folders import claimed
@@ -42,7 +42,7 @@ class StopRun(Exception):
 def simulate(
     source: Source,
     *,
-    strategy: Strategy | str | None = None,
+    strategy: Strategy | AsyncStrategy | str | None = None,
     fleet: Fleet | FleetTable | None = None,
     uplink: str | None = None,
     downlink: str | None = None,
