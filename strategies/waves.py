@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.strategy import Context, Plan, Refusal
@@ -43,15 +43,19 @@ from anabranch.strategies.optimisers import Optimiser, Sgd, outer_in_place
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_FRACTION
 from anabranch.strategies.robust.rule import Rule
 
-BEFORE = -1  # the version that a device has started from, where it may start from the newest one again
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class WavesState(BufferState):
-    """A buffer's; `training`, `answered`: devices, with the version that each has started from."""
+    """A buffer's; `training`: devices, each with its newest task.
 
-    training: dict[str, int] = field(default_factory=dict)
-    answered: dict[str, int] = field(default_factory=dict)
+    `begun`: devices that have started from the newest version; `answered`: those with an update since it.
+    """
+
+    training: dict[str, str] = field(default_factory=dict)
+    begun: dict[str, bool] = field(default_factory=dict)
+    answered: dict[str, bool] = field(default_factory=dict)
     expected: int = 0
 
 
@@ -88,48 +92,38 @@ class Waves(BufferStrategy):
 
     def admit(self, state: WavesState, ask: Ask, context: Context) -> Refusal | None:
         """Who has not started from this version yet; everybody where nobody trains."""
-        if not state.training or _started(state, ask.client_id) != context.version:
+        if not state.training or ask.client_id not in state.begun:
             return None
         return Refusal(Reason.AT_CAPACITY, f"has trained from version {context.version}: waits for the next")
 
     def plan(self, state: WavesState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """One more trains; where it has trained from this version, nobody else comes who has not."""
-        if _started(state, ask.client_id) == context.version:
-            again = dict.fromkeys(state.answered, BEFORE)
-            state = replace(state, answered=again, expected=len(again))
-        training = {**state.training, ask.client_id: context.version}
-        return Plan(replace(state, training=training), local)
+        client = ask.client_id
+        if client in state.begun:
+            state = replace(state, begun={}, expected=len(state.answered))
+        training, begun = {**state.training, client: ask.task_id}, {**state.begun, client: True}
+        return Plan(replace(state, training=training, begun=begun), local)
 
     def on_lost(self, state: WavesState, task: Task, context: Context) -> WavesState:
         """It trains no more, and may start from this version again."""
-        if state.training.get(task.client_id) != task.base_version:
-            return state
-        return replace(state, training=_without(state.training, task.client_id))
+        return _lost(state, {task.client_id}) if _trains(state, task) else state
 
     def reopened(self, state: WavesState, training: Collection[str]) -> WavesState:
         """Who has lost its task meanwhile trains no more."""
-        there = {client: version for client, version in state.training.items() if client in training}
-        return replace(state, training=there)
-
-    def shifted(self, state: WavesState, versions: int) -> WavesState:
-        """All have started from versions of other numbers."""
-        training = {client: version + versions for client, version in state.training.items()}
-        answered = {
-            client: version if version == BEFORE else version + versions
-            for client, version in state.answered.items()
-        }
-        return replace(state, training=training, answered=answered)
+        return _lost(state, state.training.keys() - set(training))
 
     # --- when there is a version -------------------------------------------------------------
 
     def gather(self, state: WavesState, update: Update, weight: float, context: Context) -> WavesState:
         """Add to the buffer; one more has answered."""
-        client, started = update.client_id, update.base_version
-        training = state.training
-        if training.get(client) == started:  # it may train anew, where this is the result of an older task
-            training = _without(training, client)
+        client, training, begun = update.client_id, state.training, state.begun
+        if _trains(state, update):  # it may train anew, where this is the result of an older task
+            training = _without(training, {client})
+        if update.base_version == context.version:  # its lease may have ended before
+            begun = {**begun, client: True}
         gathered: WavesState = super().gather(state, update, weight, context)
-        return replace(gathered, training=training, answered={**state.answered, client: started})
+        answered = {**state.answered, client: True}
+        return replace(gathered, training=training, begun=begun, answered=answered)
 
     def full(self, state: WavesState, context: Context) -> bool:
         """With n >= q P, or K updates."""
@@ -144,13 +138,18 @@ class Waves(BufferStrategy):
         """The next wave is expected to be of those that have answered, and those that train."""
         expected = len({*state.answered, *state.training})
         emptied: WavesState = super().emptied(state, context)
-        return replace(emptied, answered={}, expected=expected)
+        return replace(emptied, begun={}, answered={}, expected=expected)
 
 
-def _started(state: WavesState, client_id: str) -> int:
-    """The version that a device has started from."""
-    return state.training.get(client_id, state.answered.get(client_id, BEFORE))
+def _trains(state: WavesState, of: Task | Update) -> bool:
+    """Whether a task is what its device trains. By its id: devices may be offered an older version."""
+    return state.training.get(of.client_id) == of.task_id
 
 
-def _without(started: Mapping[str, int], client_id: str) -> dict[str, int]:
-    return {client: version for client, version in started.items() if client != client_id}
+def _lost(state: WavesState, clients: Collection[str]) -> WavesState:
+    """Their tasks have come to nothing."""
+    return replace(state, training=_without(state.training, clients), begun=_without(state.begun, clients))
+
+
+def _without(devices: Mapping[str, T], clients: Collection[str]) -> dict[str, T]:
+    return {client: value for client, value in devices.items() if client not in clients}

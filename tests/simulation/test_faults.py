@@ -78,7 +78,7 @@ def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
         (456, {"name": "fedfa", "window_size": 4}),
         (472, {"name": "fedbuff", "buffer_size": 3, "scheduler": {"name": "fedluck"}}),
         (464, {"name": "annealed", "buffer_size": 2, "growth": 0.05}),
-        (480, {"name": "waves", "share": 0.5}),
+        (488, {"name": "waves", "share": 0.5}),
     ],
 )
 def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strategy: dict[str, Any]) -> None:
