@@ -33,8 +33,7 @@ def needed_for(submodel: Submodel | CoordinateRuns | None) -> UnitMap | TensorSe
     """
     if isinstance(submodel, UnitMap):
         return submodel
-    stage = stage_in(submodel)
-    if not stage or not isinstance(submodel, TensorSet):
+    if not isinstance(submodel, TensorSet) or not (stage := stage_in(submodel)):
         return None
     spec = submodel.spec
     with_each = not spec.apart and any(not tensor.aggregated for tensor in spec.tensors)

@@ -18,8 +18,8 @@ from anabranch.core.model.updates import Reason, Verdict
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 
 CLIENTS = "abcdef"
-LONG = {"lease_s": 1e4, "lease_min_s": 1e4, "lease_max_s": 1e4}
-NESTEROV = {"outer": {"name": "nesterov", "lr": 0.5, "momentum": 0.5}}
+LONG: dict[str, Any] = {"lease_s": 1e4, "lease_min_s": 1e4, "lease_max_s": 1e4}
+NESTEROV: dict[str, Any] = {"outer": {"name": "nesterov", "lr": 0.5, "momentum": 0.5}}
 
 
 class Reference:
