@@ -55,7 +55,7 @@ class Reference:
         enough = Fraction(len(self.answered), self.expected or len(there)) >= self.share
         if not enough and len(self.answers) < self.most:
             return False
-        mean = sum(self.answers) / len(self.answers)
+        mean = sum(self.answers, Fraction(0)) / len(self.answers)
         self.moment = self.moment / 2 + mean
         self.model += (mean + self.moment / 2) / 2
         self.version += 1
