@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import anabranch
+
+from anabranch.core.errors import OUTCOMES, TooLarge
 
 OF_THIS = Path("/proc/self/oom_score_adj")
 PROGRAM = f"""
@@ -18,6 +21,17 @@ try:
 finally:
     print(open("{OF_THIS}").read(), end="")
 """
+
+
+def test_a_machine_too_small_for_its_model_is_told_so(tmp_path: Path) -> None:
+    model = 'def model(self): return {"w": numpy.broadcast_to(numpy.float32(0), (10**13,))}'
+    app = f"import anabranch, numpy\nclass App(anabranch.App):\n    {model}\n    def data(self, shard): ...\n"
+    (tmp_path / "large.py").write_text(app)
+    done = anabranch(tmp_path, "client", "large.py:App", "--server", "127.0.0.1:1", "--state-dir", "state")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: no memory: Unable to allocate 36.4 TiB")
+    assert "give the process more, or take a smaller model" in line
+    assert done.returncode == OUTCOMES[TooLarge].exit_code
 
 
 @pytest.mark.skipif(not OF_THIS.exists(), reason="Linux alone ranks processes for when memory is short")

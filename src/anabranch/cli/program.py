@@ -24,6 +24,7 @@ from anabranch.core.errors import (
     AppError,
     ConfigError,
     StoreError,
+    TooLarge,
     disk_error,
     outcome_of,
 )
@@ -187,7 +188,7 @@ def run() -> int:
             raise
         return _said(_of_disk(error))
     except Exception as error:
-        if (found := _of_part(error)) is None:
+        if (found := _of_part(error) or _of_memory(error)) is None:
             raise
         return _said(found)
     except SystemExit as ended:
@@ -210,6 +211,13 @@ def _of_part(error: Exception) -> AppError | None:
     from anabranch.support.own_parts import told_part
 
     return told_part(error, ENGINE_PARTS)
+
+
+def _of_memory(error: Exception) -> TooLarge | None:
+    """What it is where the machine has no more: nothing that a traceback would tell of."""
+    if not isinstance(error, MemoryError):
+        return None
+    return TooLarge(f"no memory: {error}: give the process more, or take a smaller model or smaller batches")
 
 
 def _said(error: AnabranchError) -> int:
