@@ -235,6 +235,10 @@ TUNED.append(
         HALF,
     )
 )
+# Beside rounds with momentum: the same server and as many points; who is late is not waited for.
+SHORT_STEPS = replace(STEPS, values=(1, 2, 5))
+WAVES: dict[str, Any] = {"name": "waves"} | NESTEROV
+TUNED.append(Row("waves, Nesterov, steps tuned", RAW, Grid((RATES, SHORT_STEPS)), WAVES, at_once=0))
 LONG = 3.0  # times as long: what a strategy comes to that is given the time
 ROWS = [
     *TUNED,
