@@ -27,7 +27,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from anabranch.client.records import sync_folder
-from anabranch.core.content import SHA256, algorithm_of, content_digest
+from anabranch.core.content import SHA256, algorithm_of, check_stored, content_digest
 from anabranch.core.errors import ConfigError, StoreCorrupt, TooLarge, disk_error
 from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.plain import FieldError, from_plain, make_converter, written
@@ -114,6 +114,7 @@ def _parts(header: Any, payload: bytes | memoryview) -> tuple[UpdateEntry, Frame
         raise StoreCorrupt("it is of another format")
     framing = {f.name: header.pop(f.name) for f in fields(Frame) if f.name in header}
     frame = from_plain(framing, Frame, _converter)
+    check_stored(frame.sha256)
     said = {"payload": payload, "algorithm": algorithm_of(frame.sha256)}
     return from_plain({**header, **said}, UpdateEntry, _converter), frame
 

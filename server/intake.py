@@ -299,7 +299,9 @@ class Intake:
             caller.check_name(header.update.client_id)
             self.calls.take("PushUpdate", header.update.client_id, caller)
             check_seals(header.submission.seals, self.keepers)
-            proof = None if task is None else self._proof(header, first.signature, caller)
+            # What its runs are of is known of an open task alone; of no other is anything taken.
+            unread = first.HasField("submodel") and header.update.submodel is None
+            proof = None if unread else self._proof(header, first.signature, caller)
             return header if proof is None else replace(header, proof=proof)
         raise InvalidUpdate("the first message of a push must be its header")
 

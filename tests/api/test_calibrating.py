@@ -74,7 +74,8 @@ def test_a_run_that_was_stopped_is_foretold_as_far_as_it_went() -> None:
         if progress.updates >= 20:
             raise ab.StopRun
 
-    found = ab.calibrate(simulated(KNOWN, callbacks=[stop]))
+    often = {"run.evaluate_every_versions": 5}  # progress is told of at each, and else by the clock
+    found = ab.calibrate(simulated(KNOWN, callbacks=[stop], settings=often))
     assert found.run.result.updates_applied < found.config.run.updates_max == 60, "its own budget"
     seconds = found.foretell()[0]
     assert seconds.foretold == pytest.approx(seconds.measured, rel=0.02)

@@ -73,7 +73,9 @@ def test_prometheus_reads_both_servers() -> None:
     assert all((DOCKER / "prometheus" / name).is_file() for name in found["rule_files"])
     port = SERVICES["server"]["environment"]["ANABRANCH_SERVER_METRICS_ADDRESS"].rpartition(":")[2]
     (job,) = found["scrape_configs"]
-    assert job["static_configs"] == [{"targets": [f"server:{port}", f"standby:{port}"]}]
+    assert job["static_configs"] == [{"targets": [f"server:{port}"]}]
+    (looked_up,) = job["dns_sd_configs"]  # one that nobody started is no target
+    assert (looked_up["names"], looked_up["port"]) == (["standby"], int(port))
 
 
 def test_the_cockpit_is_told_what_it_knows() -> None:
