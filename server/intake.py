@@ -74,7 +74,8 @@ Contents = AsyncIterator[devices.UpdateHeader | Chunk | None]
 class Header:
     """A header whose form was checked, with its signature if one is due. `ask`: for the next task.
 
-    `is_open`: its device had the task when it came; of another nothing is taken, and nobody vouches for it.
+    `is_open`: its device had the task when it came. Of another nothing is taken, and where its part is named
+    by runs, what these are of is not known and its signature not looked at.
     """
 
     submission: Submission

@@ -127,7 +127,7 @@ class Waves(BufferStrategy):
 
     def full(self, state: WavesState, context: Context) -> bool:
         """With n >= q P, or K updates."""
-        expected = state.expected or len({*state.answered, *state.training})
+        expected = state.expected or _taking_part(state)
         return bool(len(state.answered) >= self.share * expected or state.count >= self.buffer_size)
 
     def lacking(self, state: WavesState, context: Context) -> int:
@@ -136,9 +136,13 @@ class Waves(BufferStrategy):
 
     def emptied(self, state: WavesState, context: Context) -> WavesState:
         """The next wave is expected to be of those that have answered, and those that train."""
-        expected = len({*state.answered, *state.training})
         emptied: WavesState = super().emptied(state, context)
-        return replace(emptied, begun={}, answered={}, expected=expected)
+        return replace(emptied, begun={}, answered={}, expected=_taking_part(state))
+
+
+def _taking_part(state: WavesState) -> int:
+    """How many devices have answered or train."""
+    return len({*state.answered, *state.training})
 
 
 def _trains(state: WavesState, of: Task | Update) -> bool:
