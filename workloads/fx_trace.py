@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +18,28 @@ from anabranch.core.errors import AppError
 from anabranch.workloads.small_attention import SmallAttention
 
 ROOT = "model"
+ONE_AT_A_TIME = threading.Lock()  # of two at a time the second would leave what the first has patched
 
 
 class _Tracer(fx.Tracer):
-    """Remembers the innermost module in which tracing failed."""
+    """Remembers the innermost module in which tracing failed.
+
+    While it traces, torch.fx has patched the calls of all modules of the process: those of other threads,
+    which train, pass it by.
+    """
 
     failed: str | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, SmallAttention) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -46,7 +58,7 @@ def trace(module: nn.Module) -> fx.Graph:
     if tracer.is_leaf_module(module, ""):
         root = nn.Sequential(OrderedDict({ROOT: module}))
     try:
-        with _draws_undone():
+        with ONE_AT_A_TIME, _draws_undone():
             return tracer.trace(root, _defaults(root))
     except Exception as error:
         place = f"module {tracer.failed!r}" if tracer.failed else f"forward of {type(module).__name__}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -329,3 +331,31 @@ def test_a_norm_over_all_units_of_a_layer_keeps_them_all() -> None:
 
 def test_an_unknown_flatten_is_whole() -> None:
     assert set(found(Cnn(lambda x: x.flatten(0, 1)[:5]))) == {"hidden"}
+
+
+def test_devices_of_one_process_train_while_others_find_units() -> None:
+    """torch.fx patches the calls of all modules as long as it traces, and two at a time for good."""
+    begun, go_on = (Event(), Event()), (Event(), Event())
+
+    def slow(number: int) -> nn.Module:
+        def body(m: Any, x: torch.Tensor) -> Any:
+            begun[number].set()
+            assert go_on[number].wait(60)
+            return m.take(functional.relu(m.make(x)))
+
+        return Fn(body, nn.Linear(4, 6), nn.Linear(6, 3))
+
+    model, x = Mlp(), torch.ones(2, Mlp().first.in_features)
+    expected = model(x)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            first = threads.submit(found, slow(0))
+            assert begun[0].wait(60)
+            second = threads.submit(found, slow(1))
+            begun[1].wait(0.5)  # it should not, until the first is done
+            assert torch.equal(model(x), expected)
+        finally:
+            for event in go_on:
+                event.set()
+    assert first.result().keys() == second.result().keys() == {"make"}
+    assert torch.equal(model(x), expected)
