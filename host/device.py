@@ -124,11 +124,13 @@ class DeviceShell(ABC):
 
     def _obey(self, effect: ef.SessionEffect, now: float) -> None:  # noqa: C901 - one flat table
         """Carry out an order of the moment `now`, or begin to."""
-        match effect:
-            case ef.FetchModel(task) | ef.Train(task) if task is not self.session.task:
-                return  # it was cancelled before its turn came
+        match effect:  # what refused asks lead to comes first: most orders of a large fleet
+            case ef.SetTimer():
+                self._set_timer(effect)
             case ef.AskTask(task_id):
                 self._ask(task_id, now)
+            case ef.FetchModel(task) | ef.Train(task) if task is not self.session.task:
+                return  # it was cancelled before its turn came
             case ef.FetchModel(task):
                 self._fetch(task)
             case ef.Train():
@@ -143,8 +145,6 @@ class DeviceShell(ABC):
                 self._give_back(effect, now)
             case ef.StopTraining(task_id):
                 self._stop_work(task_id)
-            case ef.SetTimer():
-                self._set_timer(effect)
             case ef.Stop(why):
                 self._end(why)
 

@@ -16,6 +16,7 @@ from anabranch.core.effects import (
     LeaseEnded,
     MaskSumWanted,
     Published,
+    Refused,
     Reopened,
     SettingsSet,
     Unbarred,
@@ -53,6 +54,8 @@ class RunReporter:
                     share = share_of(task.submodel)
                     recorder.granted(now, task.client_id, task.task_id, task.base_version, share)
                     self._compressed(now, engine, task)
+                case Refused():  # nobody's news, and most of what a large fleet is told
+                    pass
                 case Decided(client_id, receipt, duplicate=True):
                     recorder.note(now, "resent", client=client_id, update=receipt.update_id)
                 case Decided():

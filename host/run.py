@@ -114,7 +114,7 @@ class Run:
 
         Raises the error that the message comes to.
         """
-        self.begin([message])
+        self.begin()
         settled = self.settle(message)
         if settled.error is not None:
             raise settled.error
@@ -128,11 +128,13 @@ class Run:
         due = self.engine.next_deadline()
         return ev.Ticked(now) if due is not None and due <= now else None
 
-    def begin(self, events: Iterable[ev.Event]) -> None:
-        """A batch of these events is settled next."""
+    def begin(self, events: Iterable[ev.Event] = ()) -> None:
+        """A batch of these events is settled next; one by itself has none that come with it."""
         self.line.begin()
-        self._beaten = set()
-        self._coming = {e.update.task_id for e in events if isinstance(e, ev.UpdateArrived)}
+        self._beaten, self._coming = set(), set()
+        for event in events:
+            if isinstance(event, ev.UpdateArrived):
+                self._coming.add(event.update.task_id)
 
     def settle(self, event: ev.Event) -> Settlement:
         """What a message comes to before the log; nothing of the engine changes."""

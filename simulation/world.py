@@ -45,7 +45,6 @@ from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.waiting_room import Sleeper, WaitingRoom
 
-ANSWERS = (Granted, Refused)  # to an ask
 Observer = Callable[[ev.Event, Sequence[Effect]], None]
 # An operator's: `Paused`, `Resumed`, `Quarantined` or `Released`, of the time at which it is handled.
 Order = Callable[[float], ev.Event]
@@ -113,11 +112,12 @@ class World:
     def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""
         effects = self._handle(ev.TaskAsked(self.time.now(), ask))
-        answer = next(e for e in effects if isinstance(e, ANSWERS))
+        answer = effects[-1]  # after what the device gives up by asking
         if isinstance(answer, Refused):
             for hear in self.refused:
                 hear(answer)
             return answer
+        assert isinstance(answer, Granted), "an ask is granted or refused"
         task = answer.task
         offer = self.versions.offer(ask.holds, task.submodel)
         if self.disk is not None and self.disk.takes_back:
@@ -254,14 +254,14 @@ class World:
         arrived = message if isinstance(message, ev.UpdateArrived) else None
         part = None if arrived is None else arrived.update.submodel
         self._teller.tell(self.clock.now, self.engine, effects, part)
+        if event is None:  # an answer, which changes nothing
+            return effects
         for effect in effects:
             match effect:
                 case Published(version) if self.disk is not None:
                     self.disk.published(version)
                 case Finished():
                     self.clock.stop()
-        if event is None:
-            return effects
         if self.room is not None and not self.clock.is_stopped:  # else nobody would come: it is over
             self.room.call(event)
         for observe in self.observers:

@@ -109,13 +109,17 @@ class Session:
         """Take one event, return the effects in order. What comes too late is ignored."""
         if self.phase is Phase.STOPPED:
             return []
-        match event:
+        match event:  # refused asks come first: most of what a large fleet hears
+            case ev.TaskRefused() if self.phase is Phase.ASKING:
+                return self._refused(event)
+            case ev.TimerFired(now, "retry") if self.phase is Phase.WAITING:
+                return self._again(self, now)
+            case ev.TimerFired(now, "heartbeat") if self.task is not None:
+                return [ef.Renew(self.task), self._heartbeat(now)]
             case ev.Started():
                 return self._started(event)
             case ev.TaskGranted(_, task) if self.phase is Phase.ASKING and task.task_id == self._task_id:
                 return self._granted(event)
-            case ev.TaskRefused() if self.phase is Phase.ASKING:
-                return self._refused(event)
             case ev.ModelFetched(now) if self.phase is Phase.FETCHING:
                 return self._train(now)
             case ev.Trained(now, update_id) if self.phase is Phase.TRAINING and update_id == self.update_id:
@@ -126,10 +130,6 @@ class Session:
                 return self._failed(event)
             case ev.TaskCancelled(now, task_id) if self.task is not None and task_id == self.task.task_id:
                 return self._cancelled(now)
-            case ev.TimerFired(now, "retry") if self.phase is Phase.WAITING:
-                return self._again(self, now)
-            case ev.TimerFired(now, "heartbeat") if self.task is not None:
-                return [ef.Renew(self.task), self._heartbeat(now)]
         return []
 
     # --- the calls ---------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Protocol
 
 from anabranch.core.effects import Refused
@@ -29,8 +28,8 @@ class AdmissionView(Protocol):
     finished: str
     cohorts: Cohorts | None
 
-    def context(self, now: float) -> Context:
-        """What the engine knows at a moment."""
+    def context(self, now: float, *, live_tasks: int | None = None) -> Context:
+        """What the engine knows at a moment; `live_tasks`: as many as there would be, if not as they are."""
         ...
 
     @property
@@ -39,37 +38,71 @@ class AdmissionView(Protocol):
         ...
 
 
-def refusal_of(ask: Ask, now: float, books: AdmissionView, ahead: int = 0) -> Refusal | None:
-    """Why this ask would get no task now, or None. Changes nothing. `ahead`: as for `Engine.refusal`."""
-    # Most asks of a large fleet are refused: what only a strategy wants to know is gathered for a strategy.
-    ledger, settings = books.ledger, books.settings
-    if books.finished:
-        return Refusal(Reason.RUN_FINISHED, books.finished)
-    known = ledger.tasks.get(ask.task_id)
-    if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
-        return None
-    if books.paused:
-        return Refusal(Reason.PAUSED, "the run is paused by its operator")
-    if ask.client_id not in ledger.clients:
-        return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
-    if known is not None or ledger.receipt_of_task(ask.task_id) is not None:
-        return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
-    if settings.admits_all:
-        return None
-    gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
-    live = ledger.live - len(gone) + ahead
-    others = len(ledger.live_of(ask.client_id)) - len(gone)
-    own = _unmasked(ask.client_id, books) or _spent(ask.client_id, others, books)
-    if refusal := own or books.guard.refusal(ask.client_id, others, now, settings):
-        return refusal
-    # A device that asks anew with a task in hand keeps its place where nobody waits for it.
-    if settings.concurrency and live >= settings.concurrency and (ahead or not gone):
-        return Refusal(Reason.AT_CAPACITY, f"{live} of {settings.concurrency} devices are in training")
-    state, context = books.state, books.context(now)
-    for task in gone:
-        state = books.strategy.on_lost(state, task, context)
-    seen = context if live == context.live_tasks else replace(context, live_tasks=live)
-    return checked_refusal(books.strategy.admit(state, ask, seen), f"strategy {books.strategy.name!r}")
+class Application:
+    """An ask as the books have it at a moment: why it would get no task, behind however many.
+
+    Most asks of a large fleet are refused, and looked at twice: as if nobody waited, then in the line. So
+    what is the same for both is looked up once, and what only a strategy wants to know for a strategy.
+    """
+
+    __slots__ = ("_ask", "_books", "_depends", "_gone", "_now", "_own")
+
+    def __init__(self, ask: Ask, now: float, books: AdmissionView) -> None:
+        self._ask, self._now, self._books = ask, now, books
+        self._gone: list[Task] = []  # live tasks that the client gives up by asking
+        self._depends = False  # on who else is there
+        self._own = self._looked_up()
+
+    def refusal(self, ahead: int = 0) -> Refusal | None:
+        """Why it would get no task now, or None. Changes nothing. `ahead`: as for `Engine.refusal`."""
+        if self._own is not None or not self._depends:
+            return self._own
+        books, gone = self._books, self._gone
+        live, most = books.ledger.live - len(gone) + ahead, books.settings.concurrency
+        # A device that asks anew with a task in hand keeps its place where nobody waits for it.
+        if most and live >= most and (ahead or not gone):
+            return Refusal(Reason.AT_CAPACITY, f"{live} of {most} devices are in training")
+        state, strategy = books.state, books.strategy
+        if gone:
+            before = books.context(self._now)
+            for task in gone:
+                state = strategy.on_lost(state, task, before)
+        found = strategy.admit(state, self._ask, books.context(self._now, live_tasks=live))
+        return None if found is None else checked_refusal(found, f"strategy {strategy.name!r}")
+
+    def _looked_up(self) -> Refusal | None:
+        """What is against it whoever else is there."""
+        ask, books = self._ask, self._books
+        ledger = books.ledger
+        if books.finished:
+            return Refusal(Reason.RUN_FINISHED, books.finished)
+        known = ledger.tasks.get(ask.task_id)
+        if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
+            return None
+        if books.paused:
+            return Refusal(Reason.PAUSED, "the run is paused by its operator")
+        if ask.client_id not in ledger.clients:
+            return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
+        if known is not None or ledger.receipt_of_task(ask.task_id) is not None:
+            detail = f"task {ask.task_id!r} was used before: ask under a new id"
+            return Refusal(Reason.DUPLICATE_TASK, detail)
+        if books.settings.admits_all:
+            return None
+        self._depends = True
+        return self._barred()
+
+    def _barred(self) -> Refusal | None:
+        """What is against the client itself."""
+        client_id, books = self._ask.client_id, self._books
+        live = books.ledger.live_of(client_id)
+        if live:
+            self._gone = [task for task in superseded(self._ask, books) if task.state is TaskState.LEASED]
+        others = len(live) - len(self._gone)
+        return (
+            _unmasked(client_id, books)
+            or _spent(client_id, others, books)
+            or books.guard.refusal(client_id, others, self._now, books.settings)
+        )
 
 
 def _spent(client_id: str, live: int, books: AdmissionView) -> Refusal | None:
@@ -117,9 +150,10 @@ def given_up(refused: Refused, now: float, books: AdmissionView) -> TaskDropped 
     """What frees the place of a device that asked anew with a task in hand, and is told to wait its turn."""
     if refused.reason not in (Reason.AT_CAPACITY, Reason.LAPSED, Reason.TOO_FAST):
         return None
-    live = (task for task in superseded(refused.ask, books) if task.state is TaskState.LEASED)
-    task = next(live, None)
-    return None if task is None else TaskDropped(now, task.client_id, task.task_id, "its device asked anew")
+    for task in superseded(refused.ask, books):
+        if task.state is TaskState.LEASED:
+            return TaskDropped(now, task.client_id, task.task_id, "its device asked anew")
+    return None
 
 
 def outstays(task: Task, now: float, settings: EngineSettings) -> bool:

@@ -33,7 +33,7 @@ from anabranch.core.effects import (
     RolledBackTo,
     Unbarred,
 )
-from anabranch.core.engine.admission import refusal_of, superseded
+from anabranch.core.engine.admission import Application, superseded
 from anabranch.core.engine.answers import checked_plan
 from anabranch.core.engine.beforehand import Beforehand, LongPart
 from anabranch.core.engine.broadcast import Broadcast, BroadcastState
@@ -145,10 +145,10 @@ class Engine:
 
         `ahead`: devices that come first, so that as many more are as good as in training.
         """
-        refused = refusal_of(ask, now, self, ahead)
-        if refused is None:
+        found = Application(ask, now, self).refusal(ahead)
+        if found is None:
             return None
-        return Refused(ask, refused.reason, refused.detail, self.settings.retry_after_s, bool(self.finished))
+        return Refused(ask, found.reason, found.detail, self.settings.retry_after_s, bool(self.finished))
 
     def lend(self) -> Loan:
         """The vector of the newest version; the engine does not write on it as long as the loan is held."""
@@ -520,14 +520,14 @@ class Engine:
 
     # --- versions ----------------------------------------------------------------------------
 
-    def context(self, now: float, update: Update | None = None) -> Context:
-        """What it knows at a moment, and of an update that has come."""
+    def context(self, now: float, update: Update | None = None, *, live_tasks: int | None = None) -> Context:
+        """What it knows at a moment, and of an update that has come. `live_tasks`: as `AdmissionView`."""
         return Context(
             now,
             self.version,
             self.settings.seed,
             self.ledger.client_ids,
-            live_tasks=self.ledger.live,
+            live_tasks=self.ledger.live if live_tasks is None else live_tasks,
             staleness=0 if update is None else self.staleness(update),
             spec=self.spec,
             slowness=self.ledger.slowness,

@@ -68,9 +68,11 @@ class Sessions:
         """A session of a device speaks."""
         if not session:
             return
-        device = self._devices.setdefault(client_id, DeviceSessions())
-        if len(self._devices) > self._kept_max:
-            del self._devices[next(iter(self._devices))]
+        device = self._devices.get(client_id)
+        if device is None:
+            device = self._devices[client_id] = DeviceSessions()
+            if len(self._devices) > self._kept_max:
+                del self._devices[next(iter(self._devices))]
         known = device.sessions.get(session)
         if known is None:
             device.sessions[session] = SessionSpan(now, now)

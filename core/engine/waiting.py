@@ -17,17 +17,18 @@ a restart the line forms again. Pure like the engine, driven by the same `now`, 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from anabranch.core.config.ranges import TASKS, TURNS
 from anabranch.core.effects import Effect, Granted, Refused
-from anabranch.core.engine.admission import outstays
+from anabranch.core.engine.admission import Application, outstays
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.lapses import Lapses
 from anabranch.core.engine.pace import Pace
 from anabranch.core.engine.sessions import Sessions
+from anabranch.core.engine.strategy import Refusal
 from anabranch.core.events import LeaseRenewed
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Reason, Task
@@ -77,19 +78,27 @@ class WaitingLine:
     def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """Why this ask would get no task now, or None. Changes nothing of the engine."""
         self._forget(now)
-        refused = engine.refusal(ask, now)
+        application = Application(ask, now, engine)
+        found, final = application.refusal(), bool(engine.finished)
         another = self.sessions.refusal(engine, ask, now)
         self.sessions.heard(ask.client_id, ask.session, now)
-        if refused is None and ask.task_id in engine.ledger.tasks:
+        if found is None and ask.task_id in engine.ledger.tasks:
             return None  # it has this very task
-        if another is not None and not (refused is not None and refused.final):
+        if another is not None and not (found is not None and final):
             return another
-        if refused is None or refused.reason is Reason.AT_CAPACITY:
-            refused = self._lapsed(engine, ask, now) or refused or self._behind(engine, ask, now)
+        refused = None
+        if found is None or found.reason is Reason.AT_CAPACITY:
+            refused = self._lapsed(engine, ask, now)
         if refused is None:
-            self.sessions.passed(ask)
-            return None
-        return self._refused(refused, now)
+            ahead = self.ahead(ask.client_id)
+            found = found or self._behind(application, ahead)
+            if found is None:
+                self.sessions.passed(ask)
+                return None
+            window_s = self._window_s(found, ahead) or engine.settings.retry_after_s
+            refused = Refused(ask, found.reason, found.detail, window_s, final)
+        self._join(refused, now)
+        return refused
 
     def beats(self, beat: LeaseRenewed) -> None:
         """A heartbeat has come, of use or not."""
@@ -122,26 +131,23 @@ class WaitingLine:
 
     def _lapsed(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """The refusal of a device whose last tasks came to nothing, while others wait."""
-        if not self._sound:
+        if not self._sound or ask.client_id not in self._lapses:
             return None
         return self._lapses.refusal(engine, ask, now, self._before(self._sharing, ask.client_id))
 
-    def _behind(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+    def _behind(self, application: Application, ahead: int) -> Refusal | None:
         """The refusal of an ask for a place that is another's first."""
-        ahead = self.ahead(ask.client_id)
-        refused = engine.refusal(ask, now, ahead) if ahead else None
-        if refused is None:
+        found = application.refusal(ahead) if ahead else None
+        if found is None:
             return None
-        return replace(refused, detail=f"devices that have waited longer for a place: {ahead}")
+        return Refusal(found.reason, f"devices that have waited longer for a place: {ahead}")
 
-    def _refused(self, refused: Refused, now: float) -> Refused:
-        """The refusal with a window of its own, if it is for want of a place."""
-        if refused.reason is Reason.AT_CAPACITY and self.waiting_max:
-            latest_s = self._pace.latest_s(self.ahead(refused.ask.client_id), len(self._waiters))
-            if latest_s is not None:
-                refused = replace(refused, retry_after_s=(latest_s / 2.0, latest_s))
-        self._join(refused, now)
-        return refused
+    def _window_s(self, found: Refusal, ahead: int) -> tuple[float, float] | None:
+        """When a device that has so many ahead is to come back, if it is told so for want of a place."""
+        if found.reason is not Reason.AT_CAPACITY or not self.waiting_max:
+            return None
+        latest_s = self._pace.latest_s(ahead, len(self._waiters))
+        return None if latest_s is None else (latest_s / 2.0, latest_s)
 
     def _join(self, refused: Refused, now: float) -> None:
         """Keep the device's turn until it should be back; who is refused for another reason has none.
@@ -216,10 +222,12 @@ def _is_in(tickets: list[int], ticket: int) -> bool:
 
 
 def _put(tickets: list[int], ticket: int) -> None:
-    if not _is_in(tickets, ticket):
-        insort(tickets, ticket)
+    at = bisect_left(tickets, ticket)
+    if at == len(tickets) or tickets[at] != ticket:
+        tickets.insert(at, ticket)
 
 
 def _take(tickets: list[int], ticket: int) -> None:
-    if _is_in(tickets, ticket):
-        del tickets[bisect_left(tickets, ticket)]
+    at = bisect_left(tickets, ticket)
+    if at < len(tickets) and tickets[at] == ticket:
+        del tickets[at]
