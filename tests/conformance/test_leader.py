@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import psycopg
@@ -25,6 +25,8 @@ from anabranch.server.store.base import DiskFailed, Entry, LedByAnother, Project
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.sql import SqlStore
+
+T = TypeVar("T")
 
 LEASE_S = 0.4
 WAIT_S = 60.0
@@ -102,20 +104,20 @@ def take_all(url: str, others: ExitStack, store: SqlStore | None = None) -> None
     """
     if store is not None:
         for _ in range(SESSIONS - len(store._database._raw)):
-            others.enter_context(connected(url))
+            others.enter_context(as_soon_as_reached(lambda: psycopg.connect(url)))
         return
     with suppress(psycopg.OperationalError):  # "too many connections"
         while True:
             others.enter_context(psycopg.connect(url))
 
 
-def connected(url: str) -> psycopg.Connection[Any]:
-    """A connection, as soon as there is one."""
+def as_soon_as_reached(act: Callable[[], T]) -> T:
+    """What it comes to once there is a connection for it."""
     latest = time.monotonic() + WAIT_S
     while True:
         try:
-            return psycopg.connect(url)
-        except psycopg.OperationalError:
+            return act()
+        except (psycopg.OperationalError, StoreUnreachable):
             if time.monotonic() > latest:
                 raise
             time.sleep(0.05)
@@ -212,7 +214,7 @@ def test_a_payload_that_is_here_is_logged_though_others_have_all_connections(
             store.append([missing])
         with pytest.raises(StoreUnreachable, match="too many connections"):
             store.write_snapshot(snapshot(1))
-    store.write_snapshot(snapshot(1))
+    as_soon_as_reached(lambda: store.write_snapshot(snapshot(1)))
     assert store.append([update(3)]) == [2]
     store.close()
 
