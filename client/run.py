@@ -22,7 +22,7 @@ from anabranch.client.outbox import OutboxBounds
 from anabranch.client.state import device_id, forget_run, fresh_id, fresh_seed, locked, settled_id
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
-from anabranch.client.trainer import numbered_shard, shard_of
+from anabranch.client.trainer import is_shard, numbered_shard, shard_of
 from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.client.transports import is_foreign, open_transport
 from anabranch.client.trust import KeeperTrust
@@ -83,6 +83,10 @@ class ClientOptions:
         """Raises `ConfigError`."""
         if not is_width(self.width_max):
             raise ConfigError(f"width_max {NO_WIDTH}, not {self.width_max!r}")
+        if self.shard is not None and not is_shard(self.shard):
+            raise ConfigError(
+                f"shard is {self.shard!r}: give (index, count), the index from 0, such as (3, 8)"
+            )
 
 
 @dataclass(frozen=True)

@@ -425,6 +425,14 @@ def numbered_shard(client_id: str, config: Mapping[str, Any]) -> tuple[int, int]
     return int(number[1]) % count, count
 
 
+def is_shard(given: object) -> bool:
+    """Whether it is (index, count), the index from 0 and below the count."""
+    match given:
+        case (int(index), int(count)):
+            return 0 <= index < count
+    return False
+
+
 def shard_of(
     config: Mapping[str, Any], index: int = 0, count: int | None = None, role: str = "train"
 ) -> Shard:

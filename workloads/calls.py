@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anabranch.core.errors import DataError
+from anabranch.core.errors import AppError, DataError
 from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.own_code import head, own_code, told
@@ -67,7 +67,17 @@ def train(app: App, model: Model, examples: Examples, plan: LocalPlan, seed: int
     """`app.train(...)`, or `train_zeroth`, as the run says: its metrics, unchecked."""
     name = "train" if app.zeroth is None else "train_zeroth"
     with own_code(app, name), drawing(examples, seed):
-        return getattr(app, name)(model, given(examples), plan, seed)
+        found = getattr(app, name)(model, given(examples), plan, seed)
+        kept: Any = app.kept
+        if not isinstance(kept, bytes):
+            said = f"kept is a {type(kept).__name__}: keep bytes, such as json.dumps(...).encode()"
+            raise broken(app, name, said)
+        return found
+
+
+def broken(app: App, method: str, said: str) -> AppError:
+    """The error of a method that has come to its end, and has done what it may not."""
+    return AppError(told(head(app, method, ""), AppError(said), said))
 
 
 def evaluate(app: App, model: Model, examples: Examples) -> dict[str, float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from anabranch.core.errors import AppError
+from anabranch.core.errors import AppError, ManifestMismatch
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import TensorSet, UnitMap
 from anabranch.core.model.updates import LocalPlan
@@ -76,7 +78,13 @@ class NumpyTrainer:
 
     def initial(self, seed: int) -> dict[str, Array]:
         """The arrays of `app.model(seed)`."""
-        return {name: np.array(array, order="C") for name, array in calls.model_of(self._app, seed).items()}
+        found = calls.model_of(self._app, seed)
+        if nested := [name for name, array in found.items() if isinstance(array, Mapping)]:
+            raise AppError(
+                f"{self._app.name}: model() has a dict at {nested[0]!r}: give one dict of all arrays, "
+                f"with names such as '{nested[0]}.{next(iter(found[nested[0]]), 'weight')}'"
+            )
+        return {name: np.array(array, order="C") for name, array in found.items()}
 
     def train(
         self,
@@ -101,8 +109,16 @@ class NumpyTrainer:
         arrays = _arrays(spec, vector, frozen)
         lent = dict(arrays)
         metrics = calls.train(self._app, arrays, examples, plan, seed)
-        delta = _left(spec, lent, arrays) - vector.astype(spec.vector_dtype, copy=False)
+        delta = self._left(spec, lent, arrays) - vector.astype(spec.vector_dtype, copy=False)
         return result_of(delta, metrics, plan, examples, self._app.name)
+
+    def _left(self, spec: ParamSpec, lent: dict[str, Array], arrays: dict[str, Array]) -> Vector:
+        """What the App has left of what it was lent. Raises `AppError` where that is another model."""
+        try:
+            return _left(spec, lent, arrays)
+        except (ManifestMismatch, TypeError, ValueError) as error:
+            said = f"what it has left of the model is another model: {error}"
+            raise calls.broken(self._app, "train", said) from error
 
     def check_part(self, part: TensorSet | None) -> None:
         """See `Trainer`: every array has one name."""

@@ -115,6 +115,9 @@ def test_what_goes_wrong_comes_out() -> None:
         _ = ab.Server("synthetic").address
     with pytest.raises(AppError, match="did you mean 'synthetic'"):
         ab.Server("syntetic")
+    for shard in ("0/2", (2, 2)):
+        with pytest.raises(ConfigError, match=r"shard is .*: give \(index, count\)"):
+            ab.Client("synthetic", "127.0.0.1:1", id="a", shard=shard)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError), ab.Server.local("synthetic"):
         raise ZeroDivisionError
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.core.errors import ManifestMismatch
+from anabranch.core.errors import AppError
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import App, Examples, Shard, trainer_for
 
@@ -102,10 +102,31 @@ def test_arrays_that_change_places_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     "act",
-    [lambda arrays: arrays.pop("w"), lambda arrays: setattr(arrays["w"], "shape", (3, 2))],
-    ids=["gone", "of another shape"],
+    [
+        lambda arrays: arrays.pop("w"),
+        lambda arrays: setattr(arrays["w"], "shape", (3, 2)),
+        lambda arrays: arrays.update(extra=np.zeros(2)),
+        lambda arrays: arrays.update(w=None),
+    ],
+    ids=["gone", "of another shape", "one more", "no array"],
 )
-def test_a_model_of_other_arrays_is_refused(act: Act) -> None:
+def test_a_model_of_other_arrays_is_the_apps_error(act: Act) -> None:
     trainer = trainer_for(Acting(act))
-    with pytest.raises(ManifestMismatch, match="'w'"):
+    with pytest.raises(AppError, match=r"^Acting\.train: what it has left .*: tensor '(w|extra)'"):
         trainer.train(trainer.spec.flatten(trainer.initial(0)), trainer.frozen, EXAMPLES, PLAN, 0)
+
+
+def test_what_is_kept_is_bytes() -> None:
+    app = Acting(lambda _: setattr(app, "kept", {"rounds": 1}))
+    trainer = trainer_for(app)
+    with pytest.raises(AppError, match=r"^Acting\.train: kept is a dict: keep bytes"):
+        trainer.train(trainer.spec.flatten(trainer.initial(0)), trainer.frozen, EXAMPLES, PLAN, 0)
+
+
+def test_arrays_in_dicts_of_dicts_are_told_to_be_flat() -> None:
+    class Nested(Acting):
+        def model(self) -> Arrays:
+            return {"dense": {"kernel": np.zeros(2)}}
+
+    with pytest.raises(AppError, match=r"a dict at 'dense': .* such as 'dense\.kernel'"):
+        trainer_for(Nested(in_place))
