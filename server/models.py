@@ -11,8 +11,9 @@ import asyncio
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +27,7 @@ from anabranch.compress.model import PART, frozen_apart, frozen_sha256, unknown_
 from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.ranges import SERVED
 from anabranch.core.engine.engine import Engine
-from anabranch.core.errors import UnknownVersion
+from anabranch.core.errors import StoreError, UnknownVersion
 from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.growing import needed_for
 from anabranch.core.model.holdings import Holdings, since
@@ -78,12 +79,17 @@ class ModelFile:
     vector_sha256: str = ""
     part_only: bool = False
 
-    def open(self) -> IO[bytes]:
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
         """The file, without a buffer; it stays readable when it is removed. Raises `UnknownVersion`."""
-        try:
-            return self.path.open("rb", buffering=0)
-        except FileNotFoundError:
-            raise UnknownVersion(f"version {self.version} is not held any more: fetch the newest") from None
+        with _cached(self.path):
+            try:
+                source = self.path.open("rb", buffering=0)
+            except FileNotFoundError:
+                gone = f"version {self.version} is not held any more: fetch the newest"
+                raise UnknownVersion(gone) from None
+            with source:
+                yield source
 
 
 class Models:
@@ -219,6 +225,8 @@ class Models:
         """What travels apart, as a file for all versions. Raises `UnknownVersion` for any other part."""
         if part_id != PART or self._apart is None:
             raise unknown_part(part_id, self.spec, self._frozen_served)
+        if self._apart.done() and self._apart.exception() is not None:
+            self._apart = self._executor.submit(self._write_apart)
         return await _shared(self._apart)
 
     def close(self) -> None:
@@ -249,7 +257,7 @@ class Models:
         start += f"{_named(wanted.holds)}-" if wanted.is_for_a_task and wanted.holds is not None else ""
         form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
         path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
-        with open(path, "wb", opener=private) as file:
+        with _cached(path), open(path, "wb", opener=private) as file:
             file.writelines((made.body, made.tail))
         return ModelFile(
             wanted.version,
@@ -265,17 +273,18 @@ class Models:
     def _write_apart(self) -> ModelFile:
         data, sha256 = frozen_apart(self.spec, self.frozen), self.frozen_sha256
         path = self._folder / f"frozen-{sha256}.bin"
-        with open(path, "wb", opener=private) as file:  # anew at each start: a crash may have cut it short
+        # Anew at each start: a crash may have cut it short.
+        with _cached(path), open(path, "wb", opener=private) as file:
             file.write(data)
         return ModelFile(0, path, len(data), sha256, RAW)
 
     def _check(self, wanted: ModelRequest, path: Path, sha256: str) -> ModelFile:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
+        with suppress(OSError), path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                return ModelFile(wanted.version, path, path.stat().st_size, sha256, RAW)
+        with suppress(OSError):
             path.unlink()
-            raise UnknownVersion(f"version {wanted.version} is not held: its file was cut short by a crash")
-        return ModelFile(wanted.version, path, path.stat().st_size, sha256, RAW)
+        raise UnknownVersion(f"version {wanted.version} is not held: its file was cut short or is unreadable")
 
 
 async def _shared(future: Future[ModelFile]) -> ModelFile:
@@ -297,4 +306,17 @@ def _name(submodel: UnitMap | TensorSet) -> str:
 
 def _remove(future: Future[ModelFile]) -> None:
     if future.exception() is None:
-        future.result().path.unlink(missing_ok=True)
+        with suppress(OSError):  # the next start removes it
+            future.result().path.unlink()
+
+
+@contextmanager
+def _cached(path: Path) -> Iterator[None]:
+    """Inside, what the operating system says of a file of the cache is a `StoreError`: it can be made again.
+
+    A full disk as well: `StoreFull` is what the log says, which may have room where no file can be made.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}, which devices fetch, cannot be used: {error.strerror}") from error

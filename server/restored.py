@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import ConfigError, InvalidSignature
+from anabranch.core.errors import ConfigError, InvalidSignature, on_disk
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import public_key_of
 from anabranch.identity.files import make_private_folder, write_private
@@ -100,10 +100,11 @@ def read_restored(
     command = shlex.join(["anabranch", "admin", "attest-restore", "--data-dir", str(data_dir), *whose])
     again = f"run `{command}` again"
     try:
-        found = Restored(**json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
+        with on_disk(path):
+            if not path.exists():
+                return None
+            found = Restored(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): {again}") from error
     if found.run_id != info.run_id:
         raise ConfigError(f"{path} is of another run: remove it")

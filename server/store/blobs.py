@@ -140,7 +140,7 @@ class BlobStore:
         with disk_errors(f"flushing upload {update_id}"):
             for path in (self._whole(update_id), self._part(update_id)):
                 with suppress(FileNotFoundError):
-                    sync_file(path)
+                    _flush(path)
                     sync_folder(self._spool)
                     return path.stat().st_size
         return 0
@@ -248,7 +248,7 @@ class BlobStore:
 
     def discard(self, update_id: str) -> None:
         """Forget an upload, if it is there."""
-        with self._lock:
+        with disk_errors(f"removing upload {update_id}"), self._lock:
             self._drop(update_id, self._part(update_id), self._whole(update_id))
 
     def spooled(self) -> dict[str, int]:
@@ -395,6 +395,18 @@ def _found(known: _PartDigest | None, data: memoryview, digest: str) -> str:
     if known is None or known.hash is None or known.size_bytes != len(data):
         return ""
     return known.hash.text() if known.hash.algorithm == algorithm_of(digest) else ""
+
+
+def _flush(path: Path) -> None:
+    """Make an upload durable. One that the disk did not take goes: the next flush would say that it has."""
+    try:
+        sync_file(path)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
 
 
 def _map(path: Path) -> memoryview:

@@ -291,7 +291,7 @@ class Database:
         while time.monotonic() < latest:
             try:
                 raw.execute(BEGIN_WRITING)
-            except sqlite3.OperationalError as error:
+            except sqlite3.Error as error:
                 if error.sqlite_errorcode & 0xFF not in _LOCKED:
                     break
             else:

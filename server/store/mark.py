@@ -44,13 +44,15 @@ class MarkFile:
         self._slot = 0
 
     def read(self) -> Mark | None:
-        """The newest mark, None where there is no file. Raises `StoreCorrupt` where no slot is whole."""
-        try:
+        """The newest mark, None where there is no file. Raises `StoreCorrupt` where no slot is whole.
+
+        A disk that does not read it now says nothing of what is on it: `DiskFailed`.
+        """
+        data = None
+        with disk_errors(f"reading {self.path}"), suppress(FileNotFoundError):
             data = self._bytes()
-        except FileNotFoundError:
+        if data is None:
             return None
-        except OSError as error:
-            raise StoreCorrupt(f"{self.path} cannot be read ({error}): {_FIX}") from error
         marks = [_mark(data[n * SLOT_BYTES : (n + 1) * SLOT_BYTES]) for n in range(SLOTS)]
         if len(data) != SLOTS * SLOT_BYTES or not any(marks):
             raise StoreCorrupt(f"{self.path} is damaged, and says how far the log had come: {_FIX}")

@@ -261,25 +261,20 @@ class Segments:
             damaged, behind = None, segments[n + 1 :]
             gap = bool(behind) and behind[0].is_damaged
             limit = next((each.first - 1 for each in behind if not each.is_damaged), None)
-            try:
-                after = yield from _events_of(segment, after, limit, gap)
-            except FileNotFoundError as error:
-                raise LogLost(f"{segment.path} is gone: {ATTEST}") from error
-            except OSError as error:
-                raise StoreCorrupt(f"{segment.path} cannot be read ({error}): restore a backup") from error
+            with disk_errors(f"reading {segment.path}"):
+                try:
+                    after = yield from _events_of(segment, after, limit, gap)
+                except FileNotFoundError as error:
+                    raise LogLost(f"{segment.path} is gone: {ATTEST}") from error
         if damaged is not None:
             raise _unreadable(damaged)
 
     def _segment(self, number: int, run_id: str) -> Segment | None:
-        """None for one in which there is nothing yet. Raises `LogLost`, `StoreCorrupt`."""
-        path = self._path(number)
-        try:
-            with _opened(path) as descriptor:
-                size, data = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
-        except FileNotFoundError:  # it was removed just now: of its events there are rows
-            return None
-        except OSError as error:
-            raise StoreCorrupt(f"{path} cannot be read ({error}): restore a backup") from error
+        """None for one in which there is nothing yet. Raises `LogLost`, `StoreCorrupt`, `DiskFailed`."""
+        path, size, data = self._path(number), 0, b""
+        # One that is gone was removed just now: of its events there are rows.
+        with disk_errors(f"reading {path}"), suppress(FileNotFoundError), _opened(path) as descriptor:
+            size, data = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
         if _is_checked(data, HEADER_BYTES):
             magic, run, salt, first = _HEADER.unpack_from(data)
             if magic == MAGIC:

@@ -139,6 +139,23 @@ def test_another_process_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.
     store.close()
 
 
+def test_a_database_that_is_damaged_at_work_is_named_when_it_is_let_go(tmp_path: Path) -> None:
+    """SQLite finds it at the beginning of a transaction, which is not an `OperationalError`."""
+    store = open_store("", tmp_path, LIMITS)
+    store.start(INFO)
+    store.append([update(1)])
+    path = tmp_path / "anabranch.db"
+    with sqlite3.connect(path) as other:  # the store looks at the file again after it
+        other.execute("PRAGMA user_version = 7")
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    other.close()
+    with path.open("r+b") as file:
+        file.write(bytes(100))
+    with pytest.raises(StoreCorrupt, match="admin rebuild"):
+        store.append([])
+    store.close()
+
+
 def test_two_writers_with_one_database_are_too_many(postgresql_url: str, tmp_path: Path) -> None:
     first = open_store(postgresql_url, tmp_path / "one", LIMITS)
     second = open_store(postgresql_url, tmp_path / "two", LIMITS)

@@ -63,15 +63,15 @@ def half_sent(transport: GrpcTransport) -> UpdateEntry:
     return entry
 
 
-def no_folder(folder: Path) -> Broken:
-    """The spool is no folder any more; returns what makes it one."""
-    spool, aside = folder / "spool", folder / "aside"
-    spool.rename(aside)
-    spool.write_text("")
+def no_folder(folder: Path, name: str = "spool") -> Broken:
+    """A folder in the data is none any more; returns what makes it one."""
+    broken, aside = folder / name, folder / "aside"
+    broken.rename(aside)
+    broken.write_text("")
 
     def mend() -> None:
-        spool.unlink()
-        aside.rename(spool)
+        broken.unlink()
+        aside.rename(broken)
 
     return mend
 
@@ -91,6 +91,26 @@ def test_half_a_result_is_sent_to_its_end_after_an_outage(
     said = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 1, said
     assert "devices are told to come again, and keep their updates: " in said[0]
+
+
+def test_a_model_that_cannot_be_written_or_read_is_told_once_and_made_later(
+    transport: GrpcTransport, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = transport.enrol(Capability(codecs=())).spec
+    first = Ask("device-1", "task-1")
+    mend = no_folder(tmp_path / "data", "models")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="which devices fetch, cannot be used: Not a directory"):
+            transport.ask(first, spec)
+    mend()
+    assert isinstance(transport.ask(first, spec), Task)
+    mend = no_folder(tmp_path / "data", "models")
+    with pytest.raises(Unavailable, match="which devices fetch, cannot be used: Not a directory"):
+        transport.fetch(spec.layout_hash)
+    mend()
+    assert transport.fetch(spec.layout_hash).version == 0
+    (said,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert "devices are told to come again, and keep their updates: " in said
 
 
 def test_a_database_that_lets_nobody_in_is_no_end_of_a_result(

@@ -18,6 +18,7 @@ from federations import BASE, first_weights
 from guarded import TENSORS, Federation, federation
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
+from stores import INFO
 from wire import Served, server_config
 
 from anabranch.client.agent import Agent
@@ -29,13 +30,13 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config.tables import ClientTable
-from anabranch.core.errors import ConfigError, FolderMissing, HistoryMismatch
+from anabranch.core.errors import ConfigError, FolderMissing, HistoryMismatch, StoreError
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.identity.authority import Authority
 from anabranch.server.manifest import Manifest, write_manifest
-from anabranch.server.restored import FILE, attest
+from anabranch.server.restored import FILE, attest, read_restored
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 from anabranch.workloads.app import Shard
@@ -163,6 +164,14 @@ def test_a_server_does_not_start_on_what_the_authority_did_not_sign(
         mend = f"attest-restore --data-dir {guarded.data_dir} --folder {guarded.authority.folder}"
         with pytest.raises(ConfigError, match=re.escape(mend)), started_again(guarded):
             pass
+
+
+def test_an_attestation_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
+    """Nobody is told to sign once more: the next start may read it."""
+    store = open_store("", tmp_path)
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(StoreError, match=rf"{FILE} cannot be used: Is a directory"):
+        read_restored(tmp_path, store, INFO, None)
 
 
 def test_another_authority_is_not_believed(tmp_path: Path) -> None:

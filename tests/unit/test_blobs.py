@@ -260,6 +260,34 @@ def test_a_flush_that_fails_is_said_where_nothing_can_be_removed_either(
             store.adopt("u1", sha(DATA))
 
 
+def test_an_upload_that_a_flush_has_lost_begins_anew(
+    store: BlobStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next flush, by whatever process, would say that it is on the disk."""
+
+    def failed(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store.write("u1", 0, DATA)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failed)
+        with pytest.raises(DiskFailed, match="Input/output error"):
+            store.received("u1")
+    again = BlobStore(folder)
+    again.prepare()
+    assert again.received("u1") == 0
+
+
+def test_an_upload_that_cannot_be_removed_is_told_as_the_stores_trouble(
+    store: BlobStore, folder: Path
+) -> None:
+    store.write("u1", 0, DATA)
+    (folder / "spool" / "u1.part").unlink()
+    (folder / "spool" / "u1.part").mkdir()
+    with pytest.raises(StoreError, match="removing upload u1"):
+        store.discard("u1")
+
+
 def test_adopting_heals_a_damaged_blob(store: BlobStore) -> None:
     for update_id in ("u1", "u2"):
         store.write(update_id, 0, DATA)

@@ -85,6 +85,22 @@ def test_a_disk_with_room_for_a_block_of_it_alone_has_no_mark(
     assert MarkFile(tmp_path).read() == mark(2)
 
 
+def test_a_disk_that_does_not_read_it_now_has_not_lost_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told to forget what it says."""
+
+    def failed(descriptor: int, size: int, at: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    written(tmp_path, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", failed)
+        with pytest.raises(DiskFailed, match=r"reading .*acknowledged.*restart to recover"):
+            MarkFile(tmp_path).read()
+    assert MarkFile(tmp_path).read() == mark(5)
+
+
 def test_a_file_without_a_whole_slot_is_damaged(tmp_path: Path) -> None:
     path = written(tmp_path, 5, 6)
     data = bytearray(path.read_bytes())

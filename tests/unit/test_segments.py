@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreFull
 from anabranch.server.store import segments
+from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.packs import PackPlace, Packs
 from anabranch.server.store.segments import HEADER_BYTES, LoggedEvent, Segments
 
@@ -343,6 +344,26 @@ def test_the_last_batch_is_written_anew_before_it_is_taken_for_durable(
     again.make_durable(again.needed(RUN, 1))
     assert done == [("written", first, end - first), ("flushed", 0, 0)]
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("looks", [0, 1, 3])
+def test_a_disk_that_does_not_read_it_now_has_not_lost_it(
+    looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its header, or behind it: nobody is told to put an older backup in its place."""
+    log, real, left = written(tmp_path, [[("a", None)], [("b", b"two")]]), os.pread, [None] * looks
+
+    def pread(descriptor: int, size: int, at: int) -> bytes:
+        if not left:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        left.pop()
+        return real(descriptor, size, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        with pytest.raises(DiskFailed, match=r"reading .*000001\.log.*restart to recover"):
+            read(tmp_path)
+    assert read(tmp_path) == (log.lines(1, 2), False)
 
 
 def test_what_lies_beside_the_segments_is_none(tmp_path: Path) -> None:
