@@ -59,7 +59,7 @@ def check_rollback(engine: Engine, event: ev.RolledBack) -> None:
         why = (
             "works in rounds, whose cohorts were drawn"
             if engine.strategy.synchronous
-            else "sizes each task by the devices that it is to arrive with"
+            else "goes by who trained beside whom, which no update says"
         )
         raise ConfigError(f"strategy {engine.strategy.name!r} {why}: no update can be left out")
     if engine.sums is not None:
@@ -142,6 +142,7 @@ class Folding:
         self._fold = refolder.begin(found.snapshot)
         self._begins = found.applied_through_seq
         self._seq, self._others = self._begins, 0
+        self._kept: set[str] = set()  # tasks that the fold began with
         if engine.cohorts is not None:  # sums cannot be made of other updates: what there was comes again
             self._steps = self._again()
             return
@@ -161,11 +162,23 @@ class Folding:
         if self._engine.cohorts is not None:
             return replace(self._event, fold=self._fold)
         others = self._others
-        for _ in self._up_to(seq - 1, ()):
+        for _ in self._up_to(seq - 1, self._engine.ledger.tasks):
             pass
         if self._others > others:  # another rollback came first: what counts is not what it was
             return self._refolder(self._event, seq, self._engine)
+        self._end_closed()
         return replace(self._event, fold=self._fold)
+
+    def _end_closed(self) -> None:
+        """Tasks that were open when the fold began, and have come to nothing meanwhile, end in it too."""
+        ledger, now = self._fold.ledger, self._event.now
+        for task in list(ledger.tasks.values()):
+            if task.task_id in self._engine.ledger.tasks:
+                continue
+            if task.task_id in self._kept:
+                ledger.close(task)
+            else:
+                self._fold.handle(ev.TaskDropped(now, task.client_id, task.task_id, ""))
 
     def _again(self) -> Iterator[None]:
         """Everything as it was, up to the version that is gone back to, in steps."""
@@ -197,6 +210,7 @@ class Folding:
     def _keep_open(self, wanted: Collection[str]) -> None:
         """Of the tasks that the fold began with: those that are answered in the end stay open until then."""
         ledger = self._fold.ledger
+        self._kept = set(ledger.tasks)
         for task in list(ledger.tasks.values()):
             if task.task_id in wanted:
                 ledger.replace(replace(task, state=TaskState.LEASED, expires_at=math.inf))

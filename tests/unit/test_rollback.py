@@ -41,6 +41,7 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("annealed", {"buffer_size": 1, "growth": 0.3, "outer": {"name": "nesterov", "lr": 0.3}}, {}),
     ("fedasmu", {"floor": 0.1}, {}),
     ("fedfa", {"window_size": 3}, {}),
+    ("fedbuff", {"buffer_size": 3, "scheduler": {"name": "equal_time"}}, {}),
 ]
 
 
@@ -224,7 +225,7 @@ def test_a_client_that_was_left_out_gets_no_more_tasks() -> None:
 WITHOUT_B = ev.RolledBack(1.0, 0, 0, ("b",))
 
 
-@pytest.mark.parametrize("variant", VARIANTS[1:5:2], ids=lambda v: v[0])
+@pytest.mark.parametrize("variant", [*VARIANTS[1:5:2], VARIANTS[-1]], ids=lambda v: f"{v[0]}-{len(v[1])}")
 @settings(max_examples=20)
 @given(before=scripts, during=st.lists(scripts, max_size=3), events=st.integers(1, 40))
 def test_a_fold_goes_on_while_the_run_does(
@@ -242,6 +243,25 @@ def test_a_fold_goes_on_while_the_run_does(
     assert _is_the_whole_fold(folding, world)
 
 
+def test_tasks_that_end_and_begin_during_a_fold_are_those_of_the_whole_one() -> None:
+    """A scheduler remembers open tasks: b's is answered and left out, c's is given back, d's begins."""
+    world = World(*VARIANTS[-1])
+    world.enrol()
+    world.play([("a", 0, 1.0)])
+    for client in "bc":
+        world.do(ev.TaskAsked(10.0, ask_of(client, f"of-{client}")))
+    folding = Folding(world.refold, WITHOUT_B, len(world.log), world.engine)
+    while folding.advance(1):
+        pass
+    world.push("of-b", "b", 2.0, 11.0)
+    world.do(ev.TaskDropped(12.0, "c", "of-c", "no room"))
+    world.do(ev.TaskAsked(13.0, ask_of("d", "of-d")))
+    assert _is_the_whole_fold(folding, world)
+    found = folding.finish(len(world.log) + 1).fold
+    assert found is not None
+    assert found.state.schedule.begun.keys() == {"d"}
+
+
 def test_a_rollback_in_the_middle_of_another_ones_fold_counts() -> None:
     world = rolled(0)
     folding = Folding(world.refold, WITHOUT_B, len(world.log), world.engine)
@@ -257,4 +277,5 @@ def _is_the_whole_fold(folding: Folding, world: World) -> bool:
     assert found is not None
     assert direct is not None
     same_state = (found.version, found.pending) == (direct.version, direct.pending)
-    return same_state and digest(found.vector) == digest(direct.vector)
+    remembered, same = (take_snapshot(fold).meta["strategy"] for fold in (found, direct))
+    return same_state and remembered == same and digest(found.vector) == digest(direct.vector)

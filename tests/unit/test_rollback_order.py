@@ -62,8 +62,8 @@ WAITS = {"phases": [{"strategy": "fedbuff", "until_updates": 2}, {"strategy": "f
     ("strategy", "table", "why"),
     [
         ("fedavg", {}, "works in rounds, whose cohorts were drawn: no update"),
-        ("fedcompass", {}, "sizes each task by the devices that it is to arrive with: no update"),
-        ("phased", WAITS, "sizes each task by the devices that it is to arrive with: no update"),
+        ("fedcompass", {}, "goes by who trained beside whom, which no update says: no update can"),
+        ("phased", WAITS, "goes by who trained beside whom, which no update says: no update can"),
     ],
 )
 def test_who_waits_for_others_cannot_be_folded_anew_without_them(
