@@ -56,8 +56,8 @@ _CAPTION = (
     "that reached it."
 )
 _EQUAL = (
-    "What each had come to when the run that came least far had ended: of the last measurement that was not "
-    "later, mean ± sample standard deviation over the seeds."
+    "{}: what each had come to when the run that came least far had ended. Of the last measurement that was "
+    "not later, mean ± sample standard deviation over the seeds."
 )
 _HOW_TO_READ = (
     "A line is the mean over the seeds, as far as all of them go; the band about it is from the least to the "
@@ -201,7 +201,9 @@ def _equal(groups: Sequence[RunGroup]) -> list[str]:
     heads = ["strategy", *found]
     cells = ([_metric_cell(row.metric, row.value) for row in rows] for rows in found.values())
     lines = zip((safe(group.label) for group in groups), *cells, strict=True)
-    return [card("At equal time, work and traffic", table(heads, lines), _EQUAL)]
+    [metric] = {row.metric for rows in found.values() for row in rows}
+    told = _EQUAL.format(heading(metric))
+    return [card("At equal time, work and traffic", table(heads, lines), told)]
 
 
 def _metric_columns(rows: Sequence[SpreadRow]) -> list[Column]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from anabranch.core.errors import DataError
+from anabranch.reports.metrics import metric_names, value
 from anabranch.reports.result import Point, Result
 from anabranch.reports.spreads import RunGroup, Spread, grouped, spread
 from anabranch.reports.text import bytes_text, count_text, duration_text
@@ -26,9 +27,10 @@ AFTER: Mapping[Against, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class EqualRow:
-    """What the runs of a kind had come to, by their `metric`, after so many seconds, updates or bytes.
+    """What the runs of a kind had come to, by `metric`, after so many seconds, updates or bytes.
 
-    `value` is None where nothing had been measured by then.
+    That is one metric for all kinds, so that what stands side by side can be compared. `value` is None where
+    nothing had been measured by then.
     """
 
     workload: str
@@ -49,11 +51,12 @@ def at_equal(results: Iterable[Result], against: Against = "time", at: float | N
     rows = []
     for (workload, _), groups in grouped(results).items():
         where = _least(groups, against) if at is None else at
+        runs = [run for group in groups for run in group.runs]
+        metric = next(iter(metric_names(runs)), runs[0].goal.metric)  # one, also where they have other goals
         for group in groups:
-            goals = {run.goal.metric: None for run in group.runs}
-            values = [v for run in group.runs if (v := _value(run, against, where)) is not None]
+            values = [v for run in group.runs if (v := _value(run, metric, against, where)) is not None]
             found = spread(values) if values else None
-            rows.append(EqualRow(workload, group.label, against, where, next(iter(goals)), found))
+            rows.append(EqualRow(workload, group.label, against, where, metric, found))
     return rows
 
 
@@ -71,7 +74,7 @@ def _least(groups: Sequence[RunGroup], against: Against) -> float:
     return min(ends, default=0.0)
 
 
-def _value(run: Result, against: Against, at: float) -> float | None:
+def _value(run: Result, metric: str, against: Against, at: float) -> float | None:
     """Of the last measurement that was not later."""
     known = [p for p in run.history if AT[against](p) <= at]
-    return run.goal.value(known[-1].measured) if known else None
+    return value(known[-1], metric) if known else None

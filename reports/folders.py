@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from itertools import count
@@ -13,6 +15,8 @@ from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE, Result
+
+log = logging.getLogger(__name__)
 
 SEARCH_FILE = "search.json"
 TRIALS_FILE = "trials.jsonl"  # of a tuning
@@ -78,6 +82,26 @@ def claimed(folder: Path, explicit: bool, resume: bool = False) -> Iterator[Path
         with contextlib.suppress(OSError):  # there is something in it
             for made in new:
                 made.rmdir()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """The folder, made if need be, for one process at a time; a killed one has it no more.
+
+    Raises `ConfigError` where `what`, such as "a run", is under way there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{what} is under way in {folder}: wait until it has ended") from None
+        except OSError as error:  # of some networks: as if nobody else were there
+            log.debug("%s cannot be locked: %s", folder, error)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _made(folder: Path) -> bool:

@@ -10,11 +10,9 @@ held when it was written: no other is asked for again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +31,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, DataError, InvalidUpdate, ReplayMismatch
 from anabranch.core.model.params import digest
 from anabranch.core.parts import is_code
-from anabranch.reports.folders import CHECKPOINT, need_free
+from anabranch.reports.folders import CHECKPOINT, locked, need_free
 from anabranch.reports.journal_files import JOURNAL, JournalReader
 from anabranch.reports.origin import started_now
 from anabranch.reports.result import Result
@@ -225,7 +223,7 @@ class Checkpoint:
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
-            held.callback(os.close, _locked(self.folder))
+            held.enter_context(locked(self.folder, "a run"))
             held.callback(self._close)
             if self._resume:
                 self._go_on()
@@ -345,20 +343,6 @@ def _settings_in(folder: Path) -> Mapping[str, Any] | None:
         return JournalReader(folder).config.to_json()
     except DataError:
         return None
-
-
-def _locked(folder: Path) -> int:
-    """A descriptor of the folder, which one process at a time has."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"a run is under way in {folder}: wait until it has ended") from None
-    except OSError as error:
-        log.debug("%s cannot be locked: %s", folder, error)  # of some networks: as if nobody else were there
-    return descriptor
 
 
 def _result_row(number: int, work: str, outcome: Outcome) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from nursery import PIPE, Process
 import anabranch as ab
 from anabranch.api.tuning import PAGE, RECOMMENDED
 from anabranch.core.errors import ConfigError, DataError
-from anabranch.reports.folders import CHECKPOINT, TRIALS_FILE
+from anabranch.reports.folders import CHECKPOINT, TRIALS_FILE, locked
 from anabranch.reports.result import Result
 
 RATE, SIZE, CODEC = "client.learning_rate", "strategy.buffer_size", "uplink.codec"
@@ -120,6 +120,13 @@ def test_a_budget_of_which_no_version_comes_is_said() -> None:
     assert any("nothing was learned" in said for said in tuned.report.said)
 
 
+def test_a_target_that_the_first_weights_reach_is_said() -> None:
+    until = ab.Until(metric="loss", mode="max", target=0.0, updates=8)
+    tuned = ab.tune("synthetic", {RATE: [0.01, 0.1]}, **{**SMALL, "until": until})
+    assert [said for said in tuned.report.said if "the first weights reach the target" in said]
+    assert not any("nothing was learned" in said for said in tuned.report.said)
+
+
 @pytest.mark.parametrize("kill_at", [2, 40])
 def test_a_tuning_that_was_killed_goes_on_to_the_same(
     kill_at: int, whole: tuple[ab.Tuning, int], tmp_path: Path
@@ -187,6 +194,18 @@ def test_for_a_target_the_soonest_is_the_best(tmp_path: Path) -> None:
     assert result.updates_applied < 60, "a run ends at the target"
     shown = [(row["trial"], row["time_s"]) for row in tuned.trials]
     assert len(shown) == len(set(shown)), "and has one point from there on"
+
+
+def test_for_the_value_a_target_ends_nothing(tmp_path: Path) -> None:
+    """It is judged by what the whole budget came to, as one without a target is."""
+    given = {**SMALL, "settings": {RATE: 0.02}}
+    plain = ab.tune("synthetic", {RATE: [0.02, 0.5]}, **given, out=tmp_path / "plain")
+    given["until"] = ab.Until(accuracy=0.05, updates=8)
+    aimed = ab.tune("synthetic", {RATE: [0.02, 0.5]}, **given, aim="value", out=tmp_path / "aimed")
+    told = [{**row, "reached": False} for row in lines(tmp_path / "aimed")]
+    assert told == lines(tmp_path / "plain")
+    assert aimed.choice == plain.choice
+    assert all(aimed.fresh.column("reached"))
 
 
 def test_without_a_budget_what_is_recommended_ends_at_the_target_as_its_trials_do(tmp_path: Path) -> None:
@@ -264,6 +283,12 @@ def test_a_folder_is_of_one_tuning(whole: tuple[ab.Tuning, int], tmp_path: Path)
     torn.write_text("".join([whole_lines[0], '{"kind": "trial"}\n', *whole_lines[2:]]))
     with pytest.raises(DataError, match="line 2 is damaged"):
         killed_tuning.run(tmp_path)
+
+
+def test_a_folder_is_tuned_in_by_one_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path, "a tuning"), pytest.raises(ConfigError, match="a tuning is under way in"):
+        ab.tune("synthetic", {RATE: [0.01, 0.1]}, **SMALL, out=tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_tuning_of_an_app_that_was_changed_does_not_go_on(tmp_path: Path) -> None:

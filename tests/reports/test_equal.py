@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import anabranch as ab
 from anabranch.core.errors import ConfigError, DataError
+from anabranch.reports.compare import compare_html
 from anabranch.reports.drawings import plain_svg
 from anabranch.reports.equal import AT, at_equal
 from anabranch.reports.latex import comparison_latex, escaped
@@ -135,3 +137,15 @@ def test_another_kind_of_file_is_refused(found: ab.Comparison, name: str, tmp_pa
         found.save(tmp_path / name)
     with pytest.raises(ConfigError, match=r"end the name with"):
         found.plot().save(tmp_path / name)
+
+
+def test_runs_that_are_judged_by_other_metrics_stand_side_by_side_by_one(
+    found: ab.Comparison, tmp_path: Path
+) -> None:
+    mixed = [
+        replace(run, metric="loss", mode="min") if run.strategy == "fedbuff" else run for run in found.results
+    ]
+    told, rows = at_equal(found.results), at_equal(mixed)
+    assert {row.metric for row in rows} == {"accuracy"}
+    assert [row.value for row in rows] == [row.value for row in told]
+    assert "Accuracy: what each had come to" in compare_html(mixed)

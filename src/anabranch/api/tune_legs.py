@@ -39,7 +39,7 @@ class TuneBudget:
 
 @dataclass(frozen=True)
 class LegEnd:
-    """Where a leg has ended: at the target, or with the last measurement that its share had room for.
+    """Where a leg has ended: with the last measurement that its share had room for, or before, at its target.
 
     `value` is None where none was finite, `reached` says whether the target was. `metric` and `mode` are what
     the run is judged by.
@@ -90,11 +90,14 @@ def carry_leg(job: LegJob) -> LegEnd:
             raise StopRun("the share of the budget is used")
 
     run = run_simulation(job.config, job.folder, job.app, 0, [stop_there], keep_payloads=False, resume=True)
-    return end_of(run.result, job.budget, job.share)
+    return end_of(run.result, job.budget, job.share, job.config.run.stop_at_target)
 
 
-def end_of(result: Result, budget: TuneBudget, share: float) -> LegEnd:
-    """Where the leg of a run ends. Raises `ConfigError` where the App measures nothing to judge it by."""
+def end_of(result: Result, budget: TuneBudget, share: float, at_target: bool) -> LegEnd:
+    """Where the leg of a run ends: `at_target`, if that is reached, or else where its share is used.
+
+    Raises `ConfigError` where the App measures nothing to judge it by.
+    """
     goal = result.goal
     if result.history and goal.metric == AUTO and result.status == "finished" and not result.given_up:
         raise ConfigError(
@@ -102,7 +105,7 @@ def end_of(result: Result, budget: TuneBudget, share: float) -> LegEnd:
         )
     within = [p for p in result.history if _share(budget, p) <= share * BEYOND]
     reached = next((p for p in within if goal.reached(p.measured)), None)
-    last = reached or (within[-1] if within else None)
+    last = reached if at_target and reached else within[-1] if within else None
     if last is None:
         return LegEnd(goal.metric, goal.mode, None, False, 0.0, 0, 0)
     return LegEnd(

@@ -28,7 +28,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.plain import of_python
-from anabranch.reports.folders import CHECKPOINT
+from anabranch.reports.folders import CHECKPOINT, locked
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.spreads import spread
 from anabranch.reports.text import bytes_text, count_text, duration_text
@@ -210,7 +210,8 @@ def carry_tuning(
     asked.check()
     temporary = TemporaryFolder("anabranch-tune-") if out is None else None
     folder = temporary.path if temporary else Path(out or "")
-    return replace(TuneRun(asked, folder, tell, shared=out is not None).run(), holds=temporary)
+    with locked(folder, "a tuning"):
+        return replace(TuneRun(asked, folder, tell, shared=out is not None).run(), holds=temporary)
 
 
 class TuneRequest:
@@ -528,6 +529,8 @@ class TuneRun:
 
 
 USED = ("time_s", "updates", "traffic_bytes")
+NO_VERSION = "from no fresh seed a version has come of this budget: nothing was learned, give it more"
+AT_ONCE = "the first weights reach the target, before anything is learned: give another, or another run.mode"
 
 
 def _said(ranges: Sequence[TunedRange], best: int, fresh: FreshFigures) -> list[str]:
@@ -540,9 +543,7 @@ def _said(ranges: Sequence[TunedRange], best: int, fresh: FreshFigures) -> list[
     if not best:
         found.append("nothing that was tried is better than the settings as given")
     if not any(fresh.updates):
-        found.append(
-            "from no fresh seed a version has come of this budget: nothing was learned, give it more"
-        )
+        found.append(AT_ONCE if any(fresh.reached) else NO_VERSION)
     if any(value is None for value in fresh.values):
         found.append("the recommendation has diverged from some fresh seed: take it with care")
     return found

@@ -88,7 +88,8 @@ def _tell_equal(output: Output, results: Sequence[Result]) -> None:
             continue
         cells = ([_cell(r.value, partial(metric_text, r.metric)) for r in rows] for rows in found.values())
         lines = [list(line) for line in zip((g.label for g in groups), *cells, strict=True)]
-        output.say(f"{workload}, {kind}, when the run that came least far had ended:")
+        [metric] = {r.metric for rows in found.values() for r in rows}
+        output.say(f"{workload}, {kind}: {metric} when the run that came least far had ended:")
         output.table("", ["strategy", *found], lines)
 
 
