@@ -16,6 +16,7 @@ import numpy.typing as npt
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from anabranch.core.kernels.chosen import loops
+from anabranch.core.model.arrays import Indices
 
 Name = str | int
 
@@ -59,6 +60,11 @@ def stream(seed: int, *names: Name) -> np.random.Generator:
     """A generator of its own for the named purpose."""
     words: Any = _Seed(_digest(seed, names))  # numpy takes any such, and does not say so
     return np.random.Generator(np.random.PCG64(words))
+
+
+def permutation(seed: int, *names: Name, count: int) -> Indices:
+    """What `stream(seed, *names).permutation(count)` gives first, in a third of the time."""
+    return loops.permuted(_digest(seed, names), count)
 
 
 def rank(seed: int, *names: Name) -> float:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.updates import LocalPlan
-from anabranch.core.rng import stream
+from anabranch.core.rng import permutation
 
 _each_step: ContextVar[Callable[[], None] | None] = ContextVar("each_step", default=None)
 
@@ -70,7 +70,7 @@ def batches(count: int, plan: LocalPlan, seed: int) -> Iterator[npt.NDArray[Any]
     per_epoch = batches_per_epoch(count, plan.batch_size)
     left, epoch = planned_steps(plan, count), 0
     while left > 0:
-        order = stream(seed, "shuffle", epoch).permutation(count)
+        order = permutation(seed, "shuffle", epoch, count=count)
         least, larger = divmod(count, per_epoch)
         for batch in range(min(left, per_epoch)):
             start = batch * least + min(batch, larger)

@@ -22,7 +22,7 @@ from anabranch.core.kernels.contract import (
 from anabranch.core.model.arrays import Indices, Vector
 
 FLOAT32 = np.dtype(np.float32)
-_seed_words = _loops.seed_words  # an AttributeError where the extension was built of older sources
+_permute = _loops.permute  # an AttributeError where the extension was built of older sources
 
 
 def top(values: Vector) -> int:
@@ -109,10 +109,16 @@ def crc32(data: Data, crc: int = 0) -> int:
     return found if found >= 0 else plain.crc32(data, crc)
 
 
+def permuted(entropy: bytes, n: int) -> Indices:
+    """See `Loops`."""
+    order = np.empty(n, np.int64)
+    return order if _permute(entropy, order) else plain.permuted(entropy, n)
+
+
 def seed_words(entropy: bytes) -> Words:
     """See `Loops`."""
     words = np.empty(4, np.uint64)
-    return words if _seed_words(entropy, words) else plain.seed_words(entropy)
+    return words if _loops.seed_words(entropy, words) else plain.seed_words(entropy)
 
 
 def add_dense(out: Vector, scale: float, values: Vector) -> None:

@@ -119,6 +119,10 @@ class Loops(Protocol):
         """CRC-32 of what had this one and of contiguous data behind it, as `zlib` has it."""
         ...
 
+    def permuted(self, entropy: bytes, n: int) -> Indices:
+        """The numbers below n in the order in which a PCG64 of numpy's, seeded so, `permutation`s them."""
+        ...
+
     def seed_words(self, entropy: bytes) -> Words:
         """The 4 words by which numpy seeds a generator of 16 bytes of entropy, a little-endian number."""
         ...

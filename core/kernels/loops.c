@@ -483,6 +483,7 @@ static PyMethodDef METHODS[] = {
     {"add_levels", py_add_levels, METH_VARARGS, NULL},
     {"to_planes", py_to_planes, METH_VARARGS, NULL},
     {"crc32", py_crc32, METH_VARARGS, NULL},
+    {"permute", py_permute, METH_VARARGS, NULL},
     {"seed_words", py_seed_words, METH_VARARGS, NULL},
     {"row_squares", py_row_squares, METH_VARARGS, NULL},
     {"pair_squares", py_pair_squares, METH_VARARGS, NULL},

@@ -41,6 +41,7 @@ static inline void release(Py_buffer *buffers, int count) {
 PyObject *py_crc32(PyObject *self, PyObject *args);
 
 /* Of seeding.c. */
+PyObject *py_permute(PyObject *self, PyObject *args);
 PyObject *py_seed_words(PyObject *self, PyObject *args);
 
 /* Of table.c. */

@@ -292,13 +292,21 @@ def crc32(data: Data, crc: int = 0) -> int:
     return zlib.crc32(data, crc)
 
 
-# --- the fold --------------------------------------------------------------------------------
+# --- draws ----------------------------------------------------------------------------------
+
+
+def permuted(entropy: bytes, n: int) -> Indices:
+    """See `Loops`."""
+    return np.random.Generator(np.random.PCG64(int.from_bytes(entropy, "little"))).permutation(n)
 
 
 def seed_words(entropy: bytes) -> Words:
     """See `Loops`."""
     words = np.random.SeedSequence(int.from_bytes(entropy, "little")).generate_state(4, np.uint64)
     return words.view(np.uint64)
+
+
+# --- the fold --------------------------------------------------------------------------------
 
 
 def add_dense(out: Vector, scale: float, values: Vector) -> None:

@@ -2,6 +2,10 @@
 
    The entropy, as four words, is hashed into a pool of four, each of which is then mixed into each other one; the
    words are hashes of the pool's in turns. (After O'Neill's seed_seq_fe; numpy keeps it as it is for good.)
+
+   And the order in which a generator so seeded puts the numbers below n: PCG64 (O'Neill's XSL RR 128/64), of whose
+   numbers both halves are draws, the lower first, and the shuffle of Fisher and Yates from the end. Of a draw the bits
+   count that the largest place has, and it is drawn again where it is beyond that.
 */
 
 #include "loops.h"
@@ -33,6 +37,77 @@ static void seed_words(const uint8_t *entropy, uint8_t *out) {
     by = 0x8b51f9ddu;
     for (int i = 0; i < WORDS; i++) words[i] = hashed(pool[i % POOL], &by, 0x58f38dedu);
     memcpy(out, words, sizeof words);
+}
+
+typedef struct {
+    uint64_t high, low, step_high, step_low;
+    uint32_t spare;               /* the upper half of the last number, where it was not drawn yet */
+    int has_spare;
+} Generator;
+
+static uint64_t upper_product(uint64_t a, uint64_t b) {
+    uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
+    uint64_t middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (uint32_t)middle;
+    return a1 * b1 + (middle >> 32) + (other >> 32);
+}
+
+static void add(Generator *g, uint64_t high, uint64_t low) {
+    g->low += low;
+    g->high += high + (g->low < low);
+}
+
+static void step(Generator *g) {
+    const uint64_t high = 0x2360ed051fc65da4u, low = 0x4385df649fccf645u;
+    g->high = g->high * low + g->low * high + upper_product(g->low, low);
+    g->low *= low;
+    add(g, g->step_high, g->step_low);
+}
+
+static Generator seeded(const uint8_t *entropy) {
+    uint64_t words[WORDS / 2];
+    Generator g = {0};
+    seed_words(entropy, (uint8_t *)words);
+    g.step_high = words[2] << 1 | words[3] >> 63;
+    g.step_low = words[3] << 1 | 1;
+    step(&g);
+    add(&g, words[0], words[1]);
+    step(&g);
+    return g;
+}
+
+static uint32_t drawn(Generator *g) {
+    g->has_spare = !g->has_spare;
+    if (!g->has_spare) return g->spare;
+    step(g);
+    uint64_t mixed_up = g->high ^ g->low, by = g->high >> 58, number = mixed_up >> by | mixed_up << (-by & 63);
+    g->spare = (uint32_t)(number >> 32);
+    return (uint32_t)number;
+}
+
+static void permute(const uint8_t *entropy, Py_ssize_t n, int64_t *out) {
+    Generator g = seeded(entropy);
+    for (Py_ssize_t i = 0; i < n; i++) out[i] = i;
+    uint32_t mask = UINT32_MAX, j;
+    for (Py_ssize_t i = n - 1; i > 0; i--) {
+        while (mask >> 1 >= (uint64_t)i) mask >>= 1;
+        do j = drawn(&g) & mask;
+        while (j > i);
+        int64_t kept = out[i];
+        out[i] = out[j];
+        out[j] = kept;
+    }
+}
+
+/* False: it is not for us. */
+PyObject *py_permute(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1])) return NULL;
+    Py_ssize_t n = b[1].len / 8;
+    int good = b[0].len == 4 * POOL && aligned(&b[1], 8) && n <= UINT32_MAX;
+    if (good) FREELY(n, permute(b[0].buf, n, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
 }
 
 /* False: it is not for us. */

@@ -334,6 +334,15 @@ def test_the_words_of_a_seed_are_numpys(compiled: Loops, entropy: bytes) -> None
         _same(loops.seed_words(entropy), expected)
 
 
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 300))
+@example(bytes(16), LARGE + 1)
+@example(b"\xff" * 16, 3)
+def test_an_order_is_that_of_numpys_generator(compiled: Loops, entropy: bytes, count: int) -> None:
+    expected = np.random.default_rng(int.from_bytes(entropy, "little")).permutation(count)
+    for loops in (compiled, plain):
+        _same(loops.permuted(entropy, count), expected)
+
+
 def crc_of(data: bytes, crc: int) -> int:
     """By bits, as it is defined."""
     state = crc ^ 0xFFFFFFFF
