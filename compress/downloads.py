@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.holdings import Holdings, usable
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
 from anabranch.core.model.submodels import TensorSet, UnitMap, gathered, scatter
+from anabranch.core.unwritten import dataclass
 
 SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
 PARTS = "logparts"  # what a device says that can do with a part of the log

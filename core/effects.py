@@ -6,13 +6,14 @@ The first group is the server's (`Engine.handle`), the second the device's (`Ses
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.events import Payload
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Ask, Reason, Receipt, Task
+from anabranch.core.unwritten import dataclass
 
 if TYPE_CHECKING:
     from anabranch.core.engine.cohorts import MaskedUpdate

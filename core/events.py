@@ -6,11 +6,12 @@ The first group is the server's (`Engine.handle`), the second the device's (`Ses
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.model.updates import Ask, Capability, Decision, Task, Update
 from anabranch.core.secagg.ring import Numbers
+from anabranch.core.unwritten import dataclass
 
 if TYPE_CHECKING:
     from anabranch.core.engine.engine import Engine

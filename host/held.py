@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from anabranch.core.model.holdings import HeldPart, Holdings, joined
+from anabranch.core.unwritten import dataclass
 from anabranch.host.chain import is_base
 
 M = TypeVar("M")

@@ -8,7 +8,7 @@ writes the log, and applies them in order; `begin` says what is in a batch. `tak
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, InvalidU
 from anabranch.core.kept_state import check_kept
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Receipt, Task, TaskState
+from anabranch.core.unwritten import dataclass
 
 BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends three
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -35,6 +35,7 @@ from anabranch.core.model.metrics import TRAINED_MAX, names_flaw
 from anabranch.core.model.params import Delta, ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Task, Update, find_flaw
+from anabranch.core.unwritten import dataclass
 from anabranch.host.chain import is_of_other_base
 
 Data = bytes | memoryview

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from anabranch.core.model.updates import Task
+from anabranch.core.unwritten import dataclass
 from anabranch.simulation.executors.base import LocalResult
 
 

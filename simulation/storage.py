@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from anabranch.compress.feedback import Memory
+from anabranch.core.unwritten import dataclass
 from anabranch.host.held import NOTHING, HeldModel
 from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.versions import Model

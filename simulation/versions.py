@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from anabranch.compress.delta_log import DeltaLog
@@ -15,6 +15,7 @@ from anabranch.core.model.growing import needed_for
 from anabranch.core.model.holdings import HeldPart, Holdings, has
 from anabranch.core.model.params import Tensors, Vector
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
+from anabranch.core.unwritten import dataclass
 from anabranch.host.held import HeldModel, heads_of
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
@@ -21,6 +21,7 @@ from anabranch.core.model.submodels import TensorSet, UnitMap, gathered
 from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.core.rng import seed_of
+from anabranch.core.unwritten import dataclass
 from anabranch.support.own_code import own_code
 from anabranch.workloads.app import App, Array, Examples, Model
 from anabranch.workloads.batches import planned_steps, watched

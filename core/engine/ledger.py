@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from typing import Any
 
 from anabranch.core.engine.step_times import Seen, StepTime, fixed_of, observed, quantile, whole_of
 from anabranch.core.model.submodels import UnitMap
 from anabranch.core.model.updates import Capability, Receipt, Task, TaskState, Update
+from anabranch.core.unwritten import dataclass
 
 EWMA_WEIGHT = 0.3  # of the newest time
 TRAIN_S = "train_s"  # the metric in which a device says how many seconds it trained

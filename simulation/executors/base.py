@@ -7,7 +7,7 @@ may do it whenever and wherever it likes: the result depends on the work alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from anabranch.compress.feedback import Memory
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Task
+from anabranch.core.unwritten import dataclass
 from anabranch.host.log import Data
 
 Result_co = TypeVar("Result_co", covariant=True)

@@ -8,7 +8,7 @@ import uuid
 import numpy as np
 import pytest
 
-from anabranch.core.rng import lowest, rank, seed_of, stream, unique_id
+from anabranch.core.rng import lowest, permutation, rank, seed_of, stream, unique_id
 
 NAMES: list[tuple[str | int, ...]] = [
     ("task", "a", 0),
@@ -85,3 +85,9 @@ def test_a_stream_has_children_as_numpys_has() -> None:
         ours, theirs = drawn.spawn(2), numpys.spawn(2)
         assert [g.random() for g in ours] == [g.random() for g in theirs]
     assert drawn.random() == numpys.random()
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 1000])
+def test_a_permutation_is_the_first_of_its_stream(count: int) -> None:
+    found = permutation(7, "shuffle", 3, count=count)
+    assert found.tolist() == stream(7, "shuffle", 3).permutation(count).tolist()
