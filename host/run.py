@@ -77,7 +77,7 @@ class NoLine:
         """See `Waiting`."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Settlement:
     """What a message comes to before anything is logged.
 

@@ -78,7 +78,7 @@ class DirectServer:
 
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None:
         """A task and the model it starts from, or why there is none."""
-        self._take(partial(self._asked, ask), reply)
+        self._take(partial(self.world.ask, ask), reply)
 
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None:
         """A device gives a task back, and waits for no answer."""

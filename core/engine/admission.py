@@ -10,7 +10,7 @@ from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Ledger
 from anabranch.core.engine.settings import EngineSettings
-from anabranch.core.engine.strategy import Context, Refusal, State, Strategy
+from anabranch.core.engine.strategy import AsyncStrategy, Context, Refusal, State, Strategy
 from anabranch.core.events import TaskDropped
 from anabranch.core.model.chains import lacks
 from anabranch.core.model.updates import Ask, Reason, Task, TaskState
@@ -63,6 +63,8 @@ class Application:
         if most and live >= most and (ahead or not gone):
             return Refusal(Reason.AT_CAPACITY, f"{live} of {most} devices are in training")
         state, strategy = books.state, books.strategy
+        if getattr(strategy.admit, "__func__", None) is AsyncStrategy.admit:
+            return None  # it lets everybody in, as most do, and needs to know nothing for that
         if gone:
             before = books.context(self._now)
             for task in gone:

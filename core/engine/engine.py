@@ -160,9 +160,8 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
-        timer = None if self.finished else self.strategy.timer(self.state)
-        known = [t for t in (self.deadlines.earliest(), timer) if t is not None]
-        return min(known) if known else None
+        ends, timer = self.deadlines.earliest(), None if self.finished else self.strategy.timer(self.state)
+        return ends if timer is None else timer if ends is None else min(ends, timer)
 
     def receipt(self, update_id: str, task_id: str) -> Receipt | None:
         """The receipt of an update, or of the update that used up the task."""

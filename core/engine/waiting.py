@@ -90,13 +90,15 @@ class WaitingLine:
         if found is None or found.reason is Reason.AT_CAPACITY:
             refused = self._lapsed(engine, ask, now)
         if refused is None:
-            ahead = self.ahead(ask.client_id)
-            found = found or self._behind(application, ahead)
+            ahead, detail = self.ahead(ask.client_id), ""
+            if found is None and ahead:  # the place is another's first
+                found = application.refusal(ahead)
+                detail = f"devices that have waited longer for a place: {ahead}"
             if found is None:
                 self.sessions.passed(ask)
                 return None
             window_s = self._window_s(found, ahead) or engine.settings.retry_after_s
-            refused = Refused(ask, found.reason, found.detail, window_s, final)
+            refused = Refused(ask, found.reason, detail or found.detail, window_s, final)
         self._join(refused, now)
         return refused
 
@@ -134,13 +136,6 @@ class WaitingLine:
         if not self._sound or ask.client_id not in self._lapses:
             return None
         return self._lapses.refusal(engine, ask, now, self._before(self._sharing, ask.client_id))
-
-    def _behind(self, application: Application, ahead: int) -> Refusal | None:
-        """The refusal of an ask for a place that is another's first."""
-        found = application.refusal(ahead) if ahead else None
-        if found is None:
-            return None
-        return Refusal(found.reason, f"devices that have waited longer for a place: {ahead}")
 
     def _window_s(self, found: Refusal, ahead: int) -> tuple[float, float] | None:
         """When a device that has so many ahead is to come back, if it is told so for want of a place."""
