@@ -162,12 +162,15 @@ def _replayed(
     known = {row.version: row for row in store.versions(after=engine.version, limit=1 << 31)}
     for seq, record, effects in replayed:
         found = [] if (unproved := proofs.problem(record)) is None else [unproved]
-        try:
-            check_versions(effects, known)
-            check_links(history, record, effects, known)
-            check_mark(mark, history, seq)
-        except (LogLost, ReplayMismatch) as error:
-            found.append(str(error))
+        for check in (
+            partial(check_links, history, record, effects, known),
+            partial(check_versions, effects, known),
+            partial(check_mark, mark, history, seq),  # of a history that has the event
+        ):
+            try:
+                check()
+            except (LogLost, ReplayMismatch) as error:
+                found.append(str(error))
         if recovery.snapshot is not None and seq == recovery.applied_through_seq:
             found += _snapshot_differs(begin(recovery.snapshot), engine)
         yield seq, found

@@ -117,6 +117,17 @@ def test_a_copy_of_what_is_damaged_is_none(served: Served, tmp_path: Path) -> No
     assert not (tmp_path / f"backup{PARTIAL}").exists()
 
 
+def test_a_version_that_replays_to_another_model_is_no_word_against_the_log(
+    served: Served, tmp_path: Path
+) -> None:
+    """As after a strategy of one's own was edited: nobody shall put back a log that is sound."""
+    served.close()
+    with closing(sqlite3.connect(tmp_path / "data" / SQLITE_FILE)) as database, database:
+        database.execute("UPDATE model_versions SET sha256 = ? WHERE version = 2", ("0" * 64,))
+    (problem,) = verify(tmp_path / "data", whole=True).problems
+    assert problem.startswith("version 2 has the digest")
+
+
 def test_a_copy_that_lacks_what_was_acknowledged_is_none(served: Served, tmp_path: Path) -> None:
     path = max((tmp_path / "data/log").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
