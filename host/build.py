@@ -35,7 +35,7 @@ from anabranch.strategies.memory import DISK, RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
 from anabranch.strategies.scheduled import unscheduled
-from anabranch.strategies.submodels.progressive import Progressive
+from anabranch.strategies.submodels.progressive import Progressive, length_doubts
 from anabranch.strategies.submodels.registry import make_planner
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Blueprint:
         for text in (
             doubt(strategy, config.fleet.clients),
             *doubts(config, strategy),
+            *length_doubts(config, strategy),
             *idle(config, strategy),
         ):
             _warn(text)

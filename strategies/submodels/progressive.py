@@ -25,7 +25,7 @@ the optimisers of server and devices begin anew at each growth; here a server's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,8 +37,10 @@ from anabranch.core.model.growing import stage_set
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.stages import Growth
 from anabranch.core.model.submodels import Submodel, TensorSet
+from anabranch.strategies.annealed import Annealed
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.scheduled import unscheduled
+from anabranch.strategies.waves import Waves
 
 LAST_GROWTH = 0.375  # of the run, where `grow_at` says nothing
 
@@ -132,6 +134,17 @@ def versions_of(run: RunTable, strategy: Strategy) -> float:
         "submodel.grow_at are shares of the run's versions, and nothing says how many there will be: set "
         "run.versions_max, or run.updates_max"
     )
+
+
+def length_doubts(config: Config, strategy: Strategy) -> Iterator[str]:
+    """What its user should know of when a model grows that is as they want it."""
+    grows, strategy = config.submodel.name == Progressive.name, unscheduled(strategy)
+    if grows and not config.run.versions_max and isinstance(strategy, Annealed | Waves):
+        yield (
+            "submodel.grow_at are shares of the run's versions, which are taken to be run.updates_max / "
+            f"strategy.buffer_size, and {strategy.name!r} makes versions of other numbers of updates: set "
+            "run.versions_max, or stages may begin far too early, or never"
+        )
 
 
 def grown(config: Config, spec: ParamSpec) -> Growth | None:

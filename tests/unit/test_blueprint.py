@@ -113,6 +113,23 @@ def test_a_cache_that_its_devices_never_fill_is_warned_of(
     assert len(told) == doubtful, caplog.text
 
 
+@pytest.mark.parametrize(
+    ("strategy", "run", "doubtful"),
+    [
+        ("waves", {"updates_max": 60}, True),
+        ("annealed", {"updates_max": 60}, True),
+        ("waves", {"updates_max": 60, "versions_max": 20}, False),
+        ("fedbuff", {"updates_max": 60}, False),
+    ],
+)
+def test_a_model_that_grows_by_versions_whose_number_nobody_knows_is_warned_of(
+    strategy: str, run: dict[str, Any], doubtful: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    Blueprint.of(config(strategy, run=run, submodel={"name": "progressive"}), SPEC)
+    told = [r.message for r in caplog.records if "run.versions_max, or stages" in r.message]
+    assert len(told) == doubtful, caplog.text
+
+
 def test_a_device_is_told_its_own_tables_and_no_others() -> None:
     url = "postgresql://me:secret@host/db"
     tables: dict[str, Any] = {
