@@ -208,6 +208,17 @@ def test_for_the_value_a_target_ends_nothing(tmp_path: Path) -> None:
     assert all(aimed.fresh.column("reached"))
 
 
+@pytest.mark.parametrize("rates", [(1.5, 1.7), (4.0, 3.0)])  # which fresh seeds like less, and more
+def test_where_fresh_seeds_prefer_the_settings_as_given_it_is_said(rates: tuple[float, float]) -> None:
+    tuned = ab.tune("synthetic", {RATE: list(rates)}, **{**SMALL, "settings": {RATE: rates[0]}})
+    means = {
+        name: statistics.fmean(row["accuracy"] for row in tuned.fresh if row["settings"] == name)
+        for name in tuned.fresh.column("settings")
+    }
+    is_worse = means["recommended"] < means.get("as given", 0.0)
+    assert any("the settings as given did better" in said for said in tuned.report.said) == is_worse
+
+
 def test_without_a_budget_what_is_recommended_ends_at_the_target_as_its_trials_do(tmp_path: Path) -> None:
     fast = {"until": None, "settings": {RATE: 0.5, "run.target_accuracy": 0.2}}
     tuned = ab.tune("synthetic", {SIZE: [1, 2]}, **{**SMALL, **fast}, out=tmp_path)

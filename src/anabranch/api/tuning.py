@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from anabranch.api.configuration import UPDATES_TO_TARGET, is_config
 from anabranch.api.figures import Figure
-from anabranch.api.halving import SHARES, Halving, Leg
+from anabranch.api.halving import SHARES, Halving, Leg, score
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
 from anabranch.api.pool import PROCESSES, RunPool, check_place, check_seen, run_pool
 from anabranch.api.progress import LiveBar
@@ -489,9 +489,15 @@ class TuneRun:
             best=best,
             ranges=ranges,
             fresh=fresh,
-            said=_said(ranges, best, fresh[0]),
+            said=[*_said(ranges, best, fresh[0]), *([CHANCE] if self._is_chance(best) else [])],
             toml="",
         )
+
+    def _is_chance(self, best: int) -> bool:
+        """Whether the settings as given did better, from seeds that took no part in the choice."""
+        fresh = (self._fresh_ends(trial) for trial in (0, best))
+        given, recommended = (score([end.merit(self._asked.aim) for end in ends]) for ends in fresh)
+        return given > recommended
 
     def _points(self) -> Iterator[TunePoint]:
         """Each trial at each rung that it was carried to, but for those before which it had ended."""
@@ -530,6 +536,10 @@ class TuneRun:
 
 USED = ("time_s", "updates", "traffic_bytes")
 NO_VERSION = "from no fresh seed a version has come of this budget: nothing was learned, give it more"
+CHANCE = (
+    "from the fresh seeds the settings as given did better than what is recommended: it may be chance that "
+    "has chosen; more seeds (tune.seeds) choose with less of it"
+)
 AT_ONCE = "the first weights reach the target, before anything is learned: give another, or another run.mode"
 
 
