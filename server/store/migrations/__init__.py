@@ -7,6 +7,7 @@ whether it leads to the tables of `schema.py`.
 from __future__ import annotations
 
 import threading
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -23,13 +24,18 @@ _alone = threading.Lock()  # Alembic keeps the migration of the moment in module
 def current_revision(connection: Connection) -> str | None:
     """The revision of a database, None if it is empty. Raises `StoreNewer` if it is not known here."""
     current = MigrationContext.configure(connection).get_current_revision()
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if current is not None and current not in known:
+    if current is not None and current not in _known():
         raise StoreNewer(
             f"the database is of revision {current!r}, which this program does not know: "
             "upgrade anabranch to the release that wrote it"
         )
     return current
+
+
+@cache
+def _known() -> frozenset[str]:
+    """All revisions. Alembic compiles the file of each to learn its name, and every read asks for them."""
+    return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
 def newest_revision() -> str | None:
