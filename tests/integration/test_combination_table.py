@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from combination_table import FEATURES, GRIDS, PAGE, REFUSED, SYSTEMS, WORKS, Grid, reasons_in, tried
+from combination_table import FEATURES, GRIDS, PAGE, REFUSED, SYSTEMS, WORKS, Grid, reasons_in, refusal, tried
 from trained_table import COLUMNS, ROWS, trained
 
-OFTEN = ("error feedback", "delta log", "robust rule", "rollback", "privacy")
+OFTEN = ("privacy", "robust rule", "rollback", "error feedback", "delta log")  # the rarest first
 LINES = PAGE.read_text(encoding="utf-8").splitlines()
 REASONS = reasons_in(LINES)
 SERVERS, DEVICES = GRIDS
@@ -23,16 +23,25 @@ def cell(grid: Grid, row: str, column: str) -> str:
     return why[0] if why else ""
 
 
+def in_turn(system: str) -> set[str]:
+    """Of the features that it works with: the rarest, and one of the codecs' that remember."""
+    known = [feature for feature in OFTEN if not cell(SERVERS, system, feature)]
+    other = -1 - list(SYSTEMS).index(system) % 2
+    return {*known[:1], *known[other:][:1]}
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_each_system_goes_with_what_the_page_says(system: str) -> None:
-    for feature in OFTEN:
+    for feature in FEATURES:
+        assert refusal(system, feature) == cell(SERVERS, system, feature)
+    for feature in in_turn(system):
         assert tried(system, feature) == cell(SERVERS, system, feature)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_rest_of_the_page(system: str) -> None:
-    for feature in FEATURES.keys() - set(OFTEN):
+    for feature in FEATURES.keys() - set(in_turn(system)):
         assert tried(system, feature) == cell(SERVERS, system, feature)
 
 

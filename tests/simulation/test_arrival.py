@@ -172,9 +172,9 @@ def test_an_update_is_of_what_had_arrived_when_its_training_began() -> None:
     assert max(max(of) for of in stops.values()) > 20
 
 
-@pytest.mark.parametrize("executor", ["processes", "batched"])
-def test_whoever_trains_trains_on_the_same(executor: str) -> None:
-    """In worker processes to the bit; in stacks as many examples in each update."""
+@pytest.mark.parametrize(("executor", "workers"), [("processes", 1), ("batched", 0)])
+def test_whoever_trains_trains_on_the_same(executor: str, workers: int) -> None:
+    """In a worker process to the bit; in stacks as many examples in each update."""
 
     def run(executor: str, workers: int) -> tuple[list[tuple[str, int]], str]:
         learning = {"workload": "digits", "updates_max": 30, "seed": 2}
@@ -191,7 +191,7 @@ def test_whoever_trains_trains_on_the_same(executor: str) -> None:
             simulation.run()
             return found, digest(simulation.engine.vector)
 
-    serial, other = run("serial", 0), run(executor, 2)
+    serial, other = run("serial", 0), run(executor, workers)
     assert len({examples for _, examples in serial[0]}) > 5
     assert other[0] == serial[0]
     assert executor == "batched" or other[1] == serial[1]

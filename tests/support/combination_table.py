@@ -100,12 +100,8 @@ def spec_of(tables: Tables) -> ParamSpec:
     return STAGED if tables.get("submodel") == GROWN["submodel"] else SPEC
 
 
-def tried(system: str, feature: str) -> str:
-    """What comes of a cell: empty where it works, else why it is refused.
-
-    Works: it makes versions; a server that is killed in the middle stands where it stood, and ends with the
-    model of one that was not; its log replays. Raises `AssertionError` for a cell that is neither.
-    """
+def refusal(system: str, feature: str) -> str:
+    """Why a server of that cell does not begin, or its rollback is not taken; empty where both are."""
     tables = {**SYSTEMS[system], **FEATURES[feature]}
     try:
         engine = Blueprint.of(config_of("", tables), spec_of(tables), key=bytes(32)).engine(tensors())
@@ -114,6 +110,18 @@ def tried(system: str, feature: str) -> str:
             check_rollback(engine, ev.RolledBack(0.0, 0, 0, ("device-4",)))
     except ConfigError as error:
         return str(error)
+    return ""
+
+
+def tried(system: str, feature: str) -> str:
+    """What comes of a cell: empty where it works, else why it is refused.
+
+    Works: it makes versions; a server that is killed in the middle stands where it stood, and ends with the
+    model of one that was not; its log replays. Raises `AssertionError` for a cell that is neither.
+    """
+    if why := refusal(system, feature):
+        return why
+    tables = {**SYSTEMS[system], **FEATURES[feature]}
     with tempfile.TemporaryDirectory() as unbroken, tempfile.TemporaryDirectory() as killed:
         found = _played(tables, Path(unbroken), feature == ROLLBACK, kill=False)
         again = _played(tables, Path(killed), feature == ROLLBACK, kill=True)

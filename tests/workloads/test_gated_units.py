@@ -20,7 +20,7 @@ from torch import nn
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import UnitMap, gathered, scatter, unit_map
-from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.units import MEMBERS_MAX, Member, UnitGroup
 from anabranch.workloads import load_app
 from anabranch.workloads.model_graph import find_units, units_and_widths
 from anabranch.workloads.submodule import smaller
@@ -178,7 +178,7 @@ def test_a_norm_behind_a_product_keeps_its_units_and_no_others(name: str) -> Non
 
 def test_a_product_of_more_layers_than_a_group_may_have_is_whole() -> None:
     """In any order, and what else there is has its units."""
-    layers = nn.ModuleList(nn.Linear(6, 4) for _ in range(1100))
+    layers = nn.ModuleList(nn.Linear(6, 4) for _ in range(MEMBERS_MAX // 2 + 1))  # of two tensors each
     model = Body(
         lambda s, x: s.out(s.hidden(reduce(mul, [layer(x).sigmoid() for layer in s.layers][::-1])).relu()),
         layers=layers,
