@@ -1,15 +1,21 @@
-"""What tests of every folder share: a real PostgreSQL, one cluster a session, one database a test."""
+"""What tests of every folder share: the wheel; a real PostgreSQL, a cluster a session, a database a test."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from blank import copy_tree
 from dealing import dealt
 from hypothesis import settings
 from postgres import cluster, new_database
+from sharing import once
+from wheels import build
+
+ROOT = Path(__file__).parents[1]
 
 # A busy machine is slow at times: how long an example takes says nothing.
 settings.register_profile("anabranch", deadline=None)
@@ -29,6 +35,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         found = {item.nodeid: item for item in items}
         items[:] = [found[name] for name in dealt(list(found), config.workerinput["workercount"])]
+
+
+@pytest.fixture(scope="session")
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run have."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(request.config, "workerinput") else own
+
+
+@pytest.fixture(scope="session")
+def wheel(shared: Path) -> Path:
+    """The wheel of this tree, made of its sdist, which lies beside it."""
+    return once(shared / "wheel", lambda folder: build(copy_tree(ROOT, folder / "tree"), folder / "dist"))
 
 
 @pytest.fixture(scope="session")

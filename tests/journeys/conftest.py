@@ -1,8 +1,7 @@
-"""What walks need: the wheel, environments to install it in, a machine, a folder that is not the checkout."""
+"""What walks need: environments to install the wheel in, a machine, a folder that is not the checkout."""
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,37 +9,13 @@ from pathlib import Path
 import pytest
 from blank import blank_environment, borrowing_environment, copy_tree
 from pages import ROOT
+from sharing import once
 from terminals import machine
 from walking import Walk, Walker
 from walks.installing import ENVIRONMENTS
-from wheels import build
 
 Environment = Callable[[str], Path]
 GoFor = Callable[[Walk, Path], None]
-
-
-@pytest.fixture(scope="session")
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all processes of this run have."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if hasattr(request.config, "workerinput") else own
-
-
-def once(folder: Path, make: Callable[[Path], Path]) -> Path:
-    """The path that `make` returns of what it makes in a folder: the process that asks first makes it."""
-    made = folder.with_suffix(".made")
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of one that failed
-            made.write_text(str(make(folder)))
-    return Path(made.read_text())
-
-
-@pytest.fixture(scope="session")
-def wheel(shared: Path) -> Path:
-    """The wheel of this tree."""
-    return once(shared / "wheel", lambda folder: build(copy_tree(ROOT, folder / "tree"), folder / "dist"))
 
 
 @pytest.fixture(scope="session")

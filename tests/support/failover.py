@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from anabranch.core.model.params import Vector
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 MANY = 1_000_000  # the writers stop when they are told to
+AHEAD = 60  # updates that writers push without anybody waiting: some are under way when something happens
 CALL_S = 3.0  # of a writer: a paused server takes calls and never answers
 LOST = outcome_of(LeadershipLost("")).exit_code
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -33,9 +34,11 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class RoamingWriter(Writer):
     """A device that knows several servers, and tries the next one when one fails it."""
 
-    def __init__(self, number: int, share: int, addresses: list[str], spec: Any, seed: int) -> None:
-        super().__init__(number, share, addresses[0], spec, seed)
-        self._addresses, self._at = addresses, number
+    def __init__(
+        self, number: int, addresses: list[str], spec: Any, seed: int, is_ahead: Callable[[], bool]
+    ) -> None:
+        super().__init__(number, MANY, addresses[0], spec, seed)
+        self._addresses, self._at, self._is_ahead = addresses, number, is_ahead
         self._stubs: list[Any] = []
         self._device: Device | None = None
 
@@ -48,6 +51,11 @@ class RoamingWriter(Writer):
             self._device = Device(channels[0], self._spec, self._client_id, STAGES)
             self.turn()
             yield self._device
+
+    def _one(self, device: Device) -> None:
+        while self._share and self._is_ahead():
+            self._pause(1)
+        super()._one(device)
 
     def turn(self) -> None:
         """To the next server."""
@@ -80,6 +88,7 @@ class Federation:
     servers: list[ServerProcess] = field(default_factory=list)
     writers: list[RoamingWriter] = field(default_factory=list)
     takeovers_s: list[float] = field(default_factory=list)
+    wanted: int = MANY  # updates that somebody waits for, or waited
 
     def start(self) -> None:
         """Both servers, the first as the leader; then the writers."""
@@ -93,7 +102,7 @@ class Federation:
             self.servers.append(server)
         addresses = [server.address for server in self.servers]
         for number in range(4):
-            self.writers.append(RoamingWriter(number, MANY, addresses, spec, self.seed))
+            self.writers.append(RoamingWriter(number, addresses, spec, self.seed, self.is_ahead))
         for writer in self.writers:
             writer.start()
 
@@ -102,10 +111,14 @@ class Federation:
         """Updates, so far."""
         return sum(len(writer.acknowledged) for writer in self.writers)
 
+    def is_ahead(self) -> bool:
+        """Whether there are more updates than anybody needs: each is work, in the end as well."""
+        return self.acknowledged >= self.wanted + AHEAD
+
     def await_updates(self, more: int) -> None:
         """Until so many more are acknowledged. Raises `NotServing`."""
-        wanted, deadline = self.acknowledged + more, time.monotonic() + SERVING_S
-        while self.acknowledged < wanted:
+        self.wanted, deadline = self.acknowledged + more, time.monotonic() + SERVING_S
+        while self.acknowledged < self.wanted:
             if time.monotonic() > deadline:
                 raise NotServing("\n".join(server.log_tail() for server in self.servers))
             time.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 
@@ -21,6 +22,12 @@ def build(tree: Path, dist: Path, *options: str) -> Path:
     run([sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(dist), str(tree)])
     (wheel,) = dist.glob("*.whl")
     return wheel
+
+
+def contents(wheel: Path) -> list[str]:
+    """The names of what is in it."""
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
 
 
 def install(wheel: Path, site: Path) -> None:
