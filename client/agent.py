@@ -105,6 +105,7 @@ class Agent(DeviceShell):
         trust: KeeperTrust | None = None,
     ) -> None:
         settings = settings or ClientTable()
+        state_dir = state_dir.absolute()  # what an App does may change the working directory
         self.client_id = client_id
         self.summary = AgentSummary(client_id)
         self._transport, self._shard, self._state_dir = transport, shard, state_dir

@@ -124,6 +124,7 @@ def run_client(
 
     `app` stands in for the one that the options name. `bell.stop()`, from any thread, ends it as well.
     """
+    home = options.state_dir.absolute()
     app, bell = app or load_app(options.app, options.data_path), bell or Bell()
     app.options = options.options
     try:
@@ -151,7 +152,7 @@ def run_client(
                 return work(transport, neighbours)
             except HistoryRestored as restored:
                 log.warning("%s: what is of lost versions is discarded, and the device goes on", restored)
-                forget_run(options.state_dir)
+                forget_run(home)
                 wallet = None if wallet is None else read_wallet(wallet.folder)  # it may have been renewed
 
 
@@ -196,7 +197,7 @@ def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | 
 
     It waits for a server that is not there yet. Raises `ConfigError`, `NotAuthenticated`.
     """
-    folder = options.identity or options.state_dir / "identity"
+    folder = (options.identity or options.state_dir / "identity").absolute()
     known = read_wallet(folder)
     if is_foreign(options.server):  # it has its own ways to say who is who
         return known

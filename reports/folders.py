@@ -76,6 +76,7 @@ def claimed(folder: Path, explicit: bool, resume: bool = False) -> Iterator[Path
     else:
         folder = next(f for f in numbered(folder) if _made(f))
         new = [folder, *new]
+    new = [made.absolute() for made in new]  # the run may change the working directory
     try:
         yield folder
     finally:

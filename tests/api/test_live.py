@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,27 @@ def test_without_a_network_it_is_the_same_and_async_too() -> None:
 
     version, applied = asyncio.run(federation())
     assert version == sum(applied) == 10
+
+
+def test_an_app_may_change_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    class Wanders(Synthetic):
+        def data(self, shard: ab.Shard) -> Any:
+            os.chdir(elsewhere)
+            return super().data(shard)
+
+    monkeypatch.chdir(tmp_path)
+    with ab.Server.local(Wanders, strategy="fedasync", until=ab.Until(updates=2)) as server:
+        with ab.Client(Wanders, server, id="device-0", state_dir="mine") as device:
+            device.wait(LONG_S)
+        assert device.summary is not None
+        assert device.summary.applied == 2
+    monkeypatch.chdir(tmp_path)
+    run = ab.simulate(Wanders, out="run", fleet=ab.Fleet(clients=2), until=ab.Until(updates=2))
+    assert run.weights().keys() == server.weights().keys()
+    assert not list(elsewhere.iterdir())
 
 
 def test_a_server_of_an_event_loop_of_others() -> None:

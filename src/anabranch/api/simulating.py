@@ -142,7 +142,8 @@ def run_simulation(
             teller(progress)
 
     temporary = TemporaryFolder() if out is None else None
-    with temporary or claimed(out or Path(), explicit=True, resume=resume) as folder:
+    with temporary or claimed(out or Path(), explicit=True, resume=resume) as claim:
+        folder = claim.absolute()  # what an App does may change the working directory
         try:
             result = simulate_config(
                 config,
