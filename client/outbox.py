@@ -199,7 +199,7 @@ class Outbox:
             raise disk_error(path, error) from error
 
     def load(self, update_id: str) -> UpdateEntry:
-        """An entry, its digests checked. Raises `StoreCorrupt` when it is torn or not there."""
+        """An entry, its digests checked. Raises `StoreError`; `StoreCorrupt` when it is torn or not there."""
         return self._load(update_id)[0]
 
     def _load(self, update_id: str) -> tuple[UpdateEntry, int]:
@@ -207,6 +207,8 @@ class Outbox:
             entry, number = UpdateEntry.from_bytes(self._path(update_id).read_bytes())
         except FileNotFoundError as error:
             raise StoreCorrupt(f"outbox entry {update_id}: there is none") from error
+        except OSError as error:
+            raise disk_error(self._path(update_id), error) from error
         except StoreCorrupt as error:
             raise StoreCorrupt(f"outbox entry {update_id}: {error}") from error
         if entry.update_id != update_id:

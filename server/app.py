@@ -360,7 +360,8 @@ async def _live(
     run.set_over(bool(writer.glance.finished))
     metrics.figures = RunFigures(run)
     writer.start()
-    works = (_keep(chronicle, writer, uploads), _sweep(uploads, writer), _unmask(run))
+    looks = (_keep(chronicle, writer, uploads), _watch(chronicle, writer))
+    works = (*looks, _sweep(uploads, writer), _unmask(run))
     chores = [asyncio.create_task(work) for work in works]
     tracking = asyncio.create_task(track(run, Trackers.of(config.run.trackers)))
     try:
@@ -400,6 +401,13 @@ async def _keep(chronicle: Chronicle, writer: Writer, uploads: Uploads) -> None:
                 continue
             coming = Coming(uploads.open_count, *uploads.open_bytes)
             chronicle.stalled(standing, writer.now(), coming)
+
+
+async def _watch(chronicle: Chronicle, writer: Writer) -> None:
+    """Have the log say that the writer hangs; `_keep` would wait for it."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        chronicle.hanging(writer.turn_s)
 
 
 def _ask_keepers(run: LiveRun, engine: Engine) -> None:

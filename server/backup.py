@@ -269,7 +269,7 @@ class _Copying:
             path.unlink(missing_ok=True)
         os.close(open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         timeout_s = BUSY_TIMEOUT_MS / 1000
-        address = f"file:{quote(str(source.absolute()))}?mode=ro"
+        address = f"file:{quote(os.fsencode(source.absolute()))}?mode=ro"
         try:
             with (
                 closing(sqlite3.connect(address, uri=True, timeout=timeout_s, isolation_level=None)) as here,
@@ -415,7 +415,7 @@ class _Copying:
 
 def _reading(folder: Path) -> sqlite3.Connection:
     """The database in a folder, to be read."""
-    address = f"file:{quote(str((folder / SQLITE_FILE).absolute()))}?mode=ro"
+    address = f"file:{quote(os.fsencode((folder / SQLITE_FILE).absolute()))}?mode=ro"
     return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)
 
 

@@ -10,6 +10,7 @@ of: `versions 120 to 180`. What lasts is said again after pauses that double.
 | leases without one  | info    | one in `GATHERED_S` for each way to end; warning where trainings diverge |
 | a stall             | warning | first after `STALL_S`, or the shortest open lease if that is longer  |
 | devices that starve | warning | first after `STARVING_S` without a task                              |
+| a write that hangs  | warning | first after `HANG_S`; info when it is over                           |
 | quarantine          | warning | each; info where it ends                                             |
 | a rollback          | warning | each                                                                 |
 | a masked sum lost   | warning | each                                                                 |
@@ -55,6 +56,7 @@ VERSIONS_S = (1.0, 60.0)  # and in between a sixtieth of how long this server ha
 GATHERED_S = 10.0
 STALL_S = 60.0
 STARVING_S = 300.0
+HANG_S = 10.0  # as long as a device waits for an answer
 ASKS_S = 120.0  # who has not asked for so long is not waiting any more
 NAMED = 3  # devices that a line names at most
 
@@ -152,6 +154,7 @@ class Chronicle:
         self._waits: dict[str, _Wait] = {}
         self._busy_since: float | None = None  # somebody works or asks, and no update has come
         self._stall, self._starving = Pause(STALL_S), Pause(STARVING_S)
+        self._hang = Pause(HANG_S)
         self._phase = glance().phase
         if why := glance().finished:
             _say(logging.INFO, f"the run had ended before: {why}", why=why)
@@ -218,6 +221,21 @@ class Chronicle:
             asking=len(self._waits),
             quarantined=standing.quarantined,
         )
+
+    def hanging(self, lasted_s: float) -> None:
+        """Say that one turn of the writer has taken so long, and when it is over.
+
+        Whoever waits for it hears nothing, and what the writer is asked for waits as well.
+        """
+        if self._hang.due(lasted_s):
+            text = (
+                f"the log has taken nothing for {duration_text(lasted_s)}: its disk or database hangs, or "
+                "something is long in computing; nobody is answered meanwhile, and nothing is lost"
+            )
+            _say(logging.WARNING, text, seconds=round(lasted_s))
+        elif lasted_s < HANG_S and self._hang.after_s:
+            self._hang.over()
+            _say(logging.INFO, "the log takes events again")
 
     # --- what is heard ---------------------------------------------------------------------
 

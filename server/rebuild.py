@@ -158,7 +158,7 @@ def _run_in(path: Path) -> str | None:
     if not path.exists() or not _is_sqlite(path):
         return None
     try:
-        address, timeout_s = f"file:{quote(str(path.absolute()))}?mode=ro", BUSY_TIMEOUT_MS / 1000
+        address, timeout_s = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", BUSY_TIMEOUT_MS / 1000
         with closing(sqlite3.connect(address, uri=True, timeout=timeout_s)) as database:
             row = database.execute("SELECT run_id FROM runs").fetchone()
     except UnicodeDecodeError:  # a name in a damaged page, which is no error of SQLite's

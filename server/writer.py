@@ -103,6 +103,7 @@ class Writer:
         self.listener: Listener | None = None
         # Updates that are whole and will be submitted within milliseconds.
         self.coming = 0
+        self._turn_at: float | None = None  # when the turn that is under way began, monotonic
         self._company, self._came = 1, 0  # calls that a batch waits for; events of callers so far
         # Set when the writer has stopped by itself; `failure` says why.
         self.stopped = asyncio.Event()
@@ -132,6 +133,11 @@ class Writer:
     def queue_size(self) -> int:
         """Events and looks that wait; from any thread."""
         return self._queue.qsize() + len(self._waiting)
+
+    @property
+    def turn_s(self) -> float:
+        """For how long one turn of the thread has been under way; 0: none is."""
+        return 0.0 if self._turn_at is None else time.monotonic() - self._turn_at
 
     def fold_by(self, refold: Refolder) -> None:
         """How the states of rollbacks are made; without it there are none."""
@@ -264,11 +270,14 @@ class Writer:
         for call in batch:
             if call.event is not None:
                 self.metrics.queue_wait_s.add(now - call.queued_at)
+        self._turn_at = time.monotonic()
         try:
             self.glance = await loop.run_in_executor(self._thread, self._commit, everybody, wait)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be logged after it
             self._fail(everybody, error)
             return
+        finally:
+            self._turn_at = None
         self._waiting = self._books.waiting
         self._company += self._came - came
         answered, self._books.answered = self._books.answered, []  # updates are large

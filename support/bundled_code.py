@@ -28,7 +28,7 @@ PREFIX = "anabranch_bundle_"
 
 def from_bundle(folder: Path, module: str) -> ModuleType:
     """A module of the bundle whose files lie in `folder`. Raises `AppError` where it cannot be loaded."""
-    root = f"{PREFIX}{seed_of(0, str(folder.resolve())):x}"
+    root = f"{PREFIX}{seed_of(0, ascii(str(folder.resolve()))):x}"
     if root not in sys.modules:
         sys.modules[root] = _root(root, folder.resolve())
         sys.meta_path.insert(0, _BundledModules(root))

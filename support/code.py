@@ -116,7 +116,7 @@ def from_file(path: str) -> ModuleType:
     if not file.is_file():
         here = "" if named.is_absolute() else f" in {Path.cwd()}, where the command was typed"
         raise AppError(f"{path}: there is no such file{here}")
-    name = f"anabranch_app_{file.stem}_{seed_of(0, str(file)):x}"
+    name = f"anabranch_app_{file.stem}_{seed_of(0, ascii(str(file))):x}"
     found = importlib.util.spec_from_file_location(name, file)
     if found is None or found.loader is None:
         raise AppError(f"{path}: Python cannot load it")

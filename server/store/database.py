@@ -271,7 +271,7 @@ class Database:
             tighten(path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")))
 
         def connect() -> sqlite3.Connection:
-            address = f"file:{quote(str(path))}?mode={'rw' if writes else 'ro'}"
+            address = f"file:{quote(os.fsencode(path))}?mode={'rw' if writes else 'ro'}"
             timeout_s = BUSY_TIMEOUT_MS / 1000
             raw = sqlite3.connect(
                 address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False

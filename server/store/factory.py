@@ -70,7 +70,15 @@ def open_data(database: str, data_dir: Path, archive: Path | None = None) -> Sto
 
 def _url(database: str, data_dir: Path) -> URL:
     if not database:
-        return URL.create("sqlite", database=str(data_dir / SQLITE_FILE))
+        path = str(data_dir / SQLITE_FILE)
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"server.data_dir = {str(data_dir)!a} is no text in UTF-8: take another name, or name it "
+                "from a working directory in which it is"
+            ) from None
+        return URL.create("sqlite", database=path)
     return _postgresql(database)
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Generic, TypeVar
 
-from anabranch.core.errors import AnabranchError, AppError
+from anabranch.core.errors import AnabranchError, AppError, disk_error
 from anabranch.simulation.problem import OneThread, ProblemSource
 from anabranch.support.heap import reuse_heap
 
@@ -71,12 +71,16 @@ class WorkerState(Generic[T]):
 def worker_pool(
     workers: int, source: ProblemSource, open_source: Callable[[ProblemSource], None]
 ) -> ProcessPoolExecutor:
-    """Processes, each of which calls `open_source`. Raises `AppError` if the App cannot travel.
+    """Processes, each of which calls `open_source`. Raises `AppError` if the App cannot travel, `StoreError`.
 
     They are spawned, so a script that calls this must guard its own start. The first one is started here, the
     others with the first work that finds no idle one.
     """
-    pool = ProcessPoolExecutor(workers, DeafContext(), _begin, (open_source, source))
+    try:
+        pool = ProcessPoolExecutor(workers, DeafContext(), _begin, (open_source, source))
+    except OSError as error:  # its locks are files of a folder in memory
+        hint = ", where worker processes have their locks: let it be written to, or train with --workers 0"
+        raise disk_error("/dev/shm", error, hint) from error  # noqa: S108 - named, not used
     try:
         pool.submit(_nothing)
     except Exception as error:

@@ -186,6 +186,14 @@ def test_a_changed_byte_is_noticed(at: int, flip: int) -> None:
         UpdateEntry.from_bytes(bytes(data))
 
 
+def test_an_entry_that_the_disk_does_not_read_is_named_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "u-1.update"
+    path.mkdir()  # what a read says of it comes without a name
+    with pytest.raises(StoreError, match=r"u-1\.update cannot be used: Is a directory"):
+        Outbox(tmp_path)
+    assert path.exists()
+
+
 def test_an_entry_under_another_name_is_not_taken(tmp_path: Path) -> None:
     box = Outbox(tmp_path)
     box.put(entry("u-1"))

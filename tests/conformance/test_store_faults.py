@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import text
 from stores import INFO, LIMITS, Backend, History, logged, reference, snapshot, update, upload
 
-from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, outcome_of
+from anabranch.core.errors import ConfigError, StoreCorrupt, StoreError, StoreFull, StoreLocked, outcome_of
 from anabranch.server.store import database
 from anabranch.server.store.base import DiskFailed, Entry, Store
 from anabranch.server.store.factory import open_store
@@ -154,6 +154,24 @@ def test_a_database_that_is_damaged_at_work_is_named_when_it_is_let_go(tmp_path:
     with pytest.raises(StoreCorrupt, match="admin rebuild"):
         store.append([])
     store.close()
+
+
+def test_a_name_of_other_times_is_above_the_data_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of bytes that are no UTF-8."""
+    above = tmp_path / os.fsdecode(b"gr\xfcn")
+    above.mkdir()
+    monkeypatch.chdir(above)
+    store = open_store("", Path("data"), LIMITS)
+    store.start(INFO)
+    assert store.append([update(1)]) == [1]
+    store.close()
+    reader = open_store("", Path("data"), LIMITS)
+    assert len(logged(reader)) == 1
+    reader.close()
+    with pytest.raises(ConfigError, match=r"server\.data_dir = .*gr.udcfcn/data' is no text in UTF-8"):
+        open_store("", above / "data", LIMITS)
 
 
 def test_two_writers_with_one_database_are_too_many(postgresql_url: str, tmp_path: Path) -> None:

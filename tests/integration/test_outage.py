@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import StoreCorrupt, StoreUnreachable, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.updates import Ask, Capability, Task
+from anabranch.server import chronicle
 from anabranch.server.manifest import Manifest
 from anabranch.server.outage import RETRY_S
 from anabranch.server.store import blobs as blobs_module
@@ -146,6 +150,35 @@ def test_a_flush_that_fails_ends_the_server(
             transport.query_upload("update-1")
     served._thread.join(ANSWER_S)
     assert "what is on the disk is unknown" in str(served.error)
+
+
+def test_a_disk_that_hangs_is_told_while_it_does(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever would say that no update comes waits for the disk as well."""
+    hangs, told, flush = threading.Event(), threading.Event(), os.fdatasync
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if hangs.is_set() and "the log has taken nothing for" in record.getMessage():
+                told.set()
+
+    def flushed(descriptor: int) -> None:
+        hangs.set()
+        told.wait(ANSWER_S)
+        flush(descriptor)
+
+    monkeypatch.setattr(chronicle, "HANG_S", 0.5)
+    handler = Heard()
+    chronicle.log.addHandler(handler)
+    try:
+        with Served(server_config(tmp_path / "data"), manifest) as server:
+            monkeypatch.setattr(os, "fdatasync", flushed)
+            with suppress(grpc.RpcError):  # it may hang for longer than a call waits
+                server.device()
+            assert told.is_set()
+    finally:
+        chronicle.log.removeHandler(handler)
 
 
 def failed(path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +17,9 @@ from local_apps import Brief, Linear
 
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, StoreError
 from anabranch.reports.journal_files import JournalReader
+from anabranch.simulation.executors import pool
 from anabranch.simulation.executors.choice import chosen, settled
 from anabranch.simulation.executors.ray import start_ray
 from anabranch.simulation.problem import ProblemSource
@@ -110,3 +113,14 @@ def test_a_ray_that_does_not_come_up_is_told_and_another_error_stays(raised: typ
     with pytest.raises(told, match="timed out") as found:
         start_ray(SimpleNamespace(init=init), RayTable())
     assert ("Ray does not start on this machine" in str(found.value)) == (raised is Exception)
+
+
+def test_workers_that_have_no_place_for_their_locks_are_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose /dev/shm is read-only."""
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", read_only)
+    with pytest.raises(StoreError, match=r"/dev/shm cannot be used: Read-only file system.*--workers 0"):
+        pool.worker_pool(2, ProblemSource(digits()), print)

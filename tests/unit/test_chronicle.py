@@ -14,7 +14,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import RolledBackTo, Unbarred
 from anabranch.core.model.updates import Ask
 from anabranch.host.secagg import mask_sum_arrived
-from anabranch.server.chronicle import GATHERED_S, STALL_S, STARVING_S, Chronicle, Coming, Standing
+from anabranch.server.chronicle import GATHERED_S, HANG_S, STALL_S, STARVING_S, Chronicle, Coming, Standing
 from anabranch.server.glance import Glances
 
 
@@ -314,3 +314,19 @@ def test_a_masked_sum_that_is_given_up_is_said_with_what_is_lost_by_it(
         "of bounds, or what a keeper answered is wrong"
     )
     assert vars(line)["fields"]["updates"] == 2
+
+
+def test_a_write_that_hangs_is_told_at_once_then_more_rarely_and_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Logged(caplog)
+    for lasted_s in (0.0, HANG_S - 1, 0.0, *range(100), 0.0, HANG_S / 2, HANG_S, 1.0):
+        log.chronicle.hanging(float(lasted_s))
+    said = log.lines()
+    assert [text.partition(":")[0] for _, text in said] == [
+        *(f"the log has taken nothing for {lasted}.0 s" for lasted in (10, 20, 40, 80)),
+        "the log takes events again",
+        "the log has taken nothing for 10.0 s",
+        "the log takes events again",
+    ]
+    assert [level for level, _ in said] == [*["WARNING"] * 4, "INFO", "WARNING", "INFO"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +68,11 @@ def test_a_file_with_its_own_train(file: Path) -> None:
     np.testing.assert_array_equal(result.delta, [0.25] * 6 + [0] * 2)
     assert result.steps == 3
     assert result.metrics == {"loss": 0.5}
+
+
+def test_a_file_below_a_folder_that_is_not_named_in_utf_8(file: Path) -> None:
+    below = shutil.copytree(file.parent, file.parent / os.fsdecode(b"gr\xfcn"))
+    assert load_app(f"{below / file.name}:App").name == "App"
 
 
 def test_an_instance_is_used_as_it_is_and_app_is_the_default(file: Path) -> None:
