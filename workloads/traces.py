@@ -267,7 +267,7 @@ def _check_columns(columns: Iterable[str], where: str) -> None:
         if name not in COLUMNS:
             near = did_you_mean(name, COLUMNS)
             raise DataError(
-                f"fleet.trace: {where} has an unknown column {name!r}{near and '; ' + near} "
+                f"fleet.trace: {where} has an unknown column {name!r}{'; ' + near if near else '.'} "
                 f"It may have {', '.join(COLUMNS)}"
             )
     if len(set(there)) != len(there):

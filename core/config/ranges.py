@@ -288,6 +288,14 @@ def _check_push(tables: Tables) -> None:
         )
 
 
+def check_today(client: Any) -> None:
+    """What is asked of settings today, and was not of runs of before. Raises `ConfigError`."""
+    if client.momentum >= 1:
+        raise ConfigError(
+            f"client.momentum must be less than 1, not {client.momentum!r}: steps would grow without end"
+        )
+
+
 def _check_no_negatives(tables: Tables) -> None:
     for name, table in tables.items():
         for f in fields(table):

@@ -7,7 +7,7 @@ only merges and checks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
@@ -385,15 +385,17 @@ class Config:
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
 
-    def to_toml(self, every_key: bool = False, clear: bool = False) -> str:
+    def to_toml(self, every_key: bool = False, clear: bool = False, besides: Collection[str] = ()) -> str:
         """As the text of a file of settings: what is not as it is by default, or `every_key`.
 
+        `besides`: settings, `table.key`, that are there even as they are by default.
         What was said of the strategy is there in any case. Secrets are masked, unless `clear`.
         """
         tables, defaults = self.whole(clear), Config().to_json(every_table=True)
         if not every_key:
             said = {
-                t: {k: v for k, v in keys.items() if v != defaults[t].get(k)} for t, keys in tables.items()
+                t: {k: v for k, v in keys.items() if v != defaults[t].get(k) or f"{t}.{k}" in besides}
+                for t, keys in tables.items()
             }
             tables = {**said, "strategy": tables["strategy"]}
         return toml_text(tables)
@@ -513,7 +515,9 @@ def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None
     names = list(known)
     if name in names:
         return
-    hint = did_you_mean(name, names, likeness=0.4) or f"known: {', '.join(names)}"
+    hint = did_you_mean(name, names, likeness=0.4) or (
+        f"known: {', '.join(names)}" if names else "there are none"
+    )
     raise ConfigError(f"unknown {what}: {name!r}; {hint}{_said_in(source)}")
 
 

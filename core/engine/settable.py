@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from anabranch.core.config.ranges import check_today
 from anabranch.core.config.tables import TABLES, TYPED, Config, merge
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.errors import ConfigError
@@ -111,6 +112,7 @@ def typed(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
         table, _, key = path.partition(".")
         given.setdefault(table, {})[key] = value
     whole = merge([("", config.to_json(every_table=True)), (TYPED, given)])
+    check_today(whole.client)
     return {path: value_of(whole, path) for path in values}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.api.configuration import load_config, shown
 from anabranch.core.config.tables import NO_KEY, Config, build, merge, parse_override
+from anabranch.core.engine.settable import typed
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import check_names
 from anabranch.simulation.parts import PARTS
@@ -79,6 +80,11 @@ def test_secrets_are_kept_apart() -> None:
 
 
 @dataclass(frozen=True)
+class Bare:
+    """A table without keys."""
+
+
+@dataclass(frozen=True)
 class Odd:
     """A table with a key that must be given, and one of two kinds."""
 
@@ -100,6 +106,17 @@ def test_a_table_is_built_of_its_keys() -> None:
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
             build(Odd, values, "odd")
+    with pytest.raises(ConfigError, match=r"^unknown key in \[bare\]: 'a'; there are none$"):
+        build(Bare, {"a": 1}, "bare")
+
+
+def test_the_momentum_of_a_task_stays_below_one_but_runs_of_before_have_what_they_had() -> None:
+    said = r"^client.momentum must be less than 1, not 1.3"
+    with pytest.raises(ConfigError, match=said):
+        load_config(None, ["client.momentum=1.3"])
+    with pytest.raises(ConfigError, match=said):
+        typed(Config(), {"client.momentum": 1.3})
+    assert Config.from_json({"client": {"momentum": 1.3}}).client.momentum == 1.3
 
 
 def test_another_strategy_drops_the_parameters_of_the_first(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ EVERY = [f"{t}.{f.name}" for t, cls in TABLES.items() for f in fields(cls)]
 OTHERS: dict[str, Any] = {
     **{path: 7 for path in SETTABLE if isinstance(value_of(Config(), path), int)},
     **{path: 11.5 for path in SETTABLE if isinstance(value_of(Config(), path), float | str)},
+    "client.momentum": 0.5,
     "server.retry_after_min_s": 1.5,
 }
 

@@ -99,6 +99,7 @@ def test_a_bad_row_is_named_with_its_line(rows: list[str], says: str) -> None:
     ("head", "says"),
     [
         ("device,time_s,up_mbs", "'up_mbs'; did you mean 'up_mbps'?"),
+        ("device,weather", "'weather'. It may have device,"),
         ("device,state", "no column time_s"),
         ("device,time_s", "nothing but device and time_s"),
         ("device,time_s,state,state", "a column twice"),

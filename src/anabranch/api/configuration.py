@@ -14,7 +14,7 @@ from typing import Any
 from anabranch.api.trust import admit
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.feedback import uplink_of
-from anabranch.core.config.ranges import ELASTIC
+from anabranch.core.config.ranges import ELASTIC, check_today
 from anabranch.core.config.tables import TABLES, TYPED, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
@@ -58,6 +58,7 @@ def load_config(
         table, key, value = parse_override(text)
         layers.append((TYPED, {table: {key: value}}))
     config = merge(_one_target(_one_strategy(layers)))
+    check_today(config.client)
     admit(config)
     strategy_of(config)
     if config.uplink.codec != AUTO:
