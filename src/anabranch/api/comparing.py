@@ -167,4 +167,7 @@ def _flat(row: SpreadRow) -> dict[str, Any]:
 
 
 def _columns(name: str, its: Spread | None) -> dict[str, float | None]:
-    return {name: None if its is None else its.mean, f"{name}_std": None if its is None else its.deviation}
+    """Mean and deviation; one value has none, as it does not say how far apart others would be."""
+    if its is None:
+        return {name: None, f"{name}_std": None}
+    return {name: its.mean, f"{name}_std": its.deviation if its.count > 1 else None}
