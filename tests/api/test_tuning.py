@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import statistics
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,14 @@ def test_what_is_told_is_of_seeds_that_took_no_part(whole: tuple[ab.Tuning, int]
     told = [row["accuracy"] for row in tuned.fresh if row["settings"] == "recommended"]
     assert told == values, "the recommendation, run as it is, comes to what is told of it"
     assert f"accuracy {100 * statistics.fmean(told):.2f} %" in tuned.toml
+
+
+def test_a_tuned_setting_is_told_where_it_came_to_its_default(tmp_path: Path) -> None:
+    usual = {**SMALL, "strategy": "fedbuff", "settings": {}}
+    ab.tune("synthetic", {RATE: [1e-6, 0.05], SIZE: [8], "client.epochs": [1]}, **usual, out=tmp_path)
+    said = tomllib.loads((tmp_path / RECOMMENDED).read_text())
+    assert said["client"] == {"learning_rate": 0.05, "epochs": 1}
+    assert said["strategy"] == {"name": "fedbuff", "buffer_size": 8}
 
 
 def test_the_recommendation_runs_as_it_is(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:
@@ -248,6 +257,7 @@ def test_a_budget_of_bytes_ends_runs_and_becomes_updates(tmp_path: Path) -> None
         ({"ranges": {}}, "there is nothing to tune"),
         ({"ranges": {RATE: [0.1]}}, "there is nothing to tune"),
         ({"ranges": {"client.learning_rat": [0.1, 0.2]}}, "did you mean 'client.learning_rate'"),
+        ({"ranges": {"client.lr": [0.1, 0.2]}}, "did you mean 'client.learning_rate'"),
         ({"ranges": {"clint.epochs": [1, 2]}}, "'clint.epochs' is no setting"),
         ({"ranges": {"strategy.alpha": [0.1, 0.2]}}, "no setting 'strategy.alpha'"),
         ({"ranges": {"run.seed": [1, 2]}}, "run.seed is what a tuning is for"),

@@ -450,17 +450,18 @@ class TuneRun:
 
     def _left(self, best: int) -> Tuning:
         report = self._report(best)
-        config = self._recommended(best)
-        text = HEAD.format(fresh_text(report)) + _secret_lines(config) + config.to_toml()
-        report = replace(report, toml=text)
-        found = Tuning(self._settings(self._choices[best]), config, self._folder, report)
+        choice = self._settings(self._choices[best])
+        config = self._recommended(choice, best)
+        head = HEAD.format(fresh_text(report)) + _secret_lines(config)
+        report = replace(report, toml=head + config.to_toml(besides=settings_of(self._asked.base, choice)))
+        found = Tuning(choice, config, self._folder, report)
         found.save(self._folder / RECOMMENDED)
         found.save(self._folder / PAGE)
         return found
 
-    def _recommended(self, best: int) -> Config:
+    def _recommended(self, choice: Choice, best: int) -> Config:
         """The run of it; a budget of bytes alone is the updates that came of it, as no setting ends that."""
-        config = self._asked.plan(self._choices[best]).config
+        config = self._asked.plan(choice).config
         if not self._asked.table.bytes_max:
             return config
         updates = max((end.updates for end in self._fresh_ends(best)), default=0)
