@@ -2,7 +2,8 @@
 
 Python's own `frozen=True` sets each field by a call, which made a tenth of a simulated task's time. Here the
 type checker alone holds the code to it; hashes, equality and `replace` are the same. What is on record and
-passes through code of others, as tasks and updates do, is a frozen dataclass of Python's own.
+passes through code of others, as tasks, updates and a strategy's context do, is a frozen dataclass of
+Python's own.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from anabranch.core.engine.part_changes import PartChanges
@@ -27,7 +27,6 @@ from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import Delta, ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Update, Verdict
-from anabranch.core.unwritten import dataclass
 
 State = Any
 LongPartOf = Callable[[Update], Any]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from anabranch.core.engine.strategy import Context, Plan, Refusal, Step
 from anabranch.core.unwritten import dataclass
 
 
@@ -59,3 +60,11 @@ def test_what_is_compared_by_identity_or_hashes_itself_still_does() -> None:
 def test_one_that_is_not_frozen_has_no_hash() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(Written(1))
+
+
+@pytest.mark.parametrize("seen", [Context, Plan, Refusal, Step])
+def test_what_authors_of_strategies_see_is_frozen_by_python(seen: type) -> None:
+    """No type checker need look at their code; and a frozen one may have fields of their own."""
+    assert vars(seen)["__dataclass_params__"].frozen
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(object.__new__(seen), dataclasses.fields(seen)[0].name, None)
