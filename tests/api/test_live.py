@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,12 @@ def test_an_app_may_change_the_working_directory(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     run = ab.simulate(Wanders, out="run", fleet=ab.Fleet(clients=2), until=ab.Until(updates=2))
     assert run.weights().keys() == server.weights().keys()
+    few: dict[str, Any] = {"fleet": ab.Fleet(clients=2), "until": ab.Until(updates=2), "progress": False}
+    tune = partial(ab.tune, trials=2, fresh_seeds=2, extensions=0, defaults=False)
+    for out, search in (("swept", ab.sweep), ("tuned", tune)):
+        monkeypatch.chdir(tmp_path)
+        search(Wanders, {"client.learning_rate": [0.1, 0.2]}, seeds=1, out=out, **few)
+        assert list((tmp_path / out).iterdir())
     assert not list(elsewhere.iterdir())
 
 

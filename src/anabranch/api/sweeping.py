@@ -210,7 +210,8 @@ class SweepFolder:
 
     def __init__(self, out: str | Path | None) -> None:
         self._temporary = TemporaryFolder("anabranch-sweep-") if out is None else None
-        self._path = self._temporary.path if self._temporary else Path(out or "")
+        named = Path(out or "").absolute()  # what an App does may change the working directory
+        self._path = self._temporary.path if self._temporary else named
 
     def job(self, plan: RunPlan) -> SweepJob:
         """What is to be there of a plan in the end."""

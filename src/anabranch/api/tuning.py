@@ -209,7 +209,8 @@ def carry_tuning(
     asked = TuneRequest(source, table, objects)
     asked.check()
     temporary = TemporaryFolder("anabranch-tune-") if out is None else None
-    folder = temporary.path if temporary else Path(out or "")
+    named = Path(out or "").absolute()  # what an App does may change the working directory
+    folder = temporary.path if temporary else named
     with locked(folder, "a tuning"):
         return replace(TuneRun(asked, folder, tell, shared=out is not None).run(), holds=temporary)
 
