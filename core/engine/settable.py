@@ -112,7 +112,8 @@ def typed(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
         table, _, key = path.partition(".")
         given.setdefault(table, {})[key] = value
     whole = merge([("", config.to_json(every_table=True)), (TYPED, given)])
-    check_today(whole.client)
+    if "client.momentum" in values:  # a run of before that has another may still change the rest
+        check_today(whole.client)
     return {path: value_of(whole, path) for path in values}
 
 

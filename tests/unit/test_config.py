@@ -116,7 +116,9 @@ def test_the_momentum_of_a_task_stays_below_one_but_runs_of_before_have_what_the
         load_config(None, ["client.momentum=1.3"])
     with pytest.raises(ConfigError, match=said):
         typed(Config(), {"client.momentum": 1.3})
-    assert Config.from_json({"client": {"momentum": 1.3}}).client.momentum == 1.3
+    before = Config.from_json({"client": {"momentum": 1.3}})
+    assert before.client.momentum == 1.3
+    assert typed(before, {"run.updates_max": 7}) == {"run.updates_max": 7}
 
 
 def test_another_strategy_drops_the_parameters_of_the_first(tmp_path: Path) -> None:
