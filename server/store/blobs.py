@@ -399,14 +399,15 @@ def _found(known: _PartDigest | None, data: memoryview, digest: str) -> str:
 
 def _flush(path: Path) -> None:
     """Make an upload durable. One that the disk did not take goes: the next flush would say that it has."""
+    descriptor = open_file(path, os.O_RDONLY)  # what cannot be opened now is as it was
     try:
-        sync_file(path)
-    except FileNotFoundError:
-        raise
+        os.fsync(descriptor)
     except OSError:
         with suppress(OSError):
             path.unlink()
         raise
+    finally:
+        os.close(descriptor)
 
 
 def _map(path: Path) -> memoryview:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -276,6 +277,20 @@ def test_an_upload_that_a_flush_has_lost_begins_anew(
     again = BlobStore(folder)
     again.prepare()
     assert again.received("u1") == 0
+
+
+def test_an_upload_that_cannot_be_opened_now_is_kept(store: BlobStore) -> None:
+    store.write("u1", 0, DATA)
+    store.seal("u1", sha(DATA))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        with pytest.raises(DiskFailed, match="Too many open files"):
+            store.received("u1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert store.received("u1") == len(DATA)
 
 
 def test_an_upload_that_cannot_be_removed_is_told_as_the_stores_trouble(
