@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from commands import anabranch
+
+from anabranch.reports.result import RESULT_FILE, Result
 
 # The first look for a module sends the signal, then the command runs on as it does.
 DURING_IMPORT = """
@@ -49,13 +52,19 @@ class App(anabranch.App):
 """
 
 
-def interrupted(code: str | None, *arguments: str, cwd: Path) -> str:
+def interrupted(code: str | None, *arguments: str, cwd: Path, **environment: str) -> str:
     """Run it in a process group of its own, as a terminal does, and see how it ends; what it has printed."""
     command = [sys.executable, *(["-c", code] if code else ["-m", "anabranch.cli.main"]), *arguments]
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=600, start_new_session=True
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        start_new_session=True,
     )
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted"), "below a bar, if there is one"
     return done.stdout
 
 
@@ -99,6 +108,31 @@ clients = 2
 [strategy]
 name = "fedasync"
 """
+
+
+# What Python imports first: a process that is begun to work tells all of Ctrl-C, once.
+AT_ITS_START = """
+import os, signal, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    try:
+        open("pressed", "x").close()
+        os.killpg(os.getpgid(0), signal.SIGINT)
+    except FileExistsError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("customised", [AT_ITS_START, ""], ids=["while they start", "while they train"])
+def test_runs_side_by_side_end_and_none_begins(customised: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(APP)
+    (tmp_path / "run.toml").write_text(LONG)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(customised)
+    runs = ["--seeds", "0..5", "--parallel", "2", "--out", "runs"]
+    interrupted(None, "simulate", "run.toml", *runs, cwd=tmp_path, PYTHONPATH=str(tmp_path / "first"))
+    assert (tmp_path / "pressed").exists()
+    ended = [Result.read(file.parent).status for file in (tmp_path / "runs").glob(f"*/{RESULT_FILE}")]
+    assert "finished" not in ended
 
 
 # In its fourth training.

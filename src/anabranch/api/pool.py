@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
-from typing import Protocol, TypeVar
+from multiprocessing import parent_process
+from typing import ParamSpec, Protocol, TypeVar
 
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.names import RAY
-from anabranch.simulation.executors.pool import lost_workers_told
+from anabranch.simulation.executors.pool import DeafContext, lost_workers_told
 from anabranch.workloads.app import App
 
 ORPHAN = 1  # the exit code of one whose parent was killed
@@ -24,6 +25,7 @@ PLACES = (PROCESSES, RAY)  # `on` of sweeps and tunings
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")
+Given = ParamSpec("Given")
 
 
 class RunPool(Protocol):
@@ -55,12 +57,24 @@ def run_pool(count: int, on: str, table: RayTable, shared: bool) -> Iterator[Run
 def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """So many of them; what nobody has begun is given up where something is raised inside."""
     # Not forked: neither torch's threads nor gRPC's survive that.
-    with lost_workers_told(), ProcessPoolExecutor(count, get_context("spawn"), _end_with_parent) as pool:
+    with lost_workers_told(), RunProcesses(count, DeafContext(), _begin) as pool:
         try:
             yield pool
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+class RunProcesses(ProcessPoolExecutor):
+    """Processes that Ctrl-C interrupts in a run alone, and that begin none after it.
+
+    While one starts it would tell of that in its own words. And a pool hands over more runs than there are
+    processes, which it cannot take back.
+    """
+
+    def submit(self, fn: Callable[Given, Done], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Done]:
+        """What comes of it, and what it raises."""
+        return super().submit(_carry, fn, *args, **kwargs)
 
 
 def check_place(on: str, key: str, config: Config) -> None:
@@ -83,9 +97,44 @@ def check_seen(apps: Iterable[App | None], call: str) -> None:
         )
 
 
-def _end_with_parent() -> None:
-    """A killed parent tells nobody: who waits for its next order would wait for ever, or hold a folder."""
+class _Interrupt:
+    """In a worker: whether Ctrl-C has come, and whether there is a run that it ends."""
+
+    came = in_run = False
+
+    def begin_run(self) -> None:
+        """None begins after it."""
+        self.in_run = True
+        if self.came:
+            raise KeyboardInterrupt
+
+    def take(self, *_: object) -> None:
+        """As the handler of SIGINT."""
+        self.came = True
+        if self.in_run:
+            raise KeyboardInterrupt
+
+
+_interrupt = _Interrupt()
+
+
+def _begin() -> None:
+    # A killed parent tells nobody: who waits for its next order would wait for ever, or hold a folder.
     threading.Thread(target=_wait_for_parent, daemon=True).start()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt.take)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that came meanwhile comes now
+
+
+def _carry(run: Callable[Given, Done], *args: Given.args, **kwargs: Given.kwargs) -> Done:
+    try:
+        _interrupt.begin_run()
+        return run(*args, **kwargs)
+    except KeyboardInterrupt:
+        _interrupt.came = True  # a run has a handler of its own
+        raise
+    finally:
+        _interrupt.in_run = False
 
 
 def _wait_for_parent() -> None:
