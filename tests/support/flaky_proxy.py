@@ -41,11 +41,10 @@ class FlakyProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            sockets = list(self._sockets)
-        for one in sockets:
-            _shut(one)
-        for thread in self._threads:
+        _shut(self._listener)
+        self._threads[0].join(600)  # it may just have accepted one more
+        self.cut()
+        for thread in self._threads[1:]:
             thread.join(600)
 
     def cut(self, next_ones: Iterable[int] = ()) -> None:
