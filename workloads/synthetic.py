@@ -53,17 +53,17 @@ class Synthetic(App):
 
     def train(self, model: Arrays, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """SGD with momentum, weight decay and the proximal term, in place."""
-        weights, parts = _joined(model)  # one array: the many small ones would take most of the time
-        start, velocity, total = weights.copy(), np.zeros_like(weights), 0.0
+        start = {name: array.copy() for name, array in model.items()}
+        velocity = {name: np.zeros_like(array) for name, array in model.items()}
+        total = 0.0
         for rows in batches(len(examples), plan, seed):
-            loss, gradient = loss_and_gradient(parts, examples.x[rows], examples.y[rows])
+            loss, gradient = loss_and_gradient(model, examples.x[rows], examples.y[rows])
             total += loss
-            g = np.concatenate([gradient[name].ravel() for name in parts])
-            velocity *= plan.momentum
-            velocity += g + plan.weight_decay * weights + plan.proximal_mu * (weights - start)
-            weights -= plan.learning_rate * velocity
-        for name, part in parts.items():
-            model[name][...] = part
+            for name, g in gradient.items():  # in place: a device may push and merge between two steps
+                w, v = model[name], velocity[name]
+                v *= plan.momentum
+                v += g + plan.weight_decay * w + plan.proximal_mu * (w - start[name])
+                w -= plan.learning_rate * v
         steps = planned_steps(plan, len(examples))
         return {"loss": total / max(1, steps), "steps": float(steps)}
 
@@ -107,14 +107,6 @@ def _cross_entropy(scores: Array, y: Array) -> tuple[float, Array]:
     gradient[at, y] -= 1.0
     gradient /= len(y)
     return float(loss), gradient
-
-
-def _joined(model: Arrays) -> tuple[Array, Arrays]:
-    """A copy of the arrays in one, and what is where each of them is there."""
-    joined = np.concatenate([array.ravel() for array in model.values()])
-    ends = np.cumsum([array.size for array in model.values()])[:-1]
-    parts = zip(model.items(), np.split(joined, ends), strict=True)
-    return joined, {name: part.reshape(array.shape) for (name, array), part in parts}
 
 
 def _normal(draws: np.random.Generator, rows: int, columns: int) -> Array:

@@ -194,9 +194,11 @@ def test_runs_are_compared(run: ab.Run, tmp_path: Path) -> None:
     assert (row["seeds"], row["final_accuracy"]) == (2, pytest.approx(np.mean(finals)))
     assert row["final_accuracy_std"] == pytest.approx(np.std(finals, ddof=1))
     assert found.rows.to_pandas()["final_loss"].notna().all()
-    [alone] = ab.compare([run]).rows
-    assert alone["final_accuracy"] == finals[0]
-    assert {value for name, value in alone.items() if name.endswith("_std")} == {None}, "one has no deviation"
+    [single] = ab.compare([run]).rows
+    assert single["final_accuracy"] == finals[0]
+    assert {value for name, value in single.items() if name.endswith("_std")} == {None}, (
+        "one has no deviation"
+    )
     assert found.save(tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
     assert found.plot(against="bytes").svg.startswith("<svg")
     with pytest.raises(FolderMissing):

@@ -139,13 +139,14 @@ def test_a_flush_that_fails_ends_the_server(
 ) -> None:
     """The next one of the same file would say that all is well."""
     entry = half_sent(transport)
-    monkeypatch.setattr(blobs_module, "sync_file", failed)
     if when == "adopted":
+        monkeypatch.setattr(blobs_module, "sync_file", failed)
         with monkeypatch.context() as patch:
             patch.setattr(BlobStore, "received", BlobStore.spooled_bytes)
             with pytest.raises(Unavailable):
                 transport.push(entry)
     else:
+        monkeypatch.setattr(os, "fsync", failed)  # that of the log is another
         with pytest.raises(Unavailable):
             transport.query_upload("update-1")
     served._thread.join(ANSWER_S)
@@ -181,7 +182,7 @@ def test_a_disk_that_hangs_is_told_while_it_does(
         chronicle.log.removeHandler(handler)
 
 
-def failed(path: Path) -> None:
+def failed(path: object) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import parent_process
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -74,7 +75,7 @@ class RunProcesses(ProcessPoolExecutor):
 
     def submit(self, fn: Callable[Given, Done], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Done]:
         """What comes of it, and what it raises."""
-        return super().submit(_carry, fn, *args, **kwargs)
+        return super().submit(partial(_carry, fn, *args, **kwargs))
 
 
 def check_place(on: str, key: str, config: Config) -> None:
