@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from pages import Command, commands_of
 from terminals import Machine, Terminal
 
 LIMIT_S = 1800.0  # generous: a busy machine is slow
+ENDING_S = 60.0
 CRASH = "Traceback (most recent call last)"
 
 
@@ -160,8 +162,12 @@ class Walker:
         for step in self.walk.steps:
             self._do(step)
         assert not self._open, f"still open: {', '.join(self._open)}"
-        left = [" ".join(p.cmdline()) for p in self.machine.left_running()]
-        assert not [c for c in left if not (self.walk.leaves and re.search(self.walk.leaves, c))], left
+        running = {process: " ".join(process.cmdline()) for process in self.machine.left_running()}
+        left = [p for p, c in running.items() if not (self.walk.leaves and re.search(self.walk.leaves, c))]
+        _, left = psutil.wait_procs(
+            left, ENDING_S
+        )  # Python's own tracker of resources ends after who began it
+        assert not left, [running[process] for process in left]
 
     def _do(self, step: Step) -> None:
         match step:
