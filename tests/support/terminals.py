@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -89,22 +89,25 @@ class Machine:
             "VIRTUAL_ENV": str(programs.parent),
         }
 
-    def left_running(self) -> list[psutil.Process]:
-        """Every process that was started here and still runs."""
-        return [p for p in psutil.process_iter() if _marked(p) == self._mark]
+    def left_running(self) -> dict[psutil.Process, str]:
+        """Every process that was started here and still runs, with its command."""
+        commands = ((process, _command(process, self._mark)) for process in psutil.process_iter())
+        return {process: command for process, command in commands if command is not None}
 
     def end_all(self) -> None:
         """End what still runs."""
         for process in (found := self.left_running()):
-            process.kill()
-        psutil.wait_procs(found, 10)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(list(found), 10)
 
 
-def _marked(process: psutil.Process) -> str:
+def _command(process: psutil.Process, mark: str) -> str | None:
+    """The command of a process that runs with this mark. None: of another mark, or it ends as it is asked."""
     try:
-        return str(process.environ().get(MARK, "")) if process.status() != psutil.STATUS_ZOMBIE else ""
-    except psutil.Error:
-        return ""
+        return " ".join(process.cmdline()) if process.environ().get(MARK) == mark else None
+    except psutil.Error:  # a zombie's too
+        return None
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from pages import Command, commands_of
 from terminals import Machine, Terminal
 
@@ -162,12 +162,16 @@ class Walker:
         for step in self.walk.steps:
             self._do(step)
         assert not self._open, f"still open: {', '.join(self._open)}"
-        running = {process: " ".join(process.cmdline()) for process in self.machine.left_running()}
-        left = [p for p, c in running.items() if not (self.walk.leaves and re.search(self.walk.leaves, c))]
-        _, left = psutil.wait_procs(
-            left, ENDING_S
-        )  # Python's own tracker of resources ends after who began it
-        assert not left, [running[process] for process in left]
+        # Python's own tracker of resources ends after who began it.
+        deadline_s = time.monotonic() + ENDING_S
+        while (left := self._left_running()) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        assert not left, left
+
+    def _left_running(self) -> list[str]:
+        leaves = self.walk.leaves
+        commands = self.machine.left_running().values()
+        return [command for command in commands if not (leaves and re.search(leaves, command))]
 
     def _do(self, step: Step) -> None:
         match step:
