@@ -124,7 +124,7 @@ class Refolder:
         The new engine shares nothing with the old. Raises `StoreCorrupt` where the payload of an update that
         counts is gone.
         """
-        return Folding(self, event, seq - 1, engine).finish(seq)
+        return Folding(self, event, seq - 1, engine).finish(seq, event.now)
 
     def was_rejected(self, record: Record, engine: Engine) -> bool:
         """Whether the update of a record was told so."""
@@ -147,6 +147,7 @@ class Folding:
             self._steps = self._again()
             return
         self._fold.settings = replace(self._fold.settings, **UNBOUNDED)
+        self._fold.paused = False  # as it may have been where the log begins: who got a task got it
         self._fold.planner = None  # updates say what they cover
         # Who has a task now may answer it before the end.
         self._steps = self._up_to(seq, set(engine.ledger.tasks))
@@ -155,8 +156,12 @@ class Folding:
         """Look at so many events; whether there is more to do. Raises as `Refolder` does."""
         return sum(1 for _ in itertools.islice(self._steps, events)) == events
 
-    def finish(self, seq: int) -> ev.RolledBack:
-        """Fold what is left; the event with its state, for the place `seq`. Raises as `Refolder` does."""
+    def finish(self, seq: int, now: float) -> ev.RolledBack:
+        """Fold what is left; the event with its state, at the place `seq` and the time of the log.
+
+        Raises as `Refolder` does.
+        """
+        self._event = replace(self._event, now=now)
         for _ in self._steps:
             pass
         if self._engine.cohorts is not None:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.core import events as ev
@@ -225,13 +225,12 @@ class Books:
         assert call.folding is not None, "a rollback comes with its fold"
         assert call.event is not None, "and is an event"
         try:
-            found = call.folding.finish(self.seq + 1)
+            call.event = event = call.folding.finish(self.seq + 1, call.event.now)
         except DiskFailed:
             raise
         except AnabranchError as error:
             call.error = error
             return
-        call.event = event = replace(found, now=call.event.now)
         self._log([call])
         if call.error is None:
             self.flush(event.now)

@@ -220,6 +220,23 @@ def test_a_rollback_goes_back_as_far_as_the_log(place: Place, tmp_path: Path) ->
     last.drop()
 
 
+def test_a_log_that_begins_in_a_pause_is_folded_like_any(tmp_path: Path) -> None:
+    """What came after the pause counts, though nobody got a task in it."""
+    desk = Desk(MemoryStore(FEW), tmp_path, keeping("versions:1"), FEW)
+    busy(desk, 2)
+    desk.tell(ev.Paused(desk.tick()))
+    desk.books.save(desk.tick())
+    desk.tell(ev.Resumed(desk.tick()))
+    desk.enrol("idle")
+    while (base := desk.store.first().snapshot) is None:
+        busy(desk, 1, first=desk.books.seq)
+    assert base.meta["paused"]
+    before = desk.books.engine.vector.copy()
+    back_to(desk, 3, "idle")
+    assert (desk.books.engine.vector == before).all()
+    desk.drop()
+
+
 def test_a_rollback_to_the_newest_version_leaves_it_as_it_is(place: Place) -> None:
     """Which event made it may not be in the store yet when the order comes."""
     desk = place.open("all")

@@ -113,7 +113,7 @@ def folded(event: ev.RolledBack, engine: Engine, begin: Begin, log: Log) -> ev.R
         if isinstance(effect, Published)
     }
     end = max((seq for seq, _ in log.records()), default=0)
-    return Refolder(log, begin, published=at.get).folding(event, end, engine).finish(end + 1)
+    return Refolder(log, begin, published=at.get).folding(event, end, engine).finish(end + 1, event.now)
 
 
 def left_out(effects: Sequence[Effect]) -> str:

@@ -235,7 +235,7 @@ def test_versions_that_there_are_can_be_gone_back_to(store: Store, tmp_path: Pat
     updates = [seq for seq, record in store.records() if record["kind"] == "update"]
     for version in range(4):
         order = ev.RolledBack(desk.now, version, 0, ("c1",))
-        event = desk.books.begin_rollback(order).finish(desk.books.seq + 1)
+        event = desk.books.begin_rollback(order).finish(desk.books.seq + 1, order.now)
         assert event.to_seq == (updates[2 * version - 1] if version else 0)
     with pytest.raises(UnknownVersion, match="version 4 is not published: the newest is 3"):
         desk.books.begin_rollback(ev.RolledBack(desk.now, 4, 0, ("c1",)))

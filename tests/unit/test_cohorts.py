@@ -322,7 +322,7 @@ def rolled_back(b: MaskedBench, log: MemoryLog, to_version: int, to_seq: int) ->
     check_rollback(b.engine, event)
     place = sum(1 for _ in log.records()) + 1
     refolder = Refolder(log, b.restored, published=lambda _: to_seq)
-    event = refolder.folding(event, place - 1, b.engine).finish(place)
+    event = refolder.folding(event, place - 1, b.engine).finish(place, event.now)
     log.append(to_record(event))
     return b.do(event)
 

@@ -257,7 +257,7 @@ def test_tasks_that_end_and_begin_during_a_fold_are_those_of_the_whole_one() -> 
     world.do(ev.TaskDropped(12.0, "c", "of-c", "no room"))
     world.do(ev.TaskAsked(13.0, ask_of("d", "of-d")))
     assert _is_the_whole_fold(folding, world)
-    found = folding.finish(len(world.log) + 1).fold
+    found = folding.finish(len(world.log) + 1, 1.0).fold
     assert found is not None
     assert found.state.schedule.begun.keys() == {"d"}
 
@@ -273,7 +273,7 @@ def test_a_rollback_in_the_middle_of_another_ones_fold_counts() -> None:
 def _is_the_whole_fold(folding: Folding, world: World) -> bool:
     """Whether in steps the same comes out as at once."""
     seq = len(world.log) + 1
-    found, direct = folding.finish(seq).fold, world.refold(WITHOUT_B, seq, world.engine).fold
+    found, direct = folding.finish(seq, 1.0).fold, world.refold(WITHOUT_B, seq, world.engine).fold
     assert found is not None
     assert direct is not None
     same_state = (found.version, found.pending) == (direct.version, direct.pending)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
+from machines import SPEC
 from rollbacks import World, ask_of, seq_of_version
 
 from anabranch.core import events as ev
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.strategy import Context
 from anabranch.core.errors import ConfigError, StoreCorrupt, UnknownVersion
 from anabranch.core.model.params import digest
-from anabranch.core.model.updates import TaskState
+from anabranch.core.model.updates import Task, TaskState
 from anabranch.host.log import WholeLog
 from anabranch.host.rollback import Folding, check_rollback
+from anabranch.strategies.fedbuff import FedBuff
+from anabranch.strategies.scheduled import Scheduled
+from anabranch.strategies.schedulers.scheduler import OpenScheduler
 
 TURNS = [("a", 0, 1.0), ("b", 0, 2.0), ("c", 0, 4.0), ("a", 0, 8.0), ("b", 0, 16.0)]
 
@@ -120,9 +126,44 @@ def test_a_fold_in_steps_takes_in_what_has_come_meanwhile() -> None:
             assert looked_at == 2 * len(world.log), "once for what counts, once for the fold"
             assert not folding.advance(1)
         world.play([("d", 0, 64.0)])
-        world.do(folding.finish(len(world.log) + 1))
+        world.do(folding.finish(len(world.log) + 1, 1e4))
         assert world.engine.vector[0] == 1 + 2 + 4 + 16 + 64
     assert digest(at_once.engine.vector) == digest(in_steps.engine.vector)
+
+
+@dataclass(frozen=True)
+class LastLoss:
+    at: float = 0.0
+
+
+class LossClock(OpenScheduler):
+    """Somebody's own: it remembers when a task was lost."""
+
+    name: ClassVar[str] = "loss_clock"
+    state_type: ClassVar[type[Any]] = LastLoss
+
+    def lost(self, state: LastLoss, task: Task, context: Context) -> LastLoss:
+        return LastLoss(context.now)
+
+
+class ClockedWorld(World):
+    def fresh(self) -> Engine:
+        strategy: Any = Scheduled(FedBuff(buffer_size=1), LossClock())
+        return Engine(SPEC, strategy, self.settings, super().fresh().vector)
+
+
+def test_a_fold_in_steps_goes_by_the_time_that_the_log_has() -> None:
+    """The order came at 61, and a task that was open then has come to nothing when it is carried out."""
+    world = ClockedWorld("fedbuff", {}, {})
+    world.enrol()
+    world.do(ev.TaskAsked(60.0, ask_of("d", "t-open")))
+    folding = Folding(world.refold, ev.RolledBack(61.0, 0, 0, ("a",)), len(world.log), world.engine)
+    while folding.advance(1):
+        pass
+    world.do(ev.TaskDropped(70.0, "d", "t-open", "no room"))
+    found = folding.finish(len(world.log) + 1, 80.0)
+    assert found.fold is not None
+    assert (found.now, found.fold.state.schedule) == (80.0, LastLoss(80.0))
 
 
 def test_settings_that_hold_go_on_and_bounds_of_tasks_do_not_bind_the_fold() -> None:
