@@ -148,12 +148,13 @@ class Agent(DeviceShell):
     def run(self) -> AgentSummary:
         """Work until the run ends, `tasks_max` is reached, `stop`, SIGTERM or SIGINT.
 
-        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `IdentityError` and the like.
+        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `IdentityError` and the like;
+        `StoreError` where the folder was taken away.
         """
         with interruptible(self._bell):
             try:
-                with locked(self._state_dir):
-                    self._run()
+                with locked(self._state_dir) as check_folder:
+                    self._run(check_folder)
             except Interrupted as reason:
                 self.summary.why = str(reason)
             finally:
@@ -168,7 +169,7 @@ class Agent(DeviceShell):
             raise self._fatal
         return self.summary
 
-    def _run(self) -> None:
+    def _run(self, check_folder: Callable[[], None]) -> None:
         self._disk = DeviceDisk(self._state_dir, self._bounds)
         self._work = Work(
             self._local,
@@ -186,6 +187,7 @@ class Agent(DeviceShell):
         self._begin()
         while self._todo or not self._ended:
             self._check()
+            check_folder()
             for task_id in self._lease.take_unwanted():
                 self._cancelled(task_id)
             if self._todo:

@@ -6,12 +6,14 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 from anabranch.client.records import SUFFIX
-from anabranch.core.errors import ConfigError, InvalidUpdate, StoreLocked, disk_error
+from anabranch.core.errors import ConfigError, InvalidUpdate, StoreError, StoreLocked, disk_error
 from anabranch.core.rng import unique_id
 from anabranch.identity.files import private, tighten
 from anabranch.protos.convert import checked_id
@@ -148,8 +150,11 @@ def forget_run(state_dir: Path) -> None:
 
 
 @contextmanager
-def locked(state_dir: Path) -> Iterator[None]:
-    """Inside, the folder is this process's own. Raises `StoreLocked`. A crash frees it."""
+def locked(state_dir: Path) -> Iterator[Callable[[], None]]:
+    """Inside, the folder is this process's own. Raises `StoreLocked`. A crash frees it.
+
+    What it gives raises `StoreError` where the folder's name leads to another one by now, or to none.
+    """
     make_state_dir(state_dir)
     with usable(state_dir):
         file = open(state_dir / "lock", "w", opener=private)  # noqa: SIM115 - closed below
@@ -161,4 +166,15 @@ def locked(state_dir: Path) -> Iterator[None]:
                 f"{state_dir}: another device has its state there: start each with a name of its own, "
                 "--id device-0, or with a --state-dir of its own"
             ) from error
-        yield
+        yield partial(_check_lock, state_dir, file)
+
+
+def _check_lock(state_dir: Path, held: IO[Any]) -> None:
+    """Writing on would make another folder where the device's own is to be put back."""
+    with usable(state_dir), suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(state_dir / "lock"), os.fstat(held.fileno())):
+            return
+    raise StoreError(
+        f"{state_dir} is not the folder that this device began with: it was moved, replaced or removed while "
+        "the device worked, or its `lock` was; put it back, or else it begins anew with its next start"
+    )

@@ -223,8 +223,9 @@ class Tenure:
                 failures += 1
                 silent_s = loop.time() - heard_at
                 if silent_s >= lease_s and failures > 1:  # a process that was paused tries once more
-                    why = f"the database has not answered for {silent_s:.1f} s ({error or 'silence'})"
-                    self._lose(LeadershipLost(f"{why}: another server may lead by now, so this one stops"))
+                    why = f"the database has not answered for {silent_s:.1f} s ({str(error) or 'silence'})"
+                    then = "another server may lead by now, so this one stops; start it again to go on"
+                    self._lose(LeadershipLost(f"{why}: {then}"))
 
     def _lose(self, lost: LeadershipLost) -> None:
         """Stop at once: whoever waits for the database in a thread is let go."""

@@ -319,7 +319,7 @@ class Database:
             raise self._meaning(error, doing) from error
 
     def _meaning(self, error: DBAPIError, doing: str) -> StoreError:
-        code, why = _code(error), f"{doing} {self.name}: {error.orig}"
+        code, why = _code(error), f"{doing} {self.name}: {_first_line(error)}"
         if code in _FULL:
             return StoreFull(f"{why}; make room, nothing acknowledged is lost")
         if code in _CORRUPT:

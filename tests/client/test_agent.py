@@ -28,6 +28,7 @@ from anabranch.core.errors import (
     InvalidUpdate,
     ManifestMismatch,
     Overloaded,
+    StoreError,
     StoreLocked,
     UnknownTask,
 )
@@ -254,6 +255,26 @@ def test_one_folder_has_one_agent(federation: Federation) -> None:
 
     federation.agent(on_event=second).run()
     assert len(inner) == 1
+
+
+@pytest.mark.parametrize("moment", ["granted", "trained", "pushed"])
+def test_a_folder_that_is_taken_away_ends_it_and_can_be_put_back(moment: str, federation: Federation) -> None:
+    own, aside = federation.folder / "a", federation.folder / "aside"
+
+    def take_away(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if kind == moment and not aside.exists():
+            own.rename(aside)
+        if kind == "failed" and federation.kinds().count(kind) > 3:
+            agent.stop()
+
+    agent = federation.agent(on_event=take_away)
+    with pytest.raises(StoreError, match="not the folder that this device began with"):
+        agent.run()
+    assert not own.exists()
+    aside.rename(own)
+    federation.agent().run()
+    assert federation.outbox.pending() == []
 
 
 # --- another run, another model ------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -185,17 +186,25 @@ def test_two_writers_with_one_database_are_too_many(postgresql_url: str, tmp_pat
     second.close()
 
 
-def test_a_connection_that_is_cut_is_not_made_good_in_silence(postgresql_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["ended by the server", "gone"])
+def test_a_connection_that_is_cut_is_not_made_good_in_silence(
+    way: str, postgresql_url: str, tmp_path: Path
+) -> None:
     store = open_store(postgresql_url, tmp_path, LIMITS)
     assert isinstance(store, SqlStore)
     store.start(INFO)
     store.append([update(1)])
     with store._database.transaction() as connection:
         backend = connection.scalar(text("SELECT pg_backend_pid()"))
+        raw = connection.connection.driver_connection
+        assert isinstance(raw, psycopg.Connection)
+    if way == "gone":  # its last word is three lines of libpq's
+        with socket.socket(fileno=os.dup(raw.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
     with psycopg.connect(postgresql_url, autocommit=True) as admin:
         admin.execute("SELECT pg_terminate_backend(%s, 5000)", [backend])
     for _ in range(2):  # whoever has the lock may have written since: only a restart helps
-        with pytest.raises(DiskFailed):
+        with pytest.raises(DiskFailed, match=r"\A.*restart to recover\Z"):
             store.append([update(2)])
     store.close()
     store.start(INFO)

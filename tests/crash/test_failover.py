@@ -109,7 +109,7 @@ def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgr
         gate.shut()
         run.hand_over(leader, began)
         assert leader.ended(HANGS_S) == LOST
-        assert "another server may lead by now" in leader.log_tail()
+        assert "s (silence): another server may lead by now" in leader.log_tail()
         gate.open()
         run.restart(leader)
         run.await_updates(20)
