@@ -61,6 +61,7 @@ from anabranch.workloads.app import App, Shard
 
 log = logging.getLogger(__name__)
 
+GOODBYE_S = 2.0  # in which a task is given back at the end: if not, its lease ends
 NO_DATA, LOOK_AGAIN_S = "none of this device's examples is there yet", (1.0, 2.0)
 # A server that does not know widths does not refuse it at its enrolment.
 TOO_WIDE = "the server gives this device a wider task: install the same version of anabranch on both sides"
@@ -158,12 +159,7 @@ class Agent(DeviceShell):
             except Interrupted as reason:
                 self.summary.why = str(reason)
             finally:
-                self._lease.pulse.stop()
-                if self._sync is not None:
-                    self._sync.stop()
-                if self._elastic is not None:
-                    self._elastic.stop()
-                self._drop_task()
+                self._leave()
         self._tell("stopped", why=self.summary.why)
         if self._fatal is not None:
             raise self._fatal
@@ -415,12 +411,25 @@ class Agent(DeviceShell):
         except AnabranchError as error:
             log.info("task %s was not given back, its lease will end: %s", order.task_id, error)
 
-    def _drop_task(self) -> None:
+    def _leave(self) -> None:
+        """End the threads. What a server that is silent does not answer is not waited for long."""
+        if self._sync is not None:
+            self._sync.stop()
+        if self._elastic is not None:
+            self._elastic.stop()
+        goodbye = threading.Thread(target=self._drop, args=(self._resultless(),), daemon=True)
+        goodbye.start()
+        self._lease.pulse.stop()
+        goodbye.join(GOODBYE_S)
+
+    def _resultless(self) -> Task | None:
         """At the end: a task without a result is of more use to another device."""
         task = self.session.task
-        if task is not None and self.session.update_id not in self._disk.waiting():
-            why = self.summary.why or "the device stopped"
-            self._give_back(ef.GiveBack(task.task_id, why), self._now)
+        return None if task is None or self.session.update_id in self._disk.waiting() else task
+
+    def _drop(self, task: Task | None) -> None:
+        if task is not None:
+            self._give_back(ef.GiveBack(task.task_id, self.summary.why or "the device stopped"), self._now)
 
     # --- the disk, the trainer, the timers ---------------------------------------------------
 

@@ -79,6 +79,12 @@ serving_inside() { docker exec "$SERVER" anabranch health 127.0.0.1:7071; }  # w
 said() { grep -q "$2" <(docker logs "$1" 2>&1); }  # said CONTAINER WORDS
 ended() { [ "$(inspect '{{.State.Status}}' "$1")" = exited ]; }
 exit_code() { inspect '{{.State.ExitCode}}' "$1"; }
+ended_well() {  # ended_well WHAT CONTAINER
+  local code
+  code="$(exit_code "$2")"
+  [ "$code" = 0 ] || SERVER="$2"  # whose last words are shown
+  check "$1 ended with exit code $code" [ "$code" = 0 ]
+}
 
 field() { "$VENV/bin/python" -c 'import json, sys; print(json.loads(sys.stdin.readlines()[-1])[sys.argv[1]])' "$1"; }
 status() { docker exec "$SERVER" anabranch admin status --json | field "$1"; }
@@ -113,7 +119,7 @@ drain() {  # drain WHAT
   start="$(now)"
   docker stop -t 30 "$SERVER" >/dev/null
   figure "$1: docker stop drains" "$(since "$start"), exit code $(exit_code "$SERVER")"
-  check "$1: docker stop drains with exit code 0" [ "$(exit_code "$SERVER")" = 0 ]
+  ended_well "$1: docker stop drains, and it" "$SERVER"
   check "$1: it says that it has drained" said "$SERVER" drained
 }
 
@@ -214,7 +220,7 @@ test_own_app() {
   check "own App: its devices join, with certificates" wait_for reached 1
   for device in "$NAME-device-0" "$NAME-device-1"; do
     check "own App: $device ends with the run" wait_for ended "$device"
-    check "own App: $device ended with exit code 0" [ "$(exit_code "$device")" = 0 ]
+    ended_well "own App: $device" "$device"
   done
   check "own App: all 60 updates are in" [ "$(status updates_applied)" = 60 ]
   figure "own App: from its Dockerfile to the end of its run" "$(since "$start")"
@@ -269,7 +275,7 @@ YAML
   quietly compose --profile standby stop
   figure "composed: the rest stops" "$(since "$start")"
   for id in $(compose --profile standby ps -aq); do
-    check "composed: $(inspect '{{.Name}}' "$id" | tr -d /) ended with exit code 0" [ "$(exit_code "$id")" = 0 ]
+    ended_well "composed: $(inspect '{{.Name}}' "$id" | tr -d /)" "$id"
   done
   SERVER=""
 }
@@ -326,7 +332,7 @@ test_keeper() {
   start="$(now)"
   docker stop -t 30 "$SERVER" >/dev/null
   figure "keeper: docker stop" "$(since "$start"), exit code $(exit_code "$SERVER")"
-  check "keeper: docker stop ends it with exit code 0" [ "$(exit_code "$SERVER")" = 0 ]
+  ended_well "keeper: docker stop ends it, and it" "$SERVER"
   SERVER=""
   remove_all
 }
@@ -370,7 +376,7 @@ test_masked() {
   quietly compose stop
   figure "masked: the rest stops" "$(since "$start")"
   for id in $(compose ps -aq); do
-    check "masked: $(inspect '{{.Name}}' "$id" | tr -d /) ended with exit code 0" [ "$(exit_code "$id")" = 0 ]
+    ended_well "masked: $(inspect '{{.Name}}' "$id" | tr -d /)" "$id"
   done
   SERVER=""
 }

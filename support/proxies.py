@@ -12,9 +12,11 @@ import base64
 import ipaddress
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from urllib.parse import unquote, urlsplit
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -79,13 +81,13 @@ def seconds_to(until: float) -> float:
 def connected(host: str, port: int, until: float) -> socket.socket:
     """A connection, through the proxy if there is one, by then (`time.monotonic`).
 
-    Of a name with several addresses each may take as long. Raises `OSError`, which names the proxy.
+    Raises `OSError`, which names the proxy.
     """
     proxy = proxy_to(host)
     if proxy is None:
-        return socket.create_connection((host, port), seconds_to(until))
+        return _reached(host, port, until)
     try:
-        connection = socket.create_connection((proxy.host, proxy.port), seconds_to(until))
+        connection = _reached(proxy.host, proxy.port, until)
     except OSError as error:
         raise OSError(f"{proxy}: {error}") from error
     try:
@@ -94,6 +96,41 @@ def connected(host: str, port: int, until: float) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _reached(host: str, port: int, until: float) -> socket.socket:
+    """A connection to any address of the host."""
+    failure = OSError(f"{host} has no address")
+    for address in _looked_up(host, port, until):
+        try:
+            return socket.create_connection(address, seconds_to(until))
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _looked_up(host: str, port: int, until: float) -> list[tuple[str, int]]:
+    """The addresses of a host.
+
+    Where no name server answers, a look-up takes long and hears no signal: it has a thread of its own.
+    """
+    answers: SimpleQueue[list[tuple[str, int]] | OSError] = SimpleQueue()
+
+    def look() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answers.put([(str(where[0]), port) for *_, where in found])
+        except OSError as error:
+            answers.put(error)
+
+    threading.Thread(target=look, name="anabranch-look-up", daemon=True).start()
+    try:
+        answer = answers.get(timeout=seconds_to(until))
+    except Empty:
+        raise TimeoutError(f"no name server says where {host} is") from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def _ask_through(connection: socket.socket, proxy: Proxy, where: str, until: float) -> None:

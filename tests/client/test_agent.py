@@ -380,6 +380,32 @@ def test_stop_ends_a_wait(tmp_path: Path) -> None:
     assert agent.summary.why == "stopped"
 
 
+class Silent(LocalTransport):
+    """Its server grants a task, and is never heard of again until its device has ended."""
+
+    def __init__(self, server: LocalServer) -> None:
+        super().__init__(server, "a")
+        self.ended = threading.Event()
+        self.heard: list[bool] = []
+
+    def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
+        self.heard.append(self.ended.wait(60))
+
+
+def test_a_server_that_is_silent_keeps_no_device_that_ends(federation: Federation) -> None:
+    transport = Silent(federation.server)
+    agents: list[Agent] = []
+
+    def hear(kind: str, **data: Any) -> None:
+        if kind == "granted":
+            agents[0].stop()
+
+    agents.append(federation.agent(transport, on_event=hear, bell=Bell()))
+    assert agents[0].run().why == "stopped"
+    assert transport.heard == [], "the device has ended before it was answered"
+    transport.ended.set()
+
+
 # --- what cannot be used -------------------------------------------------------------------------
 
 

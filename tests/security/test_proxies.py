@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable
 from anabranch.core.model.updates import Capability
 from anabranch.identity.authority import DAY_S
-from anabranch.support.proxies import Proxy, proxy_to
+from anabranch.support.proxies import Proxy, connected, proxy_to
 
 TOKEN = f"{'0' * 16}.{'x' * 43}"
 HOST = "federation.invalid"  # which the proxy alone knows
@@ -76,6 +78,23 @@ def test_one_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         join(tmp_path / "papers", f"{HOST}:7072", TOKEN, "0" * 64)
     with OperatorClient(f"{HOST}:7071") as operator, pytest.raises(Unavailable, match=f"through {named}"):
         operator.status()
+
+
+def test_a_name_server_that_is_silent_is_waited_for_no_longer_than_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    heard: list[bool] = []
+
+    def looked_up(*_: object, **__: object) -> list[object]:
+        heard.append(over.wait(60))
+        return []
+
+    monkeypatch.setattr("socket.getaddrinfo", looked_up)
+    with pytest.raises(TimeoutError, match=f"no name server says where {HOST} is"):
+        connected(HOST, 7072, time.monotonic() + 0.1)
+    assert heard == [], "it has not answered yet"
+    over.set()
 
 
 def test_who_it_asks_for_is_told_with_its_password(
