@@ -154,14 +154,21 @@ class Folding:
 
     def advance(self, events: int) -> bool:
         """Look at so many events; whether there is more to do. Raises as `Refolder` does."""
-        return sum(1 for _ in itertools.islice(self._steps, events)) == events
+        try:
+            return sum(1 for _ in itertools.islice(self._steps, events)) == events
+        except StoreCorrupt:
+            if not self._has_moved:
+                raise
+            return False  # what was to come is dropped
 
     def finish(self, seq: int, now: float) -> ev.RolledBack:
         """Fold what is left; the event with its state, at the place `seq` and the time of the log.
 
-        Raises as `Refolder` does.
+        Raises as `Refolder` does, and where the log has left the version behind meanwhile as its `folding`.
         """
         self._event = replace(self._event, now=now)
+        if self._has_moved:  # a replay will begin there
+            return self._refolder.folding(self._event, seq - 1, self._engine).finish(seq, now)
         for _ in self._steps:
             pass
         if self._engine.cohorts is not None:
@@ -173,6 +180,11 @@ class Folding:
             return self._refolder(self._event, seq, self._engine)
         self._end_closed()
         return replace(self._event, fold=self._fold)
+
+    @property
+    def _has_moved(self) -> bool:
+        """Whether the log, which is not kept whole, begins elsewhere by now."""
+        return self._refolder.log.first().applied_through_seq != self._begins
 
     def _end_closed(self) -> None:
         """Tasks that were open when the fold began, and have come to nothing meanwhile, end in it too."""

@@ -225,6 +225,8 @@ class Books:
         assert call.folding is not None, "a rollback comes with its fold"
         assert call.event is not None, "and is an event"
         try:
+            if self._trims and self.store.first().snapshot is None:
+                self._trim()  # first: a replay will fold from where the log begins then
             call.event = event = call.folding.finish(self.seq + 1, call.event.now)
         except DiskFailed:
             raise
@@ -265,13 +267,17 @@ class Books:
             self._save_if_due(calls[-1].event.now)
         self._trim_if_due()
 
+    def _trim(self) -> None:
+        """Drop a piece of what need not be kept of the log. Raises those of `NOT_NOW`, and `StoreCorrupt`."""
+        self._trims = self.store.trim(TRIMMED_AT_ONCE) > 0
+        self._trims_failing.over()
+
     def _trim_if_due(self) -> None:
-        """Drop a piece of what need not be kept of the log."""
+        """The same, where it can be done."""
         if not self._trims or time.monotonic() < self._trims_at:
             return
         try:
-            self._trims = self.store.trim(TRIMMED_AT_ONCE) > 0
-            self._trims_failing.over()
+            self._trim()
         except (*NOT_NOW, StoreCorrupt) as error:  # no room to make room, or no archive of what is damaged
             self._trims_failing.again(error)
             self._trims_at = time.monotonic() + TRIMMED_AGAIN_S

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from desks import Desk, settings
+from desks import TENSORS, Desk, settings
 from sqlalchemy import func, select
 from stores import LIMITS, Backend
 
@@ -17,6 +19,8 @@ from anabranch.core import events as ev
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError, DataError, StoreCorrupt, UnknownVersion
 from anabranch.core.model.updates import Reason, Verdict
+from anabranch.host.build import Blueprint
+from anabranch.host.journal import Replay
 from anabranch.server.books import Call
 from anabranch.server.export import export_run
 from anabranch.server.history import head_at
@@ -218,6 +222,56 @@ def test_a_rollback_goes_back_as_far_as_the_log(place: Place, tmp_path: Path) ->
     last = place.open()
     assert last.digest == before
     last.drop()
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 30, 90])
+def test_a_log_that_begins_later_while_a_rollback_is_made_of_it(tmp_path: Path, at_once: int) -> None:
+    """The rollback is that of the log as it begins then, or is refused: a replay comes to the same."""
+    desk = Desk(MemoryStore(FEW), tmp_path, keeping("versions:4"), FEW)
+    whole = Desk(MemoryStore(FEW), tmp_path / "whole", keeping("all"), FEW)
+    for of in (desk, whole):
+        busy(of, 40)
+    begins = desk.store.first().applied_through_seq
+    order, late = (ev.RolledBack(desk.now, version, 0, ("c1",)) for version in (20, 17))
+    foldings = [desk.books.begin_rollback(event) for event in (order, late)]
+    for folding in foldings:
+        folding.advance(at_once)
+    number = 40
+    while desk.store.first().applied_through_seq == begins:
+        busy(desk, 1, first=number)
+        busy(whole, 1, first=number)
+        number += 1
+    for folding in foldings:
+        folding.advance(1)
+    refused = Call(late, folding=foldings[1])
+    desk.books.commit([refused])
+    assert re.match("version 17 cannot be gone back to: the log begins with event", str(refused.error))
+    desk.books.commit([call := Call(order, folding=foldings[0])])
+    assert call.error is None
+    back_to(whole, 20, "c1")
+    assert (desk.books.engine.vector == whole.books.engine.vector).all()
+    replay = Replay(desk.store, partial(blueprint(desk).engine, TENSORS), None, desk.store.receipt)
+    assert len(list(replay)) > 0
+    assert (replay.engine.vector == desk.books.engine.vector).all()
+    desk.drop()
+    whole.drop()
+
+
+def test_a_log_that_is_about_to_begin_later_does_so_before_a_rollback(tmp_path: Path) -> None:
+    """Or a replay would begin with a snapshot of before it, though it was folded from the first event."""
+    desk = Desk(MemoryStore(FEW), tmp_path, keeping("versions:4"), FEW)
+    trim, desk.books._trim_if_due = desk.books._trim_if_due, lambda: None  # type: ignore[method-assign]
+    busy(desk, 30)
+    desk.books._trim_if_due = trim  # type: ignore[method-assign]
+    order = ev.RolledBack(desk.now, 6, 0, ("c1",))
+    call = Call(order, folding=desk.books.begin_rollback(order))
+    desk.books.commit([call])
+    assert re.match("version 6 cannot be gone back to: the log begins with event", str(call.error))
+    desk.drop()
+
+
+def blueprint(desk: Desk) -> Blueprint:
+    return Blueprint.of(desk.config, desk.books.engine.spec, FEW)
 
 
 def test_a_log_that_begins_in_a_pause_is_folded_like_any(tmp_path: Path) -> None:
