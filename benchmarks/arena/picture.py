@@ -76,8 +76,8 @@ def _cell(standing: Standing, y: float, scale: AxisScale) -> list[str]:
 
 
 def _interval(found: Interval, y: float, colour: int, scale: AxisScale) -> list[str]:
-    if found.mean < LEAST:
-        return [_arrow(y, colour), text(LEFT + 8, y + 4, f"{found.mean:+.1f}", "tick")]
+    if not LEAST <= found.mean <= MOST:
+        return _beyond(found.mean, y, colour)
     low, high = (scale(min(max(end, LEAST), MOST)) for end in (found.low, found.high))
     told = found.above or found.below
     return [_bar(low, high, y, colour), _dot(scale(found.mean), y, colour, told)]
@@ -87,8 +87,11 @@ def _bar(low: float, high: float, y: float, colour: int) -> str:
     return f'<path class="line {hue(colour)}" d="M{low:.1f} {y:.1f}H{high:.1f}" style="stroke-width:1.2"/>'
 
 
-def _arrow(y: float, colour: int) -> str:
-    return f'<path class="bar {hue(colour)}" d="M{LEFT:.1f} {y:.1f}l6 -3v6z"/>'
+def _beyond(points: float, y: float, colour: int) -> list[str]:
+    """An arrow at the edge that it is beyond, and the number."""
+    edge, inward, anchor = (LEFT, 1, "tick") if points < LEAST else (WIDTH - RIGHT, -1, "tick end")
+    arrow = f'<path class="bar {hue(colour)}" d="M{edge:.1f} {y:.1f}l{6 * inward} -3v6z"/>'
+    return [arrow, text(edge + 8 * inward, y + 4, f"{points:+.1f}", anchor)]
 
 
 def _dot(x: float, y: float, colour: int, told: bool) -> str:
