@@ -13,6 +13,7 @@ from anabranch.support.proxies import is_this_machine
 
 # What every server is called in TLS; the TLD is reserved for private use: it is nobody's host.
 SERVER_NAME = "server.anabranch.internal"
+DEVICES_PORT = 7070  # unless `server.address` says otherwise
 JOB_KEY = "anabranch-job"  # metadata of a call: the job that it is of
 JOB_HEALTH = "job/"  # before a job's name: the service that the health protocol knows it as
 HOST = re.compile(r"[\w.-]+")  # letters of any script: see `_in_ascii`
@@ -87,6 +88,15 @@ def parse_addresses(text: str) -> list[str]:
             raise ConfigError(f"server {text!r}: nobody is at port 0; a server says its own when it serves")
         split_job(address)
     return [_in_ascii(address) for address in addresses]
+
+
+def devices_beside(operators: str) -> str:
+    """Where devices are served, by default, beside these operators' ports. Raises `ConfigError`."""
+    found = []
+    for address in parse_addresses(operators):
+        where, slash, job = address.partition("/")
+        found.append(f"{where.rpartition(':')[0]}:{DEVICES_PORT}{slash}{job}")
+    return ",".join(found)
 
 
 def _in_ascii(address: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click import Command, Group  # noqa: TID251 - that of developers has them
+from click import Command, Context, Group  # noqa: TID251 - that of developers has them
 from commands import anabranch, answer, command_line, serving, started
 from guarded import issued
 from nursery import COMMAND, PIPE, Process
@@ -319,8 +319,10 @@ def test_each_argument_and_option_has_its_help(name: str) -> None:
 @pytest.mark.parametrize("name", LISTED)
 def test_its_help_says_all_that_was_written(name: str) -> None:
     """A word in brackets is a style to rich, and is not printed."""
-    of_options = (getattr(parameter, "help", None) for parameter in LISTED[name].params)
-    for text in filter(None, [LISTED[name].help, *of_options]):
+    command = LISTED[name]
+    usage = command.get_usage(Context(command, info_name=name))  # printed with whatever is typed wrongly
+    of_options = (getattr(parameter, "help", None) for parameter in command.params)
+    for text in filter(None, [command.help, usage, *of_options]):
         assert Text.from_markup(text).plain == text
 
 
@@ -423,3 +425,10 @@ def test_it_does_not_speak_in_the_clear_by_itself(
     refused = run(name, COMMANDS[name](nameless, tmp_path))
     assert refused.code == OUTCOMES[NotAuthenticated].exit_code
     assert "--identity" in refused.err
+
+
+def test_a_follower_is_on_the_machine_of_its_operators(run: Run) -> None:
+    """It waited for 127.0.0.1, whatever `--admin` said."""
+    away = run("evaluate", ["synthetic", "--once", "--admin", "[fd00::1]:9001/wards"])
+    assert away.code == OUTCOMES[ConfigError].exit_code
+    assert "[fd00::1]:7070/wards is another machine" in away.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core.errors import ConfigError
-from anabranch.identity.addresses import host_and_port, parse_addresses
+from anabranch.identity.addresses import devices_beside, host_and_port, parse_addresses
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,15 @@ def test_a_name_in_letters_of_any_script_is_asked_for_in_ascii() -> None:
         "xn--bcher-kva.example:7070/a",
         "[::1]:1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("operators", "devices"),
+    [
+        ("127.0.0.1:7071", "127.0.0.1:7070"),
+        ("[::1]:9071/wards", "[::1]:7070/wards"),
+        ("a.example:7071, b.example:7071", "a.example:7070,b.example:7070"),
+    ],
+)
+def test_devices_are_served_beside_operators(operators: str, devices: str) -> None:
+    assert devices_beside(operators) == devices

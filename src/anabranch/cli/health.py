@@ -16,7 +16,8 @@ from anabranch.identity.addresses import JOB_HEALTH, split_job
 
 def health(
     address: Annotated[
-        str, typer.Argument(help="A server's address, or that of a job on it.", metavar="HOST:PORT[/JOB]")
+        str,  # as `[/JOB]` it would be markup to rich: a traceback in the place of what was typed wrongly
+        typer.Argument(help="A server's address; HOST:PORT/JOB is that of a job on it.", metavar="HOST:PORT"),
     ] = "127.0.0.1:7070",
     identity: Identity = None,
     as_json: AsJson = False,

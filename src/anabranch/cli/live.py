@@ -31,6 +31,7 @@ from anabranch.cli.jobs import (
 )
 from anabranch.cli.logs import DeviceLogLevel, LogLevel, set_up_logging
 from anabranch.cli.next_steps import once_stopped, while_served, with_commands, with_state
+from anabranch.cli.operating import ADMIN_ADDRESS
 from anabranch.cli.options import (
     AsJson,
     ConfigFile,
@@ -53,6 +54,7 @@ from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import COHORT_MIN, MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.text import visible
+from anabranch.identity.addresses import devices_beside
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import count_text, counted
 from anabranch.server.manifest import read_manifest
@@ -73,6 +75,16 @@ ServerAddress = Annotated[
         "--server",
         help="The server's address, or those of a leader and its standby.",
         metavar="HOST:PORT[,...]",
+    ),
+]
+FollowedAddress = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        help="The server's address, or those of a leader and its standby; if not given, port 7070 of "
+        "--admin's host, or of this machine.",
+        metavar="HOST:PORT[,...]",
+        show_default=False,
     ),
 ]
 InsecurePorts = Annotated[
@@ -277,7 +289,7 @@ def client(
 def evaluate(
     app: AppName = "",
     flower: FlowerFolder = None,
-    server_address: ServerAddress = "127.0.0.1:7070",
+    server_address: FollowedAddress = "",
     admin_address: Annotated[
         str, typer.Option("--admin", help="Report the metrics there as well.", metavar="HOST:PORT")
     ] = "",
@@ -307,7 +319,7 @@ def evaluate(
     output = Output(as_json)
     options = FollowerOptions(
         app=app_spec(app, flower),
-        server=server_address,
+        server=server_address or devices_beside(admin_address or ADMIN_ADDRESS),
         admin=admin_address,
         role=on,
         seed=seed,
