@@ -30,9 +30,10 @@ from typing import Any
 
 from anabranch.core import events as ev
 from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.outcome import in_doubt
 from anabranch.core.errors import ConfigError, StoreCorrupt, UnknownVersion
 from anabranch.core.journal import Record, from_record
-from anabranch.core.model.updates import Receipt, TaskState, Verdict
+from anabranch.core.model.updates import Receipt, Task, TaskState, Verdict
 from anabranch.host.build import Begin
 from anabranch.host.log import Log
 from anabranch.host.submission import loader
@@ -140,9 +141,10 @@ class Folding:
         self._load_delta = loader(refolder.log.payload, engine.spec)
         found = refolder.log.first()
         self._fold = refolder.begin(found.snapshot)
-        self._begins = found.applied_through_seq
+        self._begins, self._begins_at = found.applied_through_seq, found.taken_at
         self._seq, self._others = self._begins, 0
-        self._kept: set[str] = set()  # tasks that the fold began with
+        # Tasks that had expired where the log begins: the strategy was told.
+        self._told = {t.task_id for t in self._fold.ledger.tasks.values() if t.state is TaskState.EXPIRED}
         if engine.cohorts is not None:  # sums cannot be made of other updates: what there was comes again
             self._steps = self._again()
             return
@@ -187,15 +189,18 @@ class Folding:
         return self._refolder.log.first().applied_through_seq != self._begins
 
     def _end_closed(self) -> None:
-        """Tasks that were open when the fold began, and have come to nothing meanwhile, end in it too."""
-        ledger, now = self._fold.ledger, self._event.now
-        for task in list(ledger.tasks.values()):
-            if task.task_id in self._engine.ledger.tasks:
-                continue
-            if task.task_id in self._kept:
+        """Tasks that were open when the fold began and have ended, or end now, end in it too."""
+        ledger, event = self._fold.ledger, self._event
+        live = {t.task_id for t in self._engine.ledger.leased() if t.client_id not in event.without}
+        live -= {t.task_id for t in in_doubt(event, self._engine)}
+        for task in [t for t in ledger.tasks.values() if t.task_id not in live]:
+            if task.task_id in self._told:
                 ledger.close(task)
             else:
-                self._fold.handle(ev.TaskDropped(now, task.client_id, task.task_id, ""))
+                self._end(task, event.now)
+
+    def _end(self, task: Task, now: float) -> None:
+        self._fold.handle(ev.TaskDropped(now, task.client_id, task.task_id, ""))
 
     def _again(self) -> Iterator[None]:
         """Everything as it was, up to the version that is gone back to, in steps."""
@@ -227,12 +232,11 @@ class Folding:
     def _keep_open(self, wanted: Collection[str]) -> None:
         """Of the tasks that the fold began with: those that are answered in the end stay open until then."""
         ledger = self._fold.ledger
-        self._kept = set(ledger.tasks)
         for task in list(ledger.tasks.values()):
             if task.task_id in wanted:
                 ledger.replace(replace(task, state=TaskState.LEASED, expires_at=math.inf))
             else:
-                ledger.close(task)
+                self._end(task, self._begins_at)
 
     def _records(self, seq: int) -> Iterator[tuple[int, Record]]:
         for place, record in self._refolder.log.records(self._seq):

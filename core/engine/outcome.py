@@ -52,11 +52,11 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
         folded=[u for u in engine.pending if u not in held and u in counting],
         pending=[u for u in engine.pending if u in held and engine.cohorts is None],
         left_out=tuple(u for u in taken if u not in counting),
-        in_doubt=_in_doubt(event, engine),
+        in_doubt=in_doubt(event, engine),
     )
 
 
-def _in_doubt(event: ev.RolledBack, engine: Engine) -> list[Task]:
+def in_doubt(event: ev.RolledBack, engine: Engine) -> list[Task]:
     """Open tasks of later versions, where the model they started from would be mixed into ours again.
 
     A difference from it does little harm, so strategies that add differences up take those; unless nothing of

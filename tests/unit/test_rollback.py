@@ -244,7 +244,10 @@ def test_a_fold_goes_on_while_the_run_does(
 
 
 def test_tasks_that_end_and_begin_during_a_fold_are_those_of_the_whole_one() -> None:
-    """A scheduler remembers open tasks: b's is answered and left out, c's is given back, d's begins."""
+    """A scheduler remembers open tasks: b's is answered and left out, c's is given back, d's begins.
+
+    And a's has expired, as it was told; what b has begun since ends with the rollback.
+    """
     world = World(*VARIANTS[-1])
     world.enrol()
     world.play([("a", 0, 1.0)])
@@ -255,7 +258,10 @@ def test_tasks_that_end_and_begin_during_a_fold_are_those_of_the_whole_one() -> 
         pass
     world.push("of-b", "b", 2.0, 11.0)
     world.do(ev.TaskDropped(12.0, "c", "of-c", "no room"))
-    world.do(ev.TaskAsked(13.0, ask_of("d", "of-d")))
+    for now, client in ((12.5, "a"), (74.0, "b"), (75.0, "d")):
+        world.do(ev.Ticked(now))
+        world.do(ev.TaskAsked(now, ask_of(client, f"{client}-at-{now:g}")))
+    assert [t.client_id for t in world.engine.ledger.leased()] == ["b", "d"]
     assert _is_the_whole_fold(folding, world)
     found = folding.finish(len(world.log) + 1, 1.0).fold
     assert found is not None
