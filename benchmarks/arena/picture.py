@@ -14,7 +14,7 @@ from benchmarks.arena.intervals import Interval
 from benchmarks.arena.rows import SPARSE
 from benchmarks.arena.standings import MARK, MET, WORDS, Standing
 
-LEFT, RIGHT = 112.0, 12.0
+LEFT, RIGHT = 120.0, 12.0
 KEY, BELOW = 40.0, 34.0  # what the key takes, and what is under the drawing
 HEAD, STEP, GAP = 24.0, 5.5, 8.0  # a group's title; from a strategy to the next; between cells
 LEAST, MOST = -5.0, 2.0  # points: beyond them an arrow and the number
