@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,11 @@ from anabranch.server.store.sql import SqlStore
 from anabranch.support.shelf import ScratchShelf
 
 LISTED = 20  # problems in a message
+TRIES = 3  # of a log whose beginning its server drops meanwhile
+MOVED = (
+    "the server dropped the beginning of its log (server.keep) while that was read, whenever it was: what "
+    "follows may come of that; verify a backup, or the data once the server is stopped"
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,17 @@ def verify(
     of a private run is in `key_folder`, or else with the data. Raises `DataError` where there are no data,
     `StoreCorrupt` where their beginning is lost.
     """
+    for _ in range(TRIES):
+        report, moved = _verified(data_dir, database, ca_sha256, whole, archive, key_folder)
+        if not moved:
+            return report
+    return replace(report, problems=(MOVED, *report.problems))
+
+
+def _verified(
+    data_dir: Path, database: str, ca_sha256: str, whole: bool, archive: Path | None, key_folder: Path | None
+) -> tuple[VerifyReport, bool]:
+    """What `verify` finds, and whether that may be because the log has lost its beginning meanwhile."""
     store = open_data(database, data_dir, archive)
     try:
         info, manifest = stored_run(store, data_dir)
@@ -103,6 +119,7 @@ def verify(
         blueprint = Blueprint.of(config, manifest.spec, key=key, masks=True, shelf=shelf)
         begin = partial(blueprint.engine, manifest.tensors)
         first = store.first()
+        begins = first.applied_through_seq
         book = Proofbook(data_dir)
         known = None if whole or archive is not None else book.read(store, info, ca_sha256, first)
         proved_at = 0.0
@@ -120,11 +137,12 @@ def verify(
         except AnabranchError as error:
             problems.append(f"the log does not replay: {error}")
         problems += violations(engine)
+        moved = bool(problems) and store.first().applied_through_seq != begins
         if not problems:
             book.note(info, events, history.mark(events).head, engine, ca_sha256)
     finally:
         store.close()
-    return VerifyReport(
+    report = VerifyReport(
         problems=tuple(problems),
         run_id=info.run_id,
         version=engine.version,
@@ -136,6 +154,7 @@ def verify(
         proved_from=first.applied_through_seq,
         proved_at=proved_at,
     )
+    return report, moved
 
 
 def _ahead(snapshots: Mapping[Path, int], version: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from anabranch.core.errors import ConfigError, DataError, StoreCorrupt, UnknownV
 from anabranch.core.model.updates import Reason, Verdict
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
+from anabranch.server import verify as verify_module
 from anabranch.server.books import Call
 from anabranch.server.export import export_run
 from anabranch.server.history import head_at
@@ -268,6 +270,31 @@ def test_a_log_that_is_about_to_begin_later_does_so_before_a_rollback(tmp_path: 
     desk.books.commit([call])
     assert re.match("version 6 cannot be gone back to: the log begins with event", str(call.error))
     desk.drop()
+
+
+@pytest.mark.parametrize(("times", "problems"), [(1, 0), (9, 2)])
+def test_a_server_that_drops_what_is_being_verified_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, problems: int
+) -> None:
+    """It is looked at again; and where the server is always faster, that is what is said first."""
+    place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
+    desk = place.open("versions:2")
+    busy(desk, 12)
+    replayed = verify_module._replayed
+    dropped: list[int] = []
+
+    def beside(*given: Any) -> Iterator[Any]:
+        for number, found in enumerate(replayed(*given)):
+            if number == 1 and len(dropped) < times:
+                dropped.append(number)
+                busy(desk, 12, first=desk.books.seq)
+            yield found
+
+    monkeypatch.setattr(verify_module, "_replayed", beside)
+    found = verify(place.folder, whole=True).problems
+    desk.drop()
+    assert len(found) == problems, found
+    assert not found or "the server dropped the beginning of its log (server.keep)" in found[0]
 
 
 def blueprint(desk: Desk) -> Blueprint:
