@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_type_hints
 
 from anabranch.core.errors import ConfigError
@@ -32,8 +33,15 @@ def one_of(choices: Collection[Any]) -> Range:
 
 def check_parameters(part: Any, table: str = "strategy") -> None:
     """Raises `ConfigError` for the first value out of its range, naming the key."""
-    for key, hint in get_type_hints(type(part), include_extras=True).items():
-        for range_ in getattr(hint, "__metadata__", ()):
-            value = getattr(part, key)
-            if isinstance(range_, Range) and not range_.holds(value):
-                raise ConfigError(f"{table}.{key} must {range_.must}, not {value!r}")
+    kind: Any = type(part)
+    for key, range_ in _ranges_of(kind):
+        value = getattr(part, key)
+        if not range_.holds(value):
+            raise ConfigError(f"{table}.{key} must {range_.must}, not {value!r}")
+
+
+@cache
+def _ranges_of(kind: type) -> list[tuple[str, Range]]:
+    """By their keys. To read a hint is to compile its text, which takes longer than all checks."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    return [(k, r) for k, hint in hints for r in getattr(hint, "__metadata__", ()) if isinstance(r, Range)]

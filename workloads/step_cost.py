@@ -24,8 +24,6 @@ def operations(
     layers cannot be counted: torch hides their products in one operation.
     """
     torch_module = import_torch()
-    from torch.utils.flop_counter import FlopCounterMode
-
     if any(isinstance(part, torch_module.nn.RNNBase) for part in module.modules()):
         return 0
     dtype = examples_dtype(module)
@@ -34,7 +32,7 @@ def operations(
     with (
         runtime.seeded(0),
         torch_module.set_grad_enabled(backward),
-        FlopCounterMode(display=False) as counter,
+        _counter() as counter,
     ):
         try:
             output = module(x)
@@ -43,7 +41,31 @@ def operations(
         except (RuntimeError, TypeError, ValueError):
             return 0  # the App calls its model in a way of its own
     module.zero_grad(set_to_none=True)
-    return int(counter.get_total_flops())
+    return int(counter.found)
+
+
+def _counter() -> Any:
+    """Counts by torch's own formulas, inside it. `FlopCounterMode` would load torch's compiler for that."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        found = 0
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """Without it each operation is wrapped for the compiler, which is loaded to do so."""
+            return False
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if (formula := flop_registry.get(func.overloadpacket)) is not None:
+                self.found += formula(*args, **(kwargs or {}), out_val=out)
+            return out
+
+    return Counter()  # type: ignore[no-untyped-call]
 
 
 def _summed(outputs: list[Any]) -> Any:

@@ -64,6 +64,7 @@ QUICK = [
     ("logistic", "waves"),
     ("logistic", "phased"),
 ]
+UPDATES = 24
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]
 
 
@@ -71,7 +72,7 @@ def settings(model: str, strategy: str, **run: Any) -> Config:
     """Four unequal devices; who has no groups of units trains the whole."""
     whole = {"submodel": {"name": "none"}} if model == "logistic" else {}
     tables = {
-        "run": {"name": model, "workload": f"{HERE}:{APPS[model].__name__}", "updates_max": 36, **run},
+        "run": {"name": model, "workload": f"{HERE}:{APPS[model].__name__}", "updates_max": UPDATES, **run},
         "fleet": {"clients": 4, "speed_ratio": 2.0},
         "client": {"learning_rate": RATES[model], "steps": 12},
         "strategy": {"name": strategy, **PARAMS.get(strategy, {})},
@@ -97,7 +98,7 @@ def loss_of(model: str, file: Path) -> float:
 def learns_in_a_simulation(model: str, strategy: str, folder: Path) -> None:
     result = simulate(settings(model, strategy), folder)
     first, last = result.history[0], result.history[-1]
-    assert result.updates_applied == 36
+    assert result.updates_applied == UPDATES
     assert first.loss is not None
     assert last.loss is not None
     assert last.loss < 0.95 * first.loss, "what mixes models is slow to move a GRU"

@@ -8,15 +8,12 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from contents import named, package
-from fleets import Broken, Ones, recorded
-from fleets import config as plain
+from fleets import Broken, Ones, config, recorded
 
 from anabranch.core import content
-from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, DataError, StoreCorrupt
 from anabranch.core.model.params import digest
 from anabranch.host.build import Blueprint
@@ -29,11 +26,6 @@ from anabranch.simulation.run import open_simulation, simulate
 
 ROUGH = {"dropout": 0.2, "availability": 0.7, "availability_period_s": 15.0, "up_mbps": 1.0}
 STRATEGIES = ["fedasync", "fedavg", "fedbuff", "fedprox"]
-
-
-def config(strategy: str = "fedbuff", **tables: Any) -> Config:
-    """Twenty-five virtual seconds: a strategy of rounds has some rounds in them."""
-    return plain(strategy, **{**tables, "run": {"virtual_s_max": 25.0, **tables.get("run", {})}})
 
 
 def digests(result: Result) -> tuple[str, str]:
@@ -191,7 +183,7 @@ def test_no_workers_is_not_a_pool() -> None:
 
 
 def test_the_numpy_problem_needs_no_torch() -> None:
-    settings = plain(run={"virtual_s_max": 5.0})
+    settings = config(run={"virtual_s_max": 5.0})
     code = (
         "import sys; sys.modules['torch'] = None; from fleets import config;"
         "from anabranch.simulation.run import simulate;"

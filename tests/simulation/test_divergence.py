@@ -93,7 +93,7 @@ def test_one_device_without_numbers_does_not_end_the_run_of_the_others() -> None
 def test_without_a_bound_it_goes_on_to_the_end_of_its_time() -> None:
     result = simulate(config(run={"rejections_max": 0}, robust={"flaws_max": 0}), app=Diverging())
     assert result.given_up == ""
-    assert result.virtual_s == pytest.approx(60.0, abs=5.0)
+    assert result.virtual_s == pytest.approx(25.0, abs=5.0)
 
 
 # --- progress ----------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ FAULTS = {"loss": 0.05, "delay": 0.2, "device_crash_every_s": 40.0, "server_cras
 PUSHES: list[dict[str, Any]] = [
     {"client": {"push": "task"}},
     {"client": {"push": "overlap"}, "server": {"tasks_per_client": 2}},
-    {"client": {"push": "elastic", "push_steps": 3}},
+    {"client": {"push": "elastic", "push_steps": 3}, "run": {"updates_max": 20}},
     {"faults": FAULTS},
     {
         "faults": {**FAULTS, "device_copy_every_s": 100.0},
@@ -145,7 +145,7 @@ def test_one_seed_has_one_history_with_all_of_it(tmp_path: Path, tables: dict[st
     given = settings(tmp_path, **{**tables, "fleet": shared})
     first, second = simulate(given), simulate(given)
     assert first.to_json()["journal_sha256"] == second.to_json()["journal_sha256"]
-    assert first.updates_applied == 60
+    assert first.updates_applied == given.run.updates_max
     own = settings(tmp_path, **{**tables, "fleet": {"dropout": 0.1}})
     own_s, shared_s = simulate(own).virtual_s, first.virtual_s
     assert own_s is not None

@@ -91,16 +91,16 @@ def test_it_is_trained_one_by_one_where_stacks_would_pay(caplog: pytest.LogCaptu
 def test_it_learns() -> None:
     """256 numbers, in the passes of a fifth as many steps by gradients."""
     tables = {
-        "run": {"updates_max": 150, "evaluate_every_versions": 50},
+        "run": {"updates_max": 80, "evaluate_every_versions": 50},
         "client": {"gradient": "zeroth", "steps": 30, "learning_rate": 0.15},
         "fleet": {"clients": 8},
     }
     result = simulate(merge([("test", tables)]), app=Subspace(Digits(), 256))
-    assert result.final_accuracy is not None
-    assert result.final_accuracy > 0.5
-    before = simulate(merge([("test", {**tables, "run": {"updates_max": 1}})]), app=Subspace(Digits(), 256))
-    assert before.history[0].accuracy is not None
-    assert before.history[0].accuracy < 0.2
+    before, after = result.history[0].accuracy, result.final_accuracy
+    assert before is not None
+    assert after is not None
+    assert before < 0.2
+    assert after > 0.3
 
 
 def test_an_app_whose_training_is_its_own_is_refused_before_anything_is_learnt() -> None:

@@ -23,9 +23,9 @@ EXAMPLES = 64  # two steps of the default batch size
 
 
 def config(strategy: str = "fedbuff", **tables: Mapping[str, Any]) -> Config:
-    """A small fleet on the synthetic problem: 60 virtual seconds, unless the tables say otherwise."""
+    """A small fleet on the synthetic problem: 25 virtual seconds, unless the tables say otherwise."""
     base: dict[str, dict[str, Any]] = {
-        "run": {"workload": "synthetic", "virtual_s_max": 60.0, "evaluate_every_versions": 0},
+        "run": {"workload": "synthetic", "virtual_s_max": 25.0, "evaluate_every_versions": 0},
         "fleet": {"clients": 6, "examples_per_client": 64},
         "strategy": {"name": strategy, **({"buffer_size": 3} if strategy == "fedbuff" else {})},
     }

@@ -100,7 +100,8 @@ from anabranch.core.config.tables import merge
 from anabranch.simulation.run import simulate
 
 run = {"workload": "digits", "updates_max": 2}
-print(simulate(merge([("test", {"run": run, "fleet": {"clients": 2}})])).updates_applied)
+tables = {"run": run, "fleet": {"clients": 2}, "strategy": {"name": "teasq_drop", "cache_size": 2}}
+print(simulate(merge([("test", tables)])).updates_applied)
 print(*sorted({"torch._dynamo", "sklearn", "scipy"} & sys.modules.keys()))
 """
 
