@@ -49,6 +49,7 @@ OTHER_PORT = (
     "does not know this call: devices reach a server at its server.address (port 7070 unless it is set), "
     "operators at its server.admin_address (7071); or it is of another release"
 )
+TOO_LATE = "no answer in time: the server hangs or is very busy, as its log says, or the link is slow"
 ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
 RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
 
@@ -145,6 +146,8 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
         text += _through(address)
     elif not name and status == "UNIMPLEMENTED":
         text = f"{address} {OTHER_PORT}"
+    elif not name and status == "DEADLINE_EXCEEDED":
+        text = f"{address}: {TOO_LATE}"
     elif not name:
         said = text if text.startswith("nobody answers") else f"{status}: {text}"
         text = f"{address}: {said}{_through(address) if status == 'UNAVAILABLE' else ''}"

@@ -7,11 +7,12 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
-from anabranch.core.errors import ConfigError, DataError
+from anabranch.core.errors import ConfigError, DataError, FolderMissing
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE, Result
@@ -86,10 +87,11 @@ def claimed(folder: Path, explicit: bool, resume: bool = False) -> Iterator[Path
 
 
 @contextlib.contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
+def locked(folder: Path, what: str) -> Iterator[Callable[[], None]]:
     """The folder, made if need be, for one process at a time; a killed one has it no more.
 
-    Raises `ConfigError` where `what`, such as "a run", is under way there.
+    Raises `ConfigError` where `what`, such as "a run", is under way there. What it gives raises
+    `FolderMissing` where the folder's name leads to another one by now, or to none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -100,9 +102,20 @@ def locked(folder: Path, what: str) -> Iterator[None]:
             raise ConfigError(f"{what} is under way in {folder}: wait until it has ended") from None
         except OSError as error:  # of some networks: as if nobody else were there
             log.debug("%s cannot be locked: %s", folder, error)
-        yield
+        yield partial(_check_same, folder, descriptor, what)
     finally:
         os.close(descriptor)
+
+
+def _check_same(folder: Path, descriptor: int, what: str) -> None:
+    """Open files go with a folder that is moved, and what comes later would lie in another one."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(folder), os.fstat(descriptor)):
+            return
+    raise FolderMissing(
+        f"{folder} was moved, replaced or removed under {what} at work, which ends: put it back, and it "
+        "can go on"
+    )
 
 
 def _made(folder: Path) -> bool:

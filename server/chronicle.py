@@ -229,8 +229,9 @@ class Chronicle:
         """
         if self._hang.due(lasted_s):
             text = (
-                f"the log has taken nothing for {duration_text(lasted_s)}: its disk or database hangs, or "
-                "something is long in computing; nobody is answered meanwhile, and nothing is lost"
+                f"the log has taken nothing for {duration_text(lasted_s)}: its disk, its database or "
+                "server.archive hangs, or something is long in computing; nobody is answered meanwhile, and "
+                "nothing is lost"
             )
             _say(logging.WARNING, text, seconds=round(lasted_s))
         elif lasted_s < HANG_S and self._hang.after_s:

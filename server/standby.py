@@ -121,26 +121,21 @@ async def await_turn(
     except (LedByAnother, StoreUnreachable) as error:
         if not _may_pass(error, config.server.standby):
             raise
-        led = isinstance(error, LedByAnother)
-        why, began = str(error) if led else f"waiting for the database: {error}", time.monotonic()
-        pause = Pause(SAY_AGAIN_S)
+        cause, began, obstacle = error, time.monotonic(), _Obstacle()
     await ports.open()
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
     try:
-        log.log(logging.INFO if led else logging.WARNING, "standing by: %s" if led else "%s", why)
-        notify(READY, f"STATUS={why}")  # it does what it was started for
+        obstacle.hear(cause)
         if waiting is not None:
-            waiting(why)
+            waiting(obstacle.why)
         while not stop.is_set():
             try:  # `begin` waits for the lock itself, a little
                 recovered = await asyncio.to_thread(begin, time.monotonic() - began)
             except (LedByAnother, StoreUnreachable) as error:
                 if not _may_pass(error, config.server.standby):
                     raise
+                obstacle.hear(error)
                 if isinstance(error, StoreUnreachable):
-                    waited_s = time.monotonic() - began
-                    if pause.due(waited_s):
-                        log.warning("waiting for the database, for %s: %s", duration_text(waited_s), error)
                     await _pause(stop)
             else:
                 log.info("this server leads now")
@@ -148,6 +143,25 @@ async def await_turn(
     finally:
         await ports.close(0)
     return None
+
+
+class _Obstacle:
+    """What is waited for: said whenever it is another, and of a database again, ever more seldom."""
+
+    def __init__(self) -> None:
+        self.why, self._since, self._pause = "", 0.0, Pause(SAY_AGAIN_S)
+        self._kind: type[LedByAnother | StoreUnreachable] | None = None
+
+    def hear(self, cause: LedByAnother | StoreUnreachable) -> None:
+        """Of a look that came to nothing."""
+        now, led = time.monotonic(), isinstance(cause, LedByAnother)
+        if type(cause) is not self._kind:
+            self._kind, self._since, self._pause = type(cause), now, Pause(SAY_AGAIN_S)
+            self.why = str(cause) if led else f"waiting for the database: {cause}"
+            log.log(logging.INFO if led else logging.WARNING, "standing by: %s" if led else "%s", self.why)
+            notify(READY, f"STATUS={self.why}")  # it does what it was started for
+        elif not led and self._pause.due(waited_s := now - self._since):
+            log.warning("waiting for the database, for %s: %s", duration_text(waited_s), cause)
 
 
 def _may_pass(error: LedByAnother | StoreUnreachable, standby: bool) -> bool:

@@ -136,6 +136,7 @@ class Checkpoint:
         self._written: set[int] = set()  # memories in the file
         self._newest: Outcome | None = None  # so that its memory is there until a device has it
         self.is_proven: Callable[[], bool] = lambda: True  # that this is the run which the folder has
+        self.check_folder: Callable[[], None] = lambda: None  # raises `FolderMissing` where it was taken away
         self._held = ExitStack()
 
     # --- what is on record ---------------------------------------------------------------------
@@ -179,12 +180,13 @@ class Checkpoint:
     # --- the file --------------------------------------------------------------------------------
 
     def save_if_due(self, now: float) -> None:
-        """An event was handled, at this virtual time."""
+        """An event was handled, at this virtual time. Raises `FolderMissing`."""
         if self._every_s is None:
             due = time.monotonic() >= self._saved_at + SAVE_EVERY_S
         elif due := self._every_s > 0.0 and now >= self._due_s:
             self._due_s = self._every_s * (1 + now // self._every_s)
         if due or self._unsaved_bytes >= UNSAVED_BYTES_MAX:
+            self.check_folder()
             self.save()
 
     def save(self) -> None:
@@ -223,7 +225,7 @@ class Checkpoint:
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
-            held.enter_context(locked(self.folder, "a run"))
+            self.check_folder = held.enter_context(locked(self.folder, "a run"))
             held.callback(self._close)
             if self._resume:
                 self._go_on()

@@ -409,10 +409,15 @@ class Simulation:
         return found if self._checkpoint is None else replace(found, code=self._checkpoint.origin.code)
 
     def leave(self, result: Result, out: Path | None) -> None:
-        """Tell the trackers; write the result, its page and the models into the folder, if there is one."""
+        """Tell the trackers; write the result, its page and the models into the folder, if there is one.
+
+        Raises `FolderMissing` where that was taken away.
+        """
         self._recorder.trackers.finish(result.to_json())
         if out is None:
             return
+        if self._checkpoint is not None:
+            self._checkpoint.check_folder()
         spec, best = self.engine.spec, self.best
         version, newest = self.engine.version, self._evaluator.newest
         measured = newest.metrics if newest is not None and newest.version == version else {}

@@ -96,6 +96,10 @@ class Archive:
             self._set_aside(events[0].seq)
             temporary.rename(self.folder / f"{events[0].seq:012d}-{events[-1].seq:012d}.zip")
             sync_folder(self.folder)
+        except FileNotFoundError as error:  # unmounted, perhaps: what is made anew might hide under the mount
+            raise StoreFull(
+                f"server.archive {self.folder} is gone, the log is kept meanwhile: put it back, or make it"
+            ) from error
         except OSError as error:
             raise StoreFull(f"server.archive {self.folder}: {error}: the log is kept meanwhile") from error
 

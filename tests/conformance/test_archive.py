@@ -142,15 +142,20 @@ def test_damage_is_named(on_disk: Backend, tmp_path: Path, damage: str) -> None:
     assert any("has no event" in p if damage == "lost" else str(hurt) in p for p in found.problems)
 
 
-def test_what_cannot_be_archived_stays_in_the_log(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("gone", "said"), [(False, "Not a directory"), (True, "put it back, or make it")])
+def test_what_cannot_be_archived_stays_in_the_log(
+    gone: bool, said: str, kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
     desk = kept.open()
     folder = next(kept.archive.iterdir())
     folder.rmdir()
-    folder.write_bytes(b"in the way")
+    if not gone:
+        folder.write_bytes(b"in the way")
     busy(desk, 30)
     assert next(seq for seq, _ in desk.store.records()) == 1
     assert "nothing was dropped of the log: server.archive" in caplog.text
-    folder.unlink()
+    assert said in caplog.text
+    folder.unlink(missing_ok=True)
     folder.mkdir()
     desk.books._trims_at = 0.0  # as if the pause were over
     busy(desk, 10, first=30)

@@ -26,6 +26,7 @@ from anabranch.server.manifest import Manifest
 from anabranch.server.recovery import Recovered
 from anabranch.server.standby import StandbyPorts, await_turn
 from anabranch.server.store import leader
+from anabranch.server.store.base import LedByAnother
 from anabranch.server.store.database import Database
 
 
@@ -123,6 +124,29 @@ class NoPorts(StandbyPorts):
 
     async def close(self, grace_s: float) -> None:
         """Nothing."""
+
+
+def test_a_standby_says_what_it_waits_for_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database comes back, and another server leads; it goes, and nobody does."""
+    away, led = StoreUnreachable("db.example cannot be reached"), LedByAnother("b:1 leads this run")
+    causes = iter([away, away, led, led, away, ValueError("enough")])
+
+    def begin(waited_s: float | None) -> Recovered:
+        raise next(causes)
+
+    async def at_once(stop: asyncio.Event) -> None:
+        """No second goes by."""
+
+    monkeypatch.setattr(standby, "_pause", at_once)
+    caplog.set_level("INFO", standby.__name__)
+    config = server_config(tmp_path / "data", server={"standby": True})
+    with pytest.raises(ValueError, match="enough"):
+        asyncio.run(await_turn(begin, config, NoPorts(), asyncio.Event()))
+    waits = "waiting for the database: db.example cannot be reached"
+    said = [r.message for r in caplog.records if r.name == standby.__name__]
+    assert said == [waits, "standing by: b:1 leads this run", waits]
 
 
 def test_a_wait_is_said_again_ever_more_seldom(

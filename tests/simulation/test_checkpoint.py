@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from anabranch.compress.feedback import Memory
-from anabranch.core.errors import ConfigError, DataError, ReplayMismatch
+from anabranch.core.errors import ConfigError, DataError, FolderMissing, ReplayMismatch
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import LocalPlan
 from anabranch.host.build import Blueprint
@@ -141,6 +141,38 @@ def test_a_run_that_was_paused_repeats_no_training(tmp_path: Path) -> None:
     assert result.wall_s > before["wall_s"]
     assert result.started_at == before["started_at"]
     assert result.journal_sha256 == expected.journal_sha256
+
+
+class Moving(Interrupting):
+    """Its run's folder is moved away within a training."""
+
+    def __init__(self, folder: Path, to: Path) -> None:
+        super().__init__()
+        self._folder, self._to = folder, to
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        if self.trainings == 40:
+            self._folder.rename(self._to)
+        return super().train(model, examples, plan, seed)
+
+
+@pytest.mark.parametrize("checkpoint_s", [None, 1.0])
+def test_a_run_whose_folder_is_taken_away_ends_and_goes_on_once_it_is_back(
+    checkpoint_s: float | None, tmp_path: Path
+) -> None:
+    out, aside = tmp_path / "out", tmp_path / "aside"
+    app = Moving(out, aside)
+    with pytest.raises(FolderMissing, match="was moved, replaced or removed under a run"):
+        simulate(LONG, out, app, checkpoint_s=checkpoint_s)
+    assert not out.exists()
+    ended = app.trainings
+    assert ended < 60 or checkpoint_s is None, "where it is looked at in between"
+    aside.rename(out)
+    simulate(LONG, tmp_path / "whole", Interrupting())
+    simulate(LONG, out, Interrupting(), resume=True)
+    assert left(out) == left(tmp_path / "whole")
 
 
 def test_one_that_has_ended_is_given_back(tmp_path: Path) -> None:
