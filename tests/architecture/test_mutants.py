@@ -85,8 +85,8 @@ def test_a_change_is_noticed_or_named(root: Path, tmp_path: Path) -> None:
 
 
 def test_some_are_drawn_of_all_files_together(root: Path, tmp_path: Path) -> None:
-    said, tried = mutants(root, tmp_path, "--draw", "6", "--seed", "2")
+    said, tried = mutants(root, tmp_path, "--draw", "2", "--seed", "7")
     assert sorted(tried) == ["core.clock.py.json", "core.text.py.json"]
-    assert sum(len(rows) for rows in tried.values()) == 6
+    assert sum(len(rows) for rows in tried.values()) == 2
     noticed = sum(row["fate"] not in ("survived", "unreached") for rows in tried.values() for row in rows)
-    assert f"noticed: {noticed} of 6 drawn" in said
+    assert f"noticed: {noticed} of 2 drawn" in said

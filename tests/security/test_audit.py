@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from private_bench import KEY, private_config
 
 from anabranch.core import events as ev
@@ -47,33 +48,35 @@ def promised(table: PrivacyTable) -> float:
 # --- what guesses show -----------------------------------------------------------------------------------
 
 
-def at_most(hits: int, runs: int) -> float:
+def at_most(hits: NDArray[np.integer], runs: int) -> Vector:
     """What comes so often has no larger probability, but by `CHANCE`: Chernoff's bound, solved for it."""
-    share, low, high = hits / runs, hits / runs, 1.0
+    share = np.asarray(hits / runs)
+    low, high = share, np.ones_like(share)
     for _ in range(60):
         middle = (low + high) / 2
-        near = -math.log(CHANCE) > runs * _divergence(share, middle)
-        low, high = (middle, high) if near else (low, middle)
+        near = -math.log(CHANCE) > runs * (_nats(share, middle) + _nats(1 - share, 1 - middle))
+        low, high = np.where(near, middle, low), np.where(near, high, middle)
     return high
 
 
-def _divergence(p: float, q: float) -> float:
-    """Of a coin of p from one of q, in nats."""
-    return sum(a * math.log(a / b) for a, b in ((p, q), (1 - p, 1 - q)) if a > 0)
+def _nats(p: Vector, q: Vector) -> Vector:
+    """What one side of a coin of p adds to its divergence from one of q."""
+    return p * np.log(np.divide(p, q, out=np.ones_like(p), where=p > 0))
 
 
 def shown(inside: Vector, outside: Vector) -> float:
     """An epsilon that is surely there: the threshold is chosen on one half, and tried on the other."""
     thresholds = np.quantile(outside, np.linspace(0.5, 0.9999, 400))
-    best = max(thresholds, key=lambda at: _bound(inside[::2], outside[::2], at))
-    return _bound(inside[1::2], outside[1::2], best)
+    best = thresholds[np.argmax(_bounds(inside[::2], outside[::2], thresholds))]
+    return float(_bounds(inside[1::2], outside[1::2], best))
 
 
-def _bound(inside: Vector, outside: Vector, at: float) -> float:
+def _bounds(inside: Vector, outside: Vector, at: Vector) -> Vector:
     """P(inside > at) <= e^epsilon P(outside > at) + delta holds for what is promised: solved for epsilon."""
-    least = 1.0 - at_most(int((inside <= at).sum()), inside.size)
-    most = at_most(int((outside > at).sum()), outside.size)
-    return math.log((least - DELTA) / most) if least > DELTA else 0.0
+    under, over = (np.searchsorted(np.sort(values), at, side="right") for values in (inside, outside))
+    least = 1.0 - at_most(under, inside.size)
+    most = at_most(outside.size - over, outside.size)
+    return np.log(np.where(least > DELTA, (least - DELTA) / most, 1.0))
 
 
 def test_the_audit_shows_what_is_there() -> None:
@@ -81,7 +84,7 @@ def test_the_audit_shows_what_is_there() -> None:
     rng = np.random.default_rng(1)
     assert 1.8 < shown(rng.normal(1.0, 1.0, RUNS), rng.normal(size=RUNS)) < 2.318
     assert shown(rng.normal(size=RUNS), rng.normal(size=RUNS)) <= 0.0
-    assert at_most(0, 1000) == pytest.approx(1 - CHANCE ** (1 / 1000), rel=1e-6)
+    assert at_most(np.array(0), 1000) == pytest.approx(1 - CHANCE ** (1 / 1000), rel=1e-6)
 
 
 # --- the sums of a run -----------------------------------------------------------------------------------

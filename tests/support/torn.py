@@ -98,9 +98,9 @@ def _work(guarded: Federation, wallet: Wallet, life: str) -> list[str]:
 def try_damage(killed: Killed, seed: int, folder: Path) -> Trial:
     """Damage one file, each in its turn, and look what `verify` and the server's start make of it."""
     chance = random.Random(seed)
-    turn, log = divmod(seed, 2)  # every second time it is what has the log
+    turn, file = divmod(seed, 3)  # every third time it is what has the log
     logs = (killed.log, DATABASE, WAL, MARK)
-    name = logs[turn % len(logs)] if log else killed.files[turn % len(killed.files)]
+    name = killed.files[(2 * turn + file) % len(killed.files)] if file < 2 else logs[turn % len(logs)]
     data = bytearray((killed.folder / name).read_bytes())
     place = chance.randrange(len(data))
     if chance.random() < 0.5:
