@@ -56,6 +56,16 @@ def test_names_from_a_file(place: Path) -> None:
     assert listed(place) == dict.fromkeys(["bed-1", "bed-2", "ward-1", "ward-2"], "open")
 
 
+def test_a_table_of_a_spreadsheet_elsewhere(place: Path) -> None:
+    """Where a comma is for decimals, Excel and LibreOffice put something else between cells."""
+    (place / "n.csv").write_text('Name;ward\r\nbed-1;north\r\nbed-2;"south, 2"\r\n', "utf-8-sig", newline="")
+    done = anabranch(place, "admin", "enrol", "--names", "n.csv")
+    assert done.returncode == 0, done.stderr
+    assert listed(place) == {"bed-1": "open", "bed-2": "open"}
+    (place / "line").write_text("bed-1\tt.oken\tab12\t1795828912\r\n")
+    assert read_token(place / "line") == ("t.oken", "ab12")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

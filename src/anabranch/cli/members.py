@@ -109,7 +109,7 @@ def read_token(file: Path) -> tuple[str, str]:
     Raises `ConfigError`.
     """
     try:
-        rows = [row for row in csv.reader(io.StringIO(file.read_text("utf-8-sig"))) if any(row)]
+        rows = _rows(file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"--token-file {file} cannot be read as text in UTF-8: {error}") from error
     if rows and tuple(rows[0]) == COLUMNS:
@@ -121,6 +121,13 @@ def read_token(file: Path) -> tuple[str, str]:
         )
     line = [cell.strip() for cell in rows[0]]
     return (line[0], "") if len(line) == 1 else (line[1], line[2])
+
+
+def _rows(file: Path) -> list[list[str]]:
+    """The lines of a table that are not empty; where a comma is for decimals, spreadsheets write others."""
+    text = file.read_text("utf-8-sig")
+    between = next((mark for mark in ";\t" if mark in text.partition("\n")[0]), ",")
+    return [row for row in csv.reader(io.StringIO(text), delimiter=between) if any(row)]
 
 
 def enrol(
@@ -174,7 +181,7 @@ def _names(name: str, count: int | None, file: Path | None) -> list[str]:
     if file is None:
         return [name] if count is None else [f"{name}-{number}" for number in range(count)]
     try:
-        rows = [row for row in csv.reader(io.StringIO(file.read_text("utf-8-sig"))) if any(row)]
+        rows = _rows(file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"--names {file}: it cannot be read as CSV ({error})") from error
     head = [cell.strip().lower() for cell in rows[0]] if rows else []
