@@ -19,8 +19,8 @@ from anabranch.simulation.run import open_simulation, simulate
 
 
 def config(strategy: str = "fedbuff", params: Any = None, **tables: Any) -> Config:
-    """Twenty virtual seconds, unless a table says otherwise: some twenty updates to each device."""
-    tables["run"] = {"virtual_s_max": 20.0, **tables.get("run", {})}
+    """Twelve virtual seconds, unless a table says otherwise: some twelve updates to each device."""
+    tables["run"] = {"virtual_s_max": 12.0, **tables.get("run", {})}
     return merge([("base", plain(strategy, **tables).to_json()), ("params", {"strategy": params or {}})])
 
 

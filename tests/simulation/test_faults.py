@@ -60,7 +60,7 @@ def test_every_promise_is_kept_whatever_goes_wrong(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(len(STRATEGIES)))
 def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
-    settings = rough(100 + seed, clients=12)
+    settings = rough(100 + seed, clients=8)
     first = prove(settings, every=50)
     assert prove(settings, every=50) == first
 
@@ -82,11 +82,12 @@ def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
     ],
 )
 def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strategy: dict[str, Any]) -> None:
-    """In the places of seeds of FedAsync, which has no parameters and no rule."""
+    """In the places of seeds of FedAsync, which has no parameters and no rule. Snapshots come often."""
     assert rough(seed).strategy.name == "fedasync"
-    settings = merge([("rough", rough(seed, clients=12).to_json()), ("mine", {"strategy": strategy})])
+    mine = {"strategy": strategy, "server": {"snapshot_every_updates": 5}}
+    settings = merge([("rough", rough(seed, clients=8).to_json()), ("mine", mine)])
     first = prove(settings, every=5)
-    assert first.versions > 5
+    assert first.versions > MADE_MIN
     assert first.restarts > 0
     assert prove(settings, every=50) == first
 

@@ -53,7 +53,7 @@ def test_invariants_on_a_rough_fleet(strategy: str, seed: int) -> None:
 
 @pytest.mark.parametrize("availability", [1.0, 0.5])
 def test_leavers_go_for_good_and_the_others_go_on(tmp_path: Path, availability: float) -> None:
-    away = {"availability": availability, "availability_period_s": 10.0, "dropout": 0.1}
+    away = {"availability": availability, "availability_period_s": 10.0, "dropout": 0.1, "step_time_s": 0.5}
     run = {"virtual_s_max": 200.0}
     settings = config("fedasync", run=run, fleet={"clients": 20, "leavers": 0.5, **away})
     simulate(settings, tmp_path, app=Ones())

@@ -40,7 +40,7 @@ OVERLAP = {
 VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {  # strategy, tables, workers
     "feedback": ("fedasync", {"uplink": {"codec": FEEDBACK}, "fleet": ROUGH}, 0),
     "kept": ("fedbuff", {"run": {"workload": "kept"}, "fleet": ROUGH}, 0),
-    "processes": ("fedbuff", {"uplink": {"codec": FEEDBACK}}, 2),
+    "processes": ("fedbuff", {"uplink": {"codec": FEEDBACK}}, 1),
     "batched": ("fedbuff", STACKED, 0),
     "stacks of workers": ("fedbuff", STACKED, 2),
     "elastic": ("fedasync", {"client": {"push": "elastic", "push_when": "interval", "push_steps": 3}}, 0),
