@@ -33,7 +33,30 @@ class ArchivedStore(SqlStore):
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
         """The whole log after an event. Raises `StoreCorrupt` where a piece is missing."""
-        begin = next(super().records(), (1, {}))[0] - 1
+        while True:
+            for seq, record in self._gone(after):
+                after = seq
+                yield seq, record
+            try:
+                for seq, record in super().records(after):
+                    if seq != after + 1:
+                        break  # the server has archived more by now
+                    after = seq
+                    yield seq, record
+                else:
+                    return
+            except StoreCorrupt:
+                if self._begins_after <= after:
+                    raise
+
+    @property
+    def _begins_after(self) -> int:
+        """The last event that has gone from the log."""
+        return next(super().records(), (1, {}))[0] - 1
+
+    def _gone(self, after: int) -> Iterator[tuple[int, Record]]:
+        """What the archive alone has after an event. Raises `StoreCorrupt` where it does not."""
+        begin = self._begins_after
         if after < begin:
             for event in self._archived.events(after):
                 if event.seq != after + 1:
@@ -46,7 +69,6 @@ class ArchivedStore(SqlStore):
             raise StoreCorrupt(
                 f"{self._archived.folder} has no event {after + 1}: the log begins after {begin}"
             )
-        yield from super().records(after)
 
     def payload(self, reference: Payload) -> bytes | memoryview:
         """The bytes of an update. Raises `StoreCorrupt`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,24 @@ def test_the_whole_run_is_proved_and_told(kept: Kept, tmp_path: Path) -> None:
     assert (told.events, told.metrics) == (events, {2: {"accuracy": 0.5}})
     with pytest.raises(DataError, match=r"\(--archive\)"):
         export_run(kept.folder, kept.database, tmp_path / "other")
+
+
+@pytest.mark.parametrize("read", [1, 30, 70, 100])
+def test_a_log_that_is_read_while_it_goes_to_the_archive_has_no_gap(kept: Kept, read: int) -> None:
+    """Wherever the reader is by then: in the archive, at its end, or among what goes next."""
+    desk = kept.open()
+    busy(desk, 50)
+    store = open_data(kept.database, kept.folder, kept.archive)
+    records = store.records()
+    found = [seq for seq, _ in islice(records, read)]
+    begins, end = desk.store.first().applied_through_seq, desk.books.seq
+    busy(desk, 30, first=50)
+    assert desk.store.first().applied_through_seq > begins
+    found += [seq for seq, _ in records]
+    store.close()
+    assert found == list(range(1, len(found) + 1))
+    assert len(found) >= end
+    desk.close()
 
 
 def test_a_rollback_among_what_has_gone_is_told_as_it_was(kept: Kept) -> None:
