@@ -125,9 +125,14 @@ def _settings(guard: Doorkeeper, papers: Papers | None) -> uvicorn.Config:
 @contextlib.contextmanager
 def _listening(listen: str) -> Iterator[socket.socket]:
     host, port = host_and_port(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family)
+        families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        of_ipv6 = socket.AF_INET not in families
+        family = socket.AF_INET6 if of_ipv6 else socket.AF_INET
+        both = (
+            of_ipv6 and socket.has_dualstack_ipv6()
+        )  # [::] is all of this machine, as at the server's ports
+        bound = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise PortInUse(
             f"{listen} cannot be listened on: {error.strerror or error}: name another --listen"

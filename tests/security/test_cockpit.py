@@ -330,7 +330,8 @@ def test_with_tls_the_cookie_is_for_tls_and_the_name_for_its_certificate(
     tls = ("--tls-certificate", papers / "cockpit.pem", "--tls-key", papers / "cockpit.key")
     trusting = ssl.create_default_context(cafile=str(papers / "root.pem"))
     trusting.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    with cockpit(runs, *tls, cwd=tmp_path) as said:
+    everywhere = "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"  # both are all of this machine
+    with cockpit(runs, *tls, cwd=tmp_path, listen=everywhere) as said:
         link = said.next("cockpit")["link"]
         assert link.startswith("https://cockpit.example:")
         browser = Browser(link.replace("cockpit.example", "127.0.0.1"), trusting)

@@ -154,10 +154,10 @@ class Printed:
 
 
 @contextmanager
-def cockpit(*words: object, cwd: Path) -> Iterator[Printed]:
+def cockpit(*words: object, cwd: Path, listen: str = "127.0.0.1:0") -> Iterator[Printed]:
     """`anabranch ui` with these words, on a port that is free; it ends well."""
     with (cwd / "cockpit.log").open("wb") as log:
-        command = (COMMAND, "ui", *words, "--listen", "127.0.0.1:0", "--json")
+        command = (COMMAND, "ui", *words, "--listen", listen, "--json")
         with Process(*command, cwd=cwd, stdout=PIPE, stderr=log) as process:
             printed = Printed(process)
             yield printed
