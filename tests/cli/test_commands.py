@@ -235,6 +235,16 @@ print(*sorted({"torch", "numpy", "sqlalchemy", "grpc", "pydantic"} & sys.modules
     assert all(f" {name} " in found.stdout for name in COMMANDS)
 
 
+def test_simulations_need_neither_certificates_nor_a_server() -> None:
+    code = """
+import sys
+import anabranch.cli.calibrating, anabranch.cli.search, anabranch.cli.simulate, anabranch.cli.tune
+print(*sorted({"cryptography.x509", "grpc", "asyncio", "sqlalchemy", "torch"} & sys.modules.keys()))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
+
+
 @pytest.mark.parametrize("name", ["server", "health"])
 def test_a_command_is_not_left_without_the_collector(name: str) -> None:
     """It is off while modules are imported."""

@@ -21,7 +21,6 @@ from anabranch.cli.summary import summary
 from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
-from anabranch.identity.certificates import time_text
 from anabranch.reports.equal import equally_far
 from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
@@ -191,6 +190,8 @@ def _before(proved_at: float) -> str:
     """Why a proof does not begin with the first event."""
     if not proved_at:
         return "where the log begins"
+    from anabranch.identity.certificates import time_text  # here, as no command of simulations waits for it
+
     return f"what comes before was proved {time_text(proved_at)} (--whole: again)"
 
 
