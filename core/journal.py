@@ -130,16 +130,17 @@ class RollbackRecord:
     to_seq: int
     without: tuple[str, ...]
     everyone: bool = False
+    rules: int = 0
 
     @classmethod
     def of(cls, event: ev.RolledBack) -> RollbackRecord:
         """Of an event."""
-        return cls(event.now, event.to_version, event.to_seq, event.without, event.everyone)
+        return cls(event.now, event.to_version, event.to_seq, event.without, event.everyone, event.rules)
 
     @property
     def event(self) -> ev.RolledBack:
         """The event again."""
-        return ev.RolledBack(self.now, self.to_version, self.to_seq, self.without, self.everyone)
+        return ev.RolledBack(self.now, self.to_version, self.to_seq, self.without, self.everyone, self.rules)
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ _converter = make_converter(finite)
 written(_converter, AskRecord, later=("holds_parts",))
 written(_converter, ev.LeaseRenewed, absent=("session",))
 written(_converter, ev.TaskDropped, later=("diverged",))
+written(_converter, RollbackRecord, later=("rules",))
 written(_converter, ev.Proof, later=("at",))
 written(_converter, UpdateRecord, later=("proof", "other_base", "seals", "base_head"))
 

@@ -18,6 +18,9 @@ base is the version of the fold in which its task was granted. Nothing is decide
 who got a task, which part of the model it was of, what was too late. Settings
 that were changed while the run went on hold from their place in the log on, and stay. Rounds cannot be folded
 anew, since their cohorts were drawn for the versions that there were.
+
+An order of an older release (`rules` 0) leads to what it led to then, as versions and snapshots came of it: a
+log that begins in a pause stays in it, and no strategy is told of tasks that have ended.
 """
 
 from __future__ import annotations
@@ -149,7 +152,8 @@ class Folding:
             self._steps = self._again()
             return
         self._fold.settings = replace(self._fold.settings, **UNBOUNDED)
-        self._fold.paused = False  # as it may have been where the log begins: who got a task got it
+        if event.rules:
+            self._fold.paused = False  # as it may be where the log begins: who got a task got it
         self._fold.planner = None  # updates say what they cover
         # Who has a task now may answer it before the end.
         self._steps = self._up_to(seq, set(engine.ledger.tasks))
@@ -180,7 +184,8 @@ class Folding:
             pass
         if self._others > others:  # another rollback came first: what counts is not what it was
             return self._refolder(self._event, seq, self._engine)
-        self._end_closed()
+        if self._event.rules:
+            self._end_closed()
         return replace(self._event, fold=self._fold)
 
     @property
@@ -235,8 +240,10 @@ class Folding:
         for task in list(ledger.tasks.values()):
             if task.task_id in wanted:
                 ledger.replace(replace(task, state=TaskState.LEASED, expires_at=math.inf))
-            else:
+            elif self._event.rules:
                 self._end(task, self._begins_at)
+            else:
+                ledger.close(task)
 
     def _records(self, seq: int) -> Iterator[tuple[int, Record]]:
         for place, record in self._refolder.log.records(self._seq):

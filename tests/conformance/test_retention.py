@@ -313,6 +313,10 @@ def test_a_log_that_begins_in_a_pause_is_folded_like_any(tmp_path: Path) -> None
         busy(desk, 1, first=desk.books.seq)
     assert base.meta["paused"]
     before = desk.books.engine.vector.copy()
+    older = ev.RolledBack(desk.now, 3, 0, ("idle",), rules=0)
+    as_then = desk.books.begin_rollback(older).finish(desk.books.seq + 1, desk.now).fold
+    assert as_then is not None
+    assert as_then.version == base.meta["version"], "an older release's order leads to what it led to"
     back_to(desk, 3, "idle")
     assert (desk.books.engine.vector == before).all()
     desk.drop()

@@ -82,6 +82,7 @@ SERVERS: dict[str, Tables] = {
     },
     "aced": {"strategy": {"name": "aced", "staleness_max": 6}},
     "ca2fl": {"strategy": {"name": "ca2fl", "buffer_size": 4}},
+    "scheduled": {"strategy": {"name": "fedbuff", "buffer_size": 3, "scheduler": {"name": "equal_time"}}},
 }
 RUNS: dict[str, Tables] = {
     "kept": {"strategy": {"name": "fedbuff", "buffer_size": 2}, "submodel": {"name": "none"}},
