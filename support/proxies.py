@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from urllib.parse import unquote, urlsplit
 
+NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 HEAD_BYTES_MAX = 64 * 1024
@@ -99,11 +100,12 @@ def connected(host: str, port: int, until: float) -> socket.socket:
 
 
 def _reached(host: str, port: int, until: float) -> socket.socket:
-    """A connection to any address of the host."""
+    """A connection to any address of the host: one that is silent leaves the next its part of the time."""
     failure = OSError(f"{host} has no address")
-    for address in _looked_up(host, port, until):
+    addresses = _looked_up(host, port, until)
+    for left in range(len(addresses), 0, -1):
         try:
-            return socket.create_connection(address, seconds_to(until))
+            return socket.create_connection(addresses[-left], seconds_to(until) / left)
         except OSError as error:
             failure = error
     raise failure
@@ -119,7 +121,8 @@ def _looked_up(host: str, port: int, until: float) -> list[tuple[str, int]]:
     def look() -> None:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            answers.put([(str(where[0]), port) for *_, where in found])
+            # With its zone, without which nobody gets to an address of the link.
+            answers.put([(socket.getnameinfo(where, NUMERIC)[0], port) for *_, where in found])
         except OSError as error:
             answers.put(error)
 

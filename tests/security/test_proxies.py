@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from connect_proxy import ConnectProxy
@@ -95,6 +99,32 @@ def test_a_name_server_that_is_silent_is_waited_for_no_longer_than_the_rest(
         connected(HOST, 7072, time.monotonic() + 0.1)
     assert heard == [], "it has not answered yet"
     over.set()
+
+
+def test_an_address_that_is_silent_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a name has an IPv6 address, and packets to it are dropped."""
+    looked_up = socket.getaddrinfo
+
+    def of_two(host: str, port: int, *kind: Any, **named: Any) -> list[Any]:
+        hosts = ("127.0.0.2", "127.0.0.1") if host == HOST else (host,)
+        return [found for each in hosts for found in looked_up(each, port, *kind, **named)]
+
+    with socket.create_server(("127.0.0.1", 0)) as there, ExitStack() as full:
+        port = there.getsockname()[1]
+        full.enter_context(socket.create_server(("127.0.0.2", port), backlog=0))
+        for _ in range(4):  # there is no room for more
+            waiting = full.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.2", port))
+        monkeypatch.setattr("socket.getaddrinfo", of_two)
+        with connected(HOST, port, time.monotonic() + 6.0) as connection:
+            assert connection.getpeername() == ("127.0.0.1", port)
+
+
+def test_an_address_of_the_link_is_asked_for_with_its_zone() -> None:
+    with pytest.raises(OSError, match=r".") as found:  # nobody has it
+        connected("fe80::1%lo", 7072, time.monotonic() + 5.0)
+    assert found.value.errno != errno.EINVAL
 
 
 def test_who_it_asks_for_is_told_with_its_password(
