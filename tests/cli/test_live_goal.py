@@ -14,6 +14,8 @@ from commands import anabranch, answer, serving
 APP = '''
 """Least squares; the devices' lines differ, so that none fits all of them."""
 
+import os
+
 import numpy as np
 
 import anabranch
@@ -45,6 +47,14 @@ class Huge(Line):
     def train(self, model, examples, plan, seed):
         model["w"] += 100.0
         return {"mse": 1.0, "steps": 1}
+
+
+class Wandering(Line):
+    """It changes the working directory."""
+
+    def data(self, shard):
+        os.chdir("/")
+        return super().data(shard)
 '''
 RUN = """
 [run]
@@ -84,7 +94,8 @@ def live(here: Path) -> dict[str, Any]:
             return done.stdout
 
         def measure() -> None:
-            command("evaluate", "line.py:Line", "--admin", served["admin_address"], "--once")
+            options = ("--admin", served["admin_address"], "--once", "--out", "measured.jsonl")
+            command("evaluate", "line.py:Wandering", *options)
 
         measure()
         useless = command("client", "line.py:Huge", "--id", "device-9", "--tasks-max", 2)
@@ -92,6 +103,7 @@ def live(here: Path) -> dict[str, Any]:
         for index in range(3):
             command("client", "line.py:Line", "--id", f"device-{index}", "--tasks-max", 2)
             measure()
+    assert len((here / "measured.jsonl").read_text().splitlines()) == 4
     return answer(anabranch(here, "report", "anabranch-data", "--json"))
 
 

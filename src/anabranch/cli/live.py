@@ -317,6 +317,7 @@ def evaluate(
 
     set_up_logging(as_json, log_level)
     output = Output(as_json)
+    out = out and out.absolute()  # an App may change the working directory
     options = FollowerOptions(
         app=app_spec(app, flower),
         server=server_address or devices_beside(admin_address or ADMIN_ADDRESS),
