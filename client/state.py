@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,7 @@ from anabranch.core.errors import ConfigError, InvalidUpdate, StoreError, StoreL
 from anabranch.core.rng import unique_id
 from anabranch.identity.files import private, tighten
 from anabranch.protos.convert import checked_id
+from anabranch.support.held import leads_to
 
 # In a device's folder, what belongs to the versions of a run.
 OUTBOX, MEMORY, KEPT, HELD = "outbox", "memory", "kept", f"held{SUFFIX}"
@@ -171,8 +172,8 @@ def locked(state_dir: Path) -> Iterator[Callable[[], None]]:
 
 def _check_lock(state_dir: Path, held: IO[Any]) -> None:
     """Writing on would make another folder where the device's own is to be put back."""
-    with usable(state_dir), suppress(FileNotFoundError):
-        if os.path.samestat(os.stat(state_dir / "lock"), os.fstat(held.fileno())):
+    with usable(state_dir):
+        if leads_to(state_dir / "lock", os.fstat(held.fileno())):
             return
     raise StoreError(
         f"{state_dir} is not the folder that this device began with: it was moved, replaced or removed while "

@@ -16,6 +16,7 @@ from anabranch.core.errors import ConfigError, DataError, FolderMissing
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE, Result
+from anabranch.support.held import leads_to
 
 log = logging.getLogger(__name__)
 
@@ -109,9 +110,8 @@ def locked(folder: Path, what: str) -> Iterator[Callable[[], None]]:
 
 def _check_same(folder: Path, descriptor: int, what: str) -> None:
     """Open files go with a folder that is moved, and what comes later would lie in another one."""
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(os.stat(folder), os.fstat(descriptor)):
-            return
+    if leads_to(folder, os.fstat(descriptor)):
+        return
     raise FolderMissing(
         f"{folder} was moved, replaced or removed under {what} at work, which ends: put it back, and it "
         "can go on"

@@ -14,6 +14,7 @@ from pathlib import Path
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
 from anabranch.identity.files import tighten, tighten_tree, whose
 from anabranch.server.store.base import DiskFailed
+from anabranch.support.held import leads_to
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
@@ -158,12 +159,9 @@ class FolderLock:
             os.write(self._descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
 
     def check(self) -> None:
-        """Raises `DiskFailed` where the folder's name leads to another one by now, or anybody may lock it.
-
-        Open files go with the folder that was moved, and names lead to what was put in its place.
-        """
-        with disk_errors(f"looking at {self._path}"), suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(self._path), self._held):
+        """Raises `DiskFailed` where the folder's name leads to another one by now, or anybody may lock it."""
+        with disk_errors(f"looking at {self._path}"):
+            if leads_to(self._path, self._held):
                 return
         raise DiskFailed(
             f"{self._path} is not what this server has locked: its folder was moved, or replaced, or the "
