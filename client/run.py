@@ -12,6 +12,7 @@ from typing import Any
 from anabranch.client.agent import Agent
 from anabranch.client.channel import check_plain
 from anabranch.client.follower import Follower, Measurement
+from anabranch.client.guarded import check_not_guarded
 from anabranch.client.history import HistoryRestored
 from anabranch.client.joining import join_addresses, joined_wallet
 from anabranch.client.kept import Keepsake, keepsake_in
@@ -29,8 +30,9 @@ from anabranch.client.trust import KeeperTrust
 from anabranch.client.waiting import WaitingNotice
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import ClientTable
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import AnabranchError, ConfigError, NotAuthenticated, Unavailable
 from anabranch.core.model.updates import NO_WIDTH, is_width
+from anabranch.identity.addresses import is_loopback, split_job
 from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.workloads.app import App, Shard, load_app
 from anabranch.workloads.calls import join_run
@@ -238,13 +240,16 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
     if wallet is None:
         check_plain(options.server, options.insecure)
     waiting = WaitingNotice(options.server)
+
+    def failed(error: AnabranchError) -> None:
+        if wallet is None and isinstance(error, Unavailable):
+            check_not_guarded(transport.address)  # which no waiting mends
+        waiting.failed(error)
+
     with ExitStack() as stack:
         name = f"follower-{fresh_id()[:8]}"
         transport = stack.enter_context(GrpcTransport(options.server, name, wallet=wallet))
-        sink = None
-        if options.admin:
-            sink = stack.enter_context(open_operator(options.admin, wallet, options.insecure))
-        status = None if sink is None else _status(sink)
+        sink, status = _reporting(options, wallet, stack) if options.admin else (None, None)
         seed, config = options.seed, None if status is None else status.config
         if config is not None:
             join_run(app, config)
@@ -261,7 +266,7 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
             poll_s=options.poll_s,
             threads=options.threads,
             neighbours=None if options.threads else stack.enter_context(Neighbours()),
-            on_failure=waiting.failed,
+            on_failure=failed,
             on_answer=waiting.answered,
             on_end=on_end,
             kept=None if options.state_dir is None else own_buffers(options.state_dir),
@@ -269,6 +274,25 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
             config=config,
             frozen_sha256="" if status is None else status.frozen_sha256,
         )
+
+
+def _reporting(
+    options: FollowerOptions, wallet: Wallet | None, stack: ExitStack
+) -> tuple[OperatorClient, RunStatus]:
+    """The operators' port, and how the run stands, once its server is there.
+
+    On its own machine a server whose devices' port wants papers has this one in the clear, unless it is told
+    otherwise: there they are shown if they are asked for.
+    """
+    here = is_loopback(split_job(options.admin)[0])
+    operator = stack.enter_context(open_operator(options.admin, None if here else wallet, options.insecure))
+    try:
+        return operator, _status(operator)
+    except NotAuthenticated:
+        if wallet is None or not here:
+            raise
+    operator = stack.enter_context(open_operator(options.admin, wallet))
+    return operator, _status(operator)
 
 
 def _status(operator: OperatorClient) -> RunStatus:

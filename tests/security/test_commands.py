@@ -104,6 +104,24 @@ def test_insecure_is_said_aloud(tmp_path: Path, insecure: bool) -> None:
     assert "--insecure" in done.stderr
 
 
+def test_an_evaluator_beside_a_guarded_server(tmp_path: Path) -> None:
+    """As the documents begin: the devices' port wants papers, and the operators' is loopback, in the clear."""
+    answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
+    answer(anabranch(tmp_path, "admin", "ca", "init", "--json"))
+    answer(anabranch(tmp_path, "admin", "operator", "alice", "--out", "alice", "--json"))
+    addresses = ("--address", "0.0.0.0:0", "--admin-address", "127.0.0.1:0", "--data-dir", "data")
+    with serving(tmp_path, "--model", "model", *addresses) as said:
+        server = f"127.0.0.1:{said['address'].rpartition(':')[2]}"
+        look = ("evaluate", "synthetic", "--server", server, "--once", "--json")
+        reported = ("--admin", said["admin_address"])
+        assert answer(anabranch(tmp_path, *look, *reported, "--identity", "alice"))["version"] == 0
+        assert answer(anabranch(tmp_path, "admin", "status", *reported, "--json"))["best_version"] == 0
+        for without in (look, (*look, *reported)):
+            done = anabranch(tmp_path, *without)
+            assert done.returncode == OUTCOMES[NotAuthenticated].exit_code, done.stderr
+            assert "--identity" in done.stderr
+
+
 def test_strangers_do_not_fill_the_log(tmp_path: Path) -> None:
     answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
     answer(anabranch(tmp_path, "admin", "ca", "init", "--json"))
