@@ -105,7 +105,7 @@ def test_insecure_is_said_aloud(tmp_path: Path, insecure: bool) -> None:
 
 
 def test_an_evaluator_beside_a_guarded_server(tmp_path: Path) -> None:
-    """As the documents begin: the devices' port wants papers, and the operators' is loopback, in the clear."""
+    """As the documents begin: the devices' port wants papers, the operators' is loopback, in the clear."""
     answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
     answer(anabranch(tmp_path, "admin", "ca", "init", "--json"))
     answer(anabranch(tmp_path, "admin", "operator", "alice", "--out", "alice", "--json"))
