@@ -84,6 +84,7 @@ class RunStatus:
     phase: str = ""  # of a strategy of phases, in words
     frozen_sha256: str = ""  # hex, of the frozen tensors that travel apart; empty where none do
     disk_full: str = ""  # what was refused last for want of room on the disk, and how long ago; or nothing
+    now_s: float = 0.0  # the time of the run's events when it answered, or 0: an older server does not say
 
     @property
     def sums_lost(self) -> int:

@@ -321,6 +321,7 @@ class Operators(Guarded, OperatorsServicer):
             clients_online=run.presence.online(glance.clients, run.writer.now()),
             tasks_granted=counters.granted,
             created_at_s=run.info.created_at,
+            now_s=run.writer.now(),
             best_version=None if best is None else best[0],
             best_accuracy=best_value if best_metric == ACCURACY else 0.0,
             best_metric=best_metric,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from wire import CALL_S, Device, Served, server_config
 
+from anabranch.api.cockpit_live import ServedRun
+from anabranch.reports.picture.picture import Picture
 from anabranch.server.manifest import Manifest
 
 DAY_S = 86400.0
@@ -87,3 +90,15 @@ def test_leases_live_through_a_restart_on_another_clock(
         assert device.answer(task).decision.reason == ""  # a strategy that needs the base has kept it
     behind = [r for r in caplog.records if "behind the run" in r.getMessage()]
     assert len(behind) == (step_s < 0)
+
+
+def test_a_cockpit_goes_by_the_clock_of_the_run(tmp_path: Path, manifest: Manifest) -> None:
+    wall, picture, stop = Wall(), Picture(), threading.Event()
+    wall.ahead_s = -DAY_S  # beside the clock of whoever looks on
+    with Served(server_config(tmp_path / "data"), manifest, wall=wall) as served, served.admin() as operator:
+        served.device().work()
+        shown = ServedRun(operator)
+        following = threading.Thread(target=shown.follow, args=(picture, stop, stop.set))
+        following.start()
+        following.join()
+    assert 0 < picture.now_s < DAY_S / 2

@@ -92,7 +92,7 @@ class ServedRun:
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
         """Tell what the server has kept, and then what happens; over and over, until `stop`."""
         feed = _Feed(self._client, self._status.created_at_s, stop)
-        self._begin(picture, feed.kept())
+        self._begin(picture, feed.kept(_now_s(self._status)))
         caught_up()
         clients_at = time.monotonic()
         while not stop.is_set():
@@ -164,7 +164,7 @@ class ServedRun:
             "up_raw": status.uplink_bytes_raw - sum(h.data.get("raw_bytes", 0) for h in judged),
         }
         first = next((h.version or 0 for h in kept if h.kind == "published"), status.version + 1)
-        now = kept[0].t if kept else time.time() - status.created_at_s
+        now = kept[0].t if kept else _now_s(status)
         with picture.lock:
             picture.from_s = now if before["tasks"] > 0 else 0.0
             picture.counts.update({name: max(count, 0) for name, count in before.items()})
@@ -198,7 +198,7 @@ class ServedRun:
         except AnabranchError:  # it is asked again
             return
         with picture.lock:
-            now = time.time() - self._status.created_at_s
+            now = _now_s(self._status)
             commit_ms = found.commit_s.p50 * 1000.0
             picture.server.add(now, found.queue, commit_ms, found.calls_shed, found.memory_bytes)
 
@@ -210,7 +210,7 @@ class ServedRun:
             _note_changes(picture, status)
             picture.version = max(picture.version, status.version)
             picture.finished = status.finished
-            picture.passed(time.time() - status.created_at_s)
+            picture.passed(_now_s(status))
             rows = picture.devices
             rows.run_twice = {rows.row(client) for client in status.run_twice}
             known = {rows.row(client): why for client, why in status.quarantined.items()}
@@ -248,10 +248,10 @@ class _Feed:
         self._thread = threading.Thread(target=self._watch, name="anabranch-cockpit-watch", daemon=True)
         self._thread.start()
 
-    def kept(self) -> list[Happened]:
+    def kept(self, now_s: float) -> list[Happened]:
         """What the server has kept. A busy one is never quiet: what happens from now on ends it, too."""
         found: list[Happened] = []
-        now_s, until = time.time() - self._began, time.monotonic() + KEPT_S
+        until = time.monotonic() + KEPT_S
         while fresh := self.next(QUIET_S):
             found += fresh
             if fresh[-1].t >= now_s or time.monotonic() >= until:
@@ -305,6 +305,11 @@ def happened_of(event: WatchedEvent, began: float) -> Iterator[Happened]:
     if event.kind in ("refused", "finished", "quarantined", "released", "reopened"):
         version = None
     yield Happened(t, event.kind, event.client_id, version, data)
+
+
+def _now_s(status: RunStatus) -> float:
+    """How late it is in the run: by its server, as this machine's clock may be wrong, or was set since."""
+    return (status.now_s or time.time()) - status.created_at_s
 
 
 def _note_changes(picture: Picture, status: RunStatus) -> None:
