@@ -76,7 +76,7 @@ docker-test: setup  ## build the images and run them for real
 	VENV="$(VENV)" docker/test.sh
 
 journeys: setup  ## every page typed, in blank environments with the wheel, and its figures
-	TORCH="$(TORCH)" $(BIN)/pytest -m journeys -v $(SPREAD) tests/journeys tests/cockpit/browser $(PYTEST_ARGS)
+	TORCH="$(TORCH)" $(BIN)/pytest -m journeys -v $(SPREAD) tests/journeys tests/cockpit/browser tests/api/test_page.py tests/api/test_notebook.py $(PYTEST_ARGS)
 
 libraries: $(LIBRARIES)/.ready  ## the tests with the large libraries of others, in an environment of their own
 	$(LIBRARIES)/bin/pytest -m libraries tests/libraries $(PYTEST_ARGS)

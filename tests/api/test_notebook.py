@@ -30,6 +30,7 @@ def executed(name: str, folder: Path) -> list[dict[str, Any]]:
     return [cell for cell in json.loads(out.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.journeys
 def test_two_strategies_five_seeds_a_frame_and_a_figure(tmp_path: Path) -> None:
     cells = executed("two-strategies.ipynb", tmp_path)
     lines = [line for cell in cells for line in "".join(cell["source"]).splitlines() if line.strip()]

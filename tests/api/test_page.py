@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import anabranch as ab
 from anabranch.api.fleets import GROUPS
 from anabranch.strategies.registry import STRATEGIES
@@ -31,6 +33,7 @@ def test_every_block_runs(tmp_path: Path) -> None:
         assert (tmp_path / name).read_text().startswith("<svg")
 
 
+@pytest.mark.journeys
 def test_the_readmes_lines_run(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     block = re.findall(r"```python\n(import anabranch as ab.*?)```", readme, re.DOTALL)

@@ -53,13 +53,13 @@ def test_a_sweep_comes_to_the_same_and_goes_on_where_it_was(tmp_path: Path) -> N
 
 
 def test_a_run_whose_process_is_killed_goes_on_in_another(tmp_path: Path) -> None:
-    """kill -9 in the middle of trainings, five times, of a run that keeps what it needs to go on."""
+    """kill -9 in the middle of trainings, twice, of a run that keeps what it needs to go on."""
     (tmp_path / "struck").mkdir()
     alone = ab.sweep(Deadly(), seeds=1, **SMALL)
     found = ab.sweep(
         Deadly(str(tmp_path / "struck")), seeds=1, parallel=2, on="ray", out=tmp_path / "runs", **SMALL
     )
-    assert len(list((tmp_path / "struck").iterdir())) == 5, "all have struck"
+    assert len(list((tmp_path / "struck").iterdir())) == 2, "all have struck"
     assert found.runs[0].result.model_sha256 == alone.runs[0].result.model_sha256
 
 

@@ -188,7 +188,13 @@ SCRIPTS = {
 SHORT = '[run]\nworkload = "synthetic"\nupdates_max = 4\n[fleet]\nclients = 4\n'
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# Each pool of workers once: for values, for runs, and for runs that a file names.
+IN_SHORT = ("simulate", "sweep", "tuning of a file")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.prove) for name in SCRIPTS]
+)
 def test_a_script_whose_own_lines_a_worker_would_carry_out_is_told_to_guard_them(
     name: str, tmp_path: Path
 ) -> None:

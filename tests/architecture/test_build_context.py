@@ -1,4 +1,4 @@
-"""The images can be built from what `.dockerignore` lets through: the wheel is made of it, and is whole."""
+"""The images can be built from what `.dockerignore` lets through: `test_wheel.py` makes one of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
-import wheels
 from build_context import copy_context, included, rules
 
 
@@ -17,11 +16,6 @@ def context(root: Path, tmp_path: Path) -> Path:
     target = tmp_path / "context"
     copy_context(root, target)
     return target
-
-
-def test_the_wheel_of_the_context_is_that_of_the_tree(context: Path, wheel: Path, tmp_path: Path) -> None:
-    made = wheels.build(context, tmp_path / "dist", "--wheel")
-    assert wheels.contents(made) == wheels.contents(wheel)
 
 
 def test_every_folder_that_the_images_copy_is_in_the_context(root: Path, context: Path) -> None:

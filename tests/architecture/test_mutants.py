@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 DECIDING = ("core/**/*.py", "strategies/**/*.py", "compress/**/*.py", "host/*.py")
 BESIDE = ("server/books.py", "server/writer.py", "client/outbox.py")
 
@@ -84,6 +86,7 @@ def test_a_change_is_noticed_or_named(root: Path, tmp_path: Path) -> None:
     assert f"of {len(fates)} noticed" in said
 
 
+@pytest.mark.prove
 def test_some_are_drawn_of_all_files_together(root: Path, tmp_path: Path) -> None:
     said, tried = mutants(root, tmp_path, "--draw", "2", "--seed", "7")
     assert sorted(tried) == ["core.clock.py.json", "core.text.py.json"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import wheels
-from blank import copy_tree
+from build_context import copy_context
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,9 @@ SAYS = "from anabranch.core.kernels.chosen import loops; print(loops.__name__.rp
 def test_without_links_and_a_compiler_the_files_are_the_same_and_numpy_does_the_work(
     root: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree, target = copy_tree(root, tmp_path / "tree"), tmp_path / "site"
+    """The tree is the build context of the images, which lacks nothing that belongs into the wheel."""
+    tree, target = tmp_path / "tree", tmp_path / "site"
+    copy_context(root, tree)
     for link in [path for path in (tree / "src" / "anabranch").iterdir() if path.is_symlink()]:
         name = str(link.readlink())  # as git lays a checkout on a system without symbolic links
         link.unlink()

@@ -23,7 +23,10 @@ PUSHES = {
 }
 
 
-@pytest.fixture(scope="module", params=["task", pytest.param("overlap", marks=pytest.mark.prove), "elastic"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(push, marks=() if push == "task" else pytest.mark.prove) for push in PUSHES],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out: Path = tmp_path_factory.mktemp("demo") / "run"
     # An exchange of the elastic mode brings the few steps since the last one.

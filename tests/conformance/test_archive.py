@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from desks import Desk, settings
-from stores import LIMITS, Backend
+from stores import LIMITS, ON_DISK, Backend
 
 from anabranch.core import events as ev
 from anabranch.core.errors import ConfigError, DataError, StoreCorrupt
@@ -81,7 +81,15 @@ def test_the_whole_run_is_proved_and_told(kept: Kept, tmp_path: Path) -> None:
         export_run(kept.folder, kept.database, tmp_path / "other")
 
 
-@pytest.mark.parametrize("read", [1, 30, 70, 100])
+@pytest.mark.parametrize(
+    ("on_disk", "read"),
+    [
+        *(("sqlite", read) for read in (1, 30, 70, 100)),
+        ("postgresql", 30),
+        *(pytest.param("postgresql", read, marks=pytest.mark.prove) for read in (1, 70, 100)),
+    ],
+    indirect=["on_disk"],
+)
 def test_a_log_that_is_read_while_it_goes_to_the_archive_has_no_gap(kept: Kept, read: int) -> None:
     """Wherever the reader is by then: in the archive, at its end, or among what goes next."""
     desk = kept.open()
@@ -99,6 +107,7 @@ def test_a_log_that_is_read_while_it_goes_to_the_archive_has_no_gap(kept: Kept, 
     desk.close()
 
 
+@ON_DISK
 def test_a_rollback_among_what_has_gone_is_told_as_it_was(kept: Kept) -> None:
     """Which updates it had left out is asked of what was decided of them."""
     desk = kept.open()
@@ -120,6 +129,7 @@ def test_a_rollback_among_what_has_gone_is_told_as_it_was(kept: Kept) -> None:
     assert (found.problems, found.state_sha256, found.events) == ((), digest, events)
 
 
+@ON_DISK
 def test_a_crash_before_the_log_lets_go_changes_nothing(kept: Kept) -> None:
     """The file is written, the log has it all still; it is written again, though it ends elsewhere."""
     desk = kept.open()
@@ -140,6 +150,7 @@ def test_a_crash_before_the_log_lets_go_changes_nothing(kept: Kept) -> None:
     assert verify(kept.folder, kept.database, archive=kept.archive).problems == ()
 
 
+@ON_DISK
 @pytest.mark.parametrize("damage", ["flip", "lost", "cut"])
 def test_damage_is_named(on_disk: Backend, tmp_path: Path, damage: str) -> None:
     kept = Kept(on_disk, tmp_path / "data", tmp_path / "archive")
@@ -161,6 +172,7 @@ def test_damage_is_named(on_disk: Backend, tmp_path: Path, damage: str) -> None:
     assert any("has no event" in p if damage == "lost" else str(hurt) in p for p in found.problems)
 
 
+@ON_DISK
 @pytest.mark.parametrize(("gone", "said"), [(False, "Not a directory"), (True, "put it back, or make it")])
 def test_what_cannot_be_archived_stays_in_the_log(
     gone: bool, said: str, kept: Kept, caplog: pytest.LogCaptureFixture

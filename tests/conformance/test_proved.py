@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from desks import Desk, settings
-from stores import LIMITS, Backend
+from stores import LIMITS, ON_DISK, Backend
 
 from anabranch.server.verify import VerifyReport, verify
 
@@ -60,6 +60,7 @@ def test_it_goes_on_from_where_it_last_proved(place: Place) -> None:
     assert (whole.problems, whole.proved_from, whole.state_sha256) == ((), 0, desk.digest)
 
 
+@ON_DISK
 def test_a_change_after_what_was_proved_is_found_and_nothing_is_noted(place: Place) -> None:
     place.work(10)
     place.verify()
@@ -71,6 +72,7 @@ def test_a_change_after_what_was_proved_is_found_and_nothing_is_noted(place: Pla
     assert place.record.read_bytes() == noted
 
 
+@ON_DISK
 def test_the_log_that_was_proved_may_not_change(place: Place) -> None:
     place.work(10)
     place.verify()
@@ -88,6 +90,7 @@ def test_payloads_that_were_proved_are_read_again_by_the_whole_proof(place: Plac
     assert place.verify(whole=True).problems
 
 
+@ON_DISK
 def test_a_record_that_cannot_be_read_is_none(place: Place) -> None:
     place.work(10)
     place.verify()
@@ -105,6 +108,7 @@ def test_a_record_that_cannot_be_read_is_none(place: Place) -> None:
     assert place.verify().proved_from == noted["seq"]
 
 
+@ON_DISK
 def test_signatures_that_were_not_asked_for_are_not_proved(place: Place) -> None:
     place.work(6)
     assert place.verify().problems == ()
@@ -113,6 +117,7 @@ def test_signatures_that_were_not_asked_for_are_not_proved(place: Place) -> None
     assert found.proved_from == 0
 
 
+@ON_DISK
 def test_it_goes_on_over_a_log_that_was_shortened(place: Place) -> None:
     place.work(20, keep="versions:4")
     first = place.verify()

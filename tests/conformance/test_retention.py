@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from desks import TENSORS, Desk, settings
 from sqlalchemy import func, select
-from stores import LIMITS, Backend
+from stores import BACKENDS, LIMITS, ON_DISK, Backend
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import merge
@@ -121,6 +121,7 @@ def test_a_server_that_was_killed_as_it_dropped_drops_on(
     again.drop()
 
 
+@BACKENDS
 def test_the_same_run_with_the_whole_log_has_the_same_model_and_heads(place: Place, tmp_path: Path) -> None:
     """Only what is kept differs: versions, digests and verdicts are those of the whole log."""
     kept, whole = place.open(), Desk(MemoryStore(FEW), tmp_path / "whole", keeping("all"), FEW)
@@ -150,6 +151,7 @@ def test_every_link_of_the_chain_stays(place: Place) -> None:
     desk.drop()
 
 
+@BACKENDS
 def test_the_newest_two_snapshots_have_their_tails(place: Place) -> None:
     desk = place.open("versions:1")
     busy(desk, 40)
@@ -162,6 +164,7 @@ def test_the_newest_two_snapshots_have_their_tails(place: Place) -> None:
     again.drop()
 
 
+@ON_DISK
 def test_a_shortened_log_without_a_good_snapshot_is_corrupt(on_disk: Backend, tmp_path: Path) -> None:
     """It is never taken for a run that has only just begun."""
     place = Place(on_disk, tmp_path / "data")
@@ -174,6 +177,7 @@ def test_a_shortened_log_without_a_good_snapshot_is_corrupt(on_disk: Backend, tm
         place.open()
 
 
+@BACKENDS
 def test_a_resent_update_and_an_open_task_from_behind_the_log(place: Place) -> None:
     desk = place.open()
     desk.enrol("early")
@@ -373,6 +377,7 @@ def back_to(desk: Desk, version: int, without: str) -> None:
     desk.tell(ev.Released(desk.tick(), without))
 
 
+@BACKENDS
 def test_the_setting_may_change(place: Place) -> None:
     desk = place.open("all")
     busy(desk, 30)
@@ -399,6 +404,7 @@ def test_the_setting_may_change(place: Place) -> None:
     desk.drop()
 
 
+@ON_DISK
 def test_verify_proves_from_where_the_log_begins(on_disk: Backend, tmp_path: Path) -> None:
     place = Place(on_disk, tmp_path / "data")
     desk = place.open()

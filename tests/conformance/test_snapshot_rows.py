@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from desks import Desk, failing, settings
 from sqlalchemy import func, select
-from stores import LIMITS, Backend
+from stores import BACKENDS, LIMITS, Backend
 
 from anabranch.core import events as ev
 from anabranch.core.errors import StoreFull
@@ -49,6 +49,7 @@ def restored(desk: Desk, store: Store) -> str:
     return state_digest(kept)
 
 
+@BACKENDS
 def test_every_snapshot_loads_as_the_state_it_was_taken_of(place: Place) -> None:
     desk = place.open()
     for turn in range(6):
@@ -64,6 +65,7 @@ def test_every_snapshot_loads_as_the_state_it_was_taken_of(place: Place) -> None
     again.drop()
 
 
+@BACKENDS
 def test_a_restart_between_snapshots_and_one_without_any(place: Place) -> None:
     desk = place.open()
     desk.work(11)
@@ -180,10 +182,10 @@ def test_a_snapshot_is_as_small_as_what_is_live_and_what_changed(place: Place) -
 
 
 def test_rows_that_no_snapshot_reads_go(on_disk: Backend, tmp_path: Path) -> None:
-    """Fifty snapshots of five clients: rows of three snapshots, and the receipts that the engine has."""
+    """Twelve snapshots of five clients: rows of three snapshots, and the receipts that the engine has."""
     place = Place(on_disk, tmp_path / "data")
     desk = place.open()
-    for turn in range(50):
+    for turn in range(12):
         desk.work(5, clients=5, first=100 * turn)
         desk.books.save(desk.now)
     counts = rows_of(desk.store)

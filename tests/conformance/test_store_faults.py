@@ -318,7 +318,7 @@ while True:
 
 def test_what_was_acknowledged_survives_a_kill(on_disk: Backend) -> None:
     acknowledged = 0
-    for _ in range(3):
+    for _ in range(2):
         command = [sys.executable, "-c", WRITER, on_disk.database, str(on_disk.folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from crash import abandon, summed, write_model
 from crash_writer import VALUES, Writer
 from server_process import Plan, ServerProcess
@@ -19,6 +20,7 @@ from anabranch.server.verify import verify
 BEFORE, AFTER = 60, 40  # updates that are acknowledged before the backup, and after it is back
 
 
+@pytest.mark.prove
 def test_what_was_acknowledged_before_a_backup_is_in_it(tmp_path: Path) -> None:
     check(tmp_path, Plan(seed=1, updates=100_000))
 

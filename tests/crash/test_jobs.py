@@ -38,7 +38,7 @@ class JobWriter(Writer):
             yield Device(channel, self._spec, self._client_id, STAGES)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.prove)])
 def databases(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """That of each job."""
     with ExitStack() as stack:

@@ -97,6 +97,7 @@ def check_log(fleet: MaskedFleet, versions: int, where: tuple[str, ...] = ("data
     assert sums == {(n, keeper): 1 for n in range(1, versions + 1) for keeper in fleet.names}
 
 
+@pytest.mark.prove
 def test_a_fleet_whose_server_sees_only_sums(tmp_path: Path, stack: ExitStack) -> None:
     fleet = MaskedFleet(tmp_path, stack)
     for i in range(2):

@@ -86,16 +86,38 @@ class Run:
             yield found
 
 
+KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.prove)]
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def run(request: Any, tmp_path: Path) -> Run:
     """A run on either database."""
     return Run(tmp_path, request.getfixturevalue("postgresql_url") if request.param == "postgresql" else "")
 
 
+def steps(database: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those at which a rollback never was, and those at which it is in the log."""
+    return ((*BEFORE, *ROWS), AFTER) if database else (BEFORE, (*LOG, *AFTER, *ROWS))
+
+
+def test_a_crash_at_every_other_step_of_a_rollback(run: Run) -> None:
+    """Of those that both databases have, each comes on one of them."""
+    before, after = steps(run.plan.database)
+    begins = 1 if run.plan.database else 0
+    crash_at((*before, *after[begins::2]), run)
+
+
+@pytest.mark.prove
 def test_a_crash_at_every_step_of_a_rollback(run: Run) -> None:
+    before, after = steps(run.plan.database)
+    crash_at((*before, *after), run)
+
+
+def crash_at(points: tuple[str, ...], run: Run) -> None:
+    """The server dies at each of them, and comes back as it was, or as it was to be."""
+    _, after = steps(run.plan.database)
     run.server.start()
-    before, after = ((*BEFORE, *ROWS), AFTER) if run.plan.database else (BEFORE, (*AFTER, *LOG, *ROWS))
-    for point in (*before, *after):
+    for point in points:
         to, bad, by = run.push()
         assert run.server.drain() == 0, run.server.log_tail()  # so that nothing else is written meanwhile
         run.server.start(point)
@@ -107,6 +129,7 @@ def test_a_crash_at_every_step_of_a_rollback(run: Run) -> None:
     _is_sound(run)
 
 
+@pytest.mark.parametrize("run", KINDS, indirect=True)
 def test_a_crash_at_any_moment_of_a_rollback(run: Run) -> None:
     chance = random.Random(1)
     run.server.start()

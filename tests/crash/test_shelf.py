@@ -36,14 +36,27 @@ def database(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
 
 
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.prove)], indirect=True
+)
 def test_kills_at_random(tmp_path: Path, database: str) -> None:
-    outcome = run(tmp_path, Plan(seed=31, kills=4, updates=300, remembering=True, database=database))
+    outcome = run(tmp_path, Plan(seed=31, kills=3, updates=150, remembering=True, database=database))
     assert outcome.problems == []
-    assert outcome.acknowledged == 300
+    assert outcome.acknowledged == 150
 
 
 def test_a_kill_at_every_failpoint_of_the_shelf(tmp_path: Path, database: str) -> None:
-    points = (*SHELF_POINTS, *(SHARED_SHELF_POINTS if database else ()), *AROUND)
+    """Those around snapshots with one of the databases: they come in the same order with the other."""
+    kill_at((*SHELF_POINTS, *(SHARED_SHELF_POINTS if database else AROUND)), tmp_path, database)
+
+
+@pytest.mark.prove
+def test_a_kill_around_snapshots_that_are_in_a_database(tmp_path: Path, postgresql_url: str) -> None:
+    kill_at(AROUND, tmp_path, postgresql_url)
+
+
+def kill_at(points: tuple[str, ...], tmp_path: Path, database: str) -> None:
+    """At each of them in its turn."""
     plan = Plan(seed=32, updates=100_000, failpoints=points, remembering=True, database=database)
     outcome = run(tmp_path, plan)
     assert outcome.problems == []

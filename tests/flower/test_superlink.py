@@ -38,6 +38,7 @@ def asynchronous(app: Path, folder: Path, *more: str) -> Path:
     return packed(app, folder / "packed", folder / "run", *(w for text in given for w in ("--set", text)))
 
 
+@pytest.mark.prove
 def test_our_strategies_run_on_a_superlink(tmp_path: Path) -> None:
     ours = asynchronous(write_app(tmp_path), tmp_path)
     with deployed(tmp_path / "flower", 2) as superlink:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from blank import blank_environment, borrowing_environment, copy_tree
+from blank import blank_environment, copy_tree
 from pages import ROOT
 from sharing import once
 from terminals import machine
@@ -16,12 +16,6 @@ from walks.installing import ENVIRONMENTS
 
 Environment = Callable[[str], Path]
 GoFor = Callable[[Walk, Path], None]
-
-
-@pytest.fixture(scope="session")
-def borrowed(wheel: Path, shared: Path) -> Path:
-    """An environment with the wheel and, for speed, the packages of the tests."""
-    return once(shared / "borrowed", lambda folder: borrowing_environment(wheel, folder))
 
 
 @pytest.fixture(scope="session")

@@ -1,25 +1,24 @@
 """Every page is typed, every kind of person walks: as `walks/` has it.
 
-The quick ones with packages that are there already, for `make test`; all of them in blank environments, which
-pip fills as the pages say, for `make journeys`.
+All of them in blank environments, which pip fills as the pages say, for `make journeys`. The upgrade of what
+an older release has left is in `make test` too, with the environment of the tests.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import walks
 from walking import Walk
-
-QUICK = [walk for walk in walks.ALL if walk.quick]
+from walks.people import UPGRADE
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("walk", QUICK, ids=lambda walk: walk.name)
-def test_quick(walk: Walk, borrowed: Path, go: Callable[[Walk, Path], None]) -> None:
-    go(walk, borrowed)
+def test_an_upgrade(go: Callable[[Walk, Path], None]) -> None:
+    go(UPGRADE, Path(sys.prefix))
 
 
 @pytest.mark.journeys

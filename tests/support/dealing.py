@@ -10,7 +10,6 @@ from itertools import groupby
 LONGEST = (
     "architecture/test_contracts.py",
     "crash/test_failover.py",
-    "flower/test_superlink.py",
     "crash/test_soak.py",
     "journeys/test_walks.py",
     "crash/test_failpoints.py",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from sqlalchemy import text
 
 from anabranch.core.limits import Limits
@@ -38,6 +39,11 @@ FLIP = (
 )
 
 LIMITS = Limits(inline_bytes_max=64, free_disk_bytes_min=0)
+
+# Kinds for what stands on a store and asks no more of it than what tests beside it ask of each kind.
+_DEAR = pytest.param("postgresql", marks=pytest.mark.prove)
+BACKENDS = pytest.mark.parametrize("backend", ["memory", "sqlite", _DEAR], indirect=True)
+ON_DISK = pytest.mark.parametrize("on_disk", ["sqlite", _DEAR], indirect=True)
 
 
 @dataclass

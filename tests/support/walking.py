@@ -120,7 +120,7 @@ class Walk:
 
     `at`: the folder where every terminal is opened; `copies`: what of the tree lies there. `database`: there
     is a PostgreSQL, `{database}`; `mounts`: a disk is mounted, which only a machine of its own allows.
-    `quick`: `make test` walks it as well. `leaves`: what may go on after it, a pattern of command lines.
+    `leaves`: what may go on after it, a pattern of command lines.
     """
 
     name: str
@@ -132,7 +132,6 @@ class Walk:
     copies: tuple[str, ...] = ()
     mounts: bool = False
     database: bool = False
-    quick: bool = False
     leaves: str = ""
 
     def lines(self) -> Iterator[Line]:

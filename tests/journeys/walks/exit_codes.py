@@ -58,7 +58,6 @@ ENDS = Walk(
 SMALL_DISK = Walk(
     "a small disk",
     needs="server",
-    quick=True,
     mounts=True,
     steps=(
         also("anabranch init synthetic --out model"),

@@ -36,14 +36,13 @@ def two_of_four_are_used(walker: Walker) -> None:
             assert (np.count_nonzero(tensor.reshape(-1, 4), axis=1) == 2).all()
 
 
-def page(part: str, *steps: Step, needs: str = "server", quick: bool = False) -> Walk:
+def page(part: str, *steps: Step, needs: str = "server") -> Walk:
     """The walk of one page."""
     return Walk(
         f"one's own {part}",
         page=f"docs/extending/{part.replace(' ', '-')}.md",
         needs=needs,
         copies=("examples",),
-        quick=quick,
         steps=steps,
     )
 
@@ -69,20 +68,18 @@ WALKS = (
     page("robust rule", types(SIMULATED, says="40 updates")),
     page("scheduler", types(SIMULATED, says="40 updates")),
     page("split", types(SIMULATED, says="40 updates"), needs="all"),
-    page("stage", types(SIMULATED, says="40 updates"), quick=True),
+    page("stage", types(SIMULATED, says="40 updates")),
     page("staleness", types(SIMULATED, says="40 updates")),
     page(
         "strategy",
         types(f"{STRATEGY}composition.py", says="40 updates"),
         types(f"{STRATEGY}strategy.py", says="examples/extending/strategy.py:WarmUp on synthetic"),
-        quick=True,
     ),
     page(
         "tracker",
         types(SIMULATED, says="40 updates"),
         Look(the_tracker_was_told),
         types("anabranch report", fills={"RUN": "$(ls -d runs/*)"}, says="report: "),
-        quick=True,
     ),
     page(
         "store",

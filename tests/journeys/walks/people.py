@@ -25,7 +25,6 @@ def learned(walker: Walker) -> None:
 NEWCOMER = Walk(
     "a newcomer with numpy",
     needs="server",
-    quick=True,
     steps=(
         Write("my_app.py", MY_APP),
         also("anabranch --version", says="anabranch "),
@@ -110,7 +109,6 @@ UPGRADE_SERVER = "anabranch server run.toml --model model"
 UPGRADE = Walk(
     "an upgrade",
     needs="server",
-    quick=True,
     at="previous",
     copies=("tests/journeys/previous.tar.gz",),
     steps=(

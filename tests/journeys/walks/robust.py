@@ -64,7 +64,6 @@ DIVERGENCE = Walk(
     "a divergence",
     page="docs/robust.md",
     needs="server",
-    quick=True,
     steps=(
         Write("my_app.py", MY_APP),
         Write("diverging.toml", DIVERGING),

@@ -127,7 +127,6 @@ BUILT_SERVER = f"anabranch server --model model {BUILT}"
 DOWNLINK = Walk(
     "version 0 without a download",
     page="docs/downlink.md",
-    quick=True,
     steps=(
         types(f"anabranch simulate synthetic --updates 100 {BUILT}", says="kB down"),
         also("anabranch init synthetic --out model"),
