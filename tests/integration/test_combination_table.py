@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
 import pytest
 from combination_table import FEATURES, GRIDS, PAGE, REFUSED, SYSTEMS, WORKS, Grid, reasons_in, refusal, tried
 from trained_table import COLUMNS, ROWS, trained
+from trained_table import refusal as refusal_to_train
 
-OFTEN = ("privacy", "robust rule", "rollback", "error feedback", "delta log")  # the rarest first
 LINES = PAGE.read_text(encoding="utf-8").splitlines()
 REASONS = reasons_in(LINES)
 SERVERS, DEVICES = GRIDS
@@ -23,31 +26,51 @@ def cell(grid: Grid, row: str, column: str) -> str:
     return why[0] if why else ""
 
 
-def in_turn(system: str) -> set[str]:
-    """Of the features that it works with: the rarest, and one of the codecs' that remember."""
-    known = [feature for feature in OFTEN if not cell(SERVERS, system, feature)]
-    other = -1 - list(SYSTEMS).index(system) % 2
-    return {*known[:1], *known[other:][:1]}
+def in_turn(grid: Grid, row: str) -> set[str]:
+    """One of the columns that a row works with, if any: the one that has had the fewest turns by then."""
+    works = {r: [c for c in grid.columns if not cell(grid, r, c)] for r in grid.rows}
+    rows_of = Counter(itertools.chain.from_iterable(works.values()))
+    turns: Counter[str] = Counter()
+    for one, columns in works.items():
+        found = min(columns, key=lambda column: (turns[column], rows_of[column]), default=None)
+        if one == row:
+            break
+        turns.update({found} if found else ())
+    return {found} if found else set()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=["servers", "devices"])
+def test_each_column_has_its_turn(grid: Grid) -> None:
+    assert set().union(*(in_turn(grid, row) for row in grid.rows)) == set(grid.columns)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_each_system_goes_with_what_the_page_says(system: str) -> None:
     for feature in FEATURES:
         assert refusal(system, feature) == cell(SERVERS, system, feature)
-    for feature in in_turn(system):
-        assert tried(system, feature) == cell(SERVERS, system, feature)
+    for feature in in_turn(SERVERS, system):
+        assert tried(system, feature) == ""
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_rest_of_the_page(system: str) -> None:
-    for feature in FEATURES.keys() - set(in_turn(system)):
+    for feature in FEATURES.keys() - in_turn(SERVERS, system):
         assert tried(system, feature) == cell(SERVERS, system, feature)
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_devices_go_with_what_the_page_says(row: str) -> None:
     for column in COLUMNS:
+        assert refusal_to_train(row, column) == cell(DEVICES, row, column)
+    for column in in_turn(DEVICES, row):
+        assert trained(row, column) == ""
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("row", ROWS)
+def test_the_rest_of_the_devices(row: str) -> None:
+    for column in COLUMNS.keys() - in_turn(DEVICES, row):
         assert trained(row, column) == cell(DEVICES, row, column)
 
 

@@ -43,7 +43,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "teasq_drop": {"cache_size": 2, "concurrency_fraction": 1.0},
 }
 QUICK = [
-    ("resnet", "fedbuff"),
+    ("logistic", "fedbuff"),
     ("resnet", "teasq_drop"),
     ("transformer", "asyncdrop"),
     ("gru", "teasq"),

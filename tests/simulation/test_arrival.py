@@ -172,16 +172,16 @@ def test_an_update_is_of_what_had_arrived_when_its_training_began() -> None:
     assert max(max(of) for of in stops.values()) > 20
 
 
-@pytest.mark.parametrize(("executor", "workers"), [("processes", 1), ("batched", 0)])
-def test_whoever_trains_trains_on_the_same(executor: str, workers: int) -> None:
+@pytest.mark.parametrize(("executor", "workload"), [("processes", "synthetic"), ("batched", "digits")])
+def test_whoever_trains_trains_on_the_same(executor: str, workload: str) -> None:
     """In a worker process to the bit; in stacks to float tolerance."""
 
-    def run(executor: str, workers: int) -> tuple[list[tuple[str, int]], Any]:
-        learning = {"workload": "digits", "updates_max": 30, "seed": 2}
+    def run(executor: str) -> tuple[list[tuple[str, int]], Any]:
+        learning = {"workload": workload, "updates_max": 30, "seed": 2}
         drifting = {"arrival_drift": "classes", "arrival_window": 30, "arrival_rate": 20.0}
         plain = settings(run=learning, fleet={"executor": executor, "clients": 6, **drifting})
         found = []
-        with open_simulation(plain, workers=workers) as simulation:
+        with open_simulation(plain, workers=int(executor == "processes")) as simulation:
 
             def observe(event: ev.Event, _: Any) -> None:
                 if isinstance(event, ev.UpdateArrived):
@@ -191,7 +191,7 @@ def test_whoever_trains_trains_on_the_same(executor: str, workers: int) -> None:
             simulation.run()
             return found, simulation.engine.vector
 
-    serial, other = run("serial", 0), run(executor, workers)
+    serial, other = run("serial"), run(executor)
     assert len({examples for _, examples in serial[0]}) > 5
     assert other[0] == serial[0]
     tolerance = 1e-4 if executor == "batched" else 0.0

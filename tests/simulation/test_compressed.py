@@ -60,7 +60,13 @@ def digests(result: Result) -> tuple[str, str]:
     return result.model_sha256, result.journal_sha256
 
 
-@pytest.mark.parametrize("name", CASES)
+# Whose codecs and settings others have too.
+WITH_PROVE = ("robust", "robust, mixing", "published seldom, cached", "powers of two")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in WITH_PROVE else []) for name in CASES]
+)
 def test_one_seed_has_one_history(name: str, tmp_path: Path) -> None:
     result, expected = recorded(CASES[name], tmp_path)
     assert result.updates_applied > 10

@@ -70,7 +70,7 @@ def test_what_is_asked_for_is_taken() -> None:
     assert name_of(digits(fleet={"executor": "batched"}), workers=2) == "batched"
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.prove), 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.prove)])
 def test_a_batched_run_repeats_itself_with_any_workers_and_its_folder_replays(
     tmp_path: Path, workers: int
 ) -> None:

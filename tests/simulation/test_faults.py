@@ -19,7 +19,7 @@ from rough import MADE_MIN, STRATEGIES, Proved, prove, prove_twice, rough
 
 from anabranch.core.config.faults import Fate, FaultKind, FaultsTable, MessageFaults, length_s
 from anabranch.core.config.ranges import LOT
-from anabranch.core.config.tables import merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, LogLost
 from anabranch.simulation.clock import VirtualClock
@@ -28,7 +28,7 @@ from anabranch.simulation.faults import DeviceClock, Faults
 from anabranch.simulation.run import Simulation, open_simulation, simulate
 from anabranch.simulation.server import Process
 
-SHORT = len(STRATEGIES)
+SHORT, CLIENTS = len(STRATEGIES), 12
 LONG, AT_ONCE = int(os.environ.get("ANABRANCH_PROVE_SEEDS", "500")), 25
 EVERY_FAULT = {
     "lost",
@@ -46,8 +46,8 @@ EVERY_FAULT = {
 
 @lru_cache
 def proved_of(seed: int) -> Proved:
-    """What a run of sixteen devices came to, with every promise looked at after every event."""
-    return prove(rough(seed, clients=16))
+    """What a run of a few devices came to, with every promise looked at after every event."""
+    return prove(rough(seed, clients=CLIENTS))
 
 
 @pytest.mark.parametrize("seed", range(SHORT))
@@ -58,14 +58,12 @@ def test_every_promise_is_kept_whatever_goes_wrong(seed: int) -> None:
     assert proved.orders % 2 == 0, "an order was not taken back"
 
 
-@pytest.mark.parametrize("seed", range(len(STRATEGIES)))
+@pytest.mark.parametrize("seed", range(SHORT))
 def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
-    settings = rough(100 + seed, clients=8)
-    first = prove(settings, every=50)
-    assert prove(settings, every=50) == first
+    assert prove(rough(seed, clients=CLIENTS), every=50) == proved_of(seed)
 
 
-@pytest.mark.parametrize(
+REMEMBERING = pytest.mark.parametrize(
     ("seed", "strategy"),
     [
         (400, {"name": "fadas", "buffer_size": 3, "server_lr": 0.01}),
@@ -81,21 +79,33 @@ def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
         (488, {"name": "waves", "share": 0.5}),
     ],
 )
+
+
+@REMEMBERING
 def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strategy: dict[str, Any]) -> None:
-    """In the places of seeds of FedAsync, which has no parameters and no rule. Snapshots come often."""
-    assert rough(seed).strategy.name == "fedasync"
-    mine = {"strategy": strategy, "server": {"snapshot_every_updates": 5}}
-    settings = merge([("rough", rough(seed, clients=8).to_json()), ("mine", mine)])
-    first = prove(settings, every=5)
+    first = prove(_remembering(seed, strategy), every=5)
     assert first.versions > MADE_MIN
     assert first.restarts > 0
-    assert prove(settings, every=50) == first
+
+
+@pytest.mark.prove
+@REMEMBERING
+def test_what_a_strategy_remembers_has_one_history(seed: int, strategy: dict[str, Any]) -> None:
+    settings = _remembering(seed, strategy)
+    assert prove(settings, every=50) == prove(settings, every=50)
+
+
+def _remembering(seed: int, strategy: dict[str, Any]) -> Config:
+    """In the place of a seed of FedAsync, which has no parameters and no rule. Snapshots come often."""
+    assert rough(seed).strategy.name == "fedasync"
+    mine = {"strategy": strategy, "server": {"snapshot_every_updates": 5}}
+    return merge([("rough", rough(seed, clients=8).to_json()), ("mine", mine)])
 
 
 ROUNDS_FIRST = {"strategy": "fedavg", "clients_per_round": 6}
 
 
-@pytest.mark.parametrize(
+PHASES = pytest.mark.parametrize(
     ("seed", "phases"),
     [
         (440, [{**ROUNDS_FIRST, "until_updates": 12}, {"strategy": "fedbuff", "buffer_size": 3}]),
@@ -116,7 +126,24 @@ ROUNDS_FIRST = {"strategy": "fedavg", "clients_per_round": 6}
         ),
     ],
 )
+
+
+@PHASES
 def test_phases_follow_each_other_whatever_goes_wrong(seed: int, phases: list[dict[str, Any]]) -> None:
+    ended: list[Ended] = []
+    first = prove(_phased(seed, phases), every=5, notes=[lambda simulation: Ended(simulation, ended)])
+    assert ended[0].phase == len(phases) - 1
+    assert first.restarts > 0
+
+
+@pytest.mark.prove
+@PHASES
+def test_phases_have_one_history(seed: int, phases: list[dict[str, Any]]) -> None:
+    settings = _phased(seed, phases)
+    assert prove(settings, every=50) == prove(settings, every=50)
+
+
+def _phased(seed: int, phases: list[dict[str, Any]]) -> Config:
     mine = {
         "strategy": {"name": "phased", "phases": phases},
         # What is one for the whole run.
@@ -124,12 +151,7 @@ def test_phases_follow_each_other_whatever_goes_wrong(seed: int, phases: list[di
         "submodel": {"name": "none"},
         "robust": {"clip": 0.0},
     }
-    settings = merge([("rough", rough(seed, clients=12).to_json()), ("mine", mine)])
-    ended: list[Ended] = []
-    first = prove(settings, every=5, notes=[lambda simulation: Ended(simulation, ended)])
-    assert ended[0].phase == len(phases) - 1
-    assert first.restarts > 0
-    assert prove(settings, every=50) == first
+    return merge([("rough", rough(seed, clients=12).to_json()), ("mine", mine)])
 
 
 @dataclass
@@ -146,9 +168,9 @@ class Ended:
         self.of.append(self)
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_another_seed_has_another_history(seed: int) -> None:
-    assert proved_of(seed).digests != proved_of(seed + len(STRATEGIES)).digests  # of the same strategy
+def test_another_seed_has_another_history() -> None:
+    of_the_same_strategy = prove(rough(len(STRATEGIES), clients=CLIENTS), every=50)
+    assert proved_of(0).digests != of_the_same_strategy.digests
 
 
 def test_every_fault_happens() -> None:

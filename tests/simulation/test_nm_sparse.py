@@ -83,12 +83,17 @@ def accuracy(app: App, weights: dict[str, Array]) -> float:
     return float((scores.argmax(1) == test.y).mean())
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.prove)])
-def test_what_is_deployed_has_two_of_four_and_is_as_good(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seed", "updates", "apart"),
+    [(0, 300, 0.02), *(pytest.param(seed, 1000, 0.01, marks=pytest.mark.prove) for seed in (0, 1))],
+)
+def test_what_is_deployed_has_two_of_four_and_is_as_good(
+    seed: int, updates: int, apart: float, tmp_path: Path
+) -> None:
     """The command of docs/extending/app.md."""
     app: App = SparseDigits()
     tables = {
-        "run": {"updates_max": 1000, "seed": seed, "evaluate_every_versions": 100},
+        "run": {"updates_max": updates, "seed": seed, "evaluate_every_versions": 100},
         "client": {"learning_rate": 0.2},
         "fleet": {"clients": 8, "executor": "serial"},
     }
@@ -105,4 +110,4 @@ def test_what_is_deployed_has_two_of_four_and_is_as_good(seed: int, tmp_path: Pa
     told = json.loads((tmp_path / "run" / "result.json").read_text())["final_accuracy"]
     assert after == pytest.approx(told, abs=0.003), "the run measures what is deployed"
     assert after > 0.85
-    assert abs(after - before) < 0.01
+    assert abs(after - before) < apart

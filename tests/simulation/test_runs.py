@@ -34,7 +34,7 @@ def checked(settings: Config, app: Any = None, version_within_s: float = 0.0) ->
         return simulation.result(0.0), simulation.engine
 
 
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(4, 20))]
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(2, 20))]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -67,7 +67,7 @@ def test_leavers_go_for_good_and_the_others_go_on(tmp_path: Path, availability: 
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS[1:4])
 def test_rounds_go_on_when_devices_vanish(strategy: str, seed: int) -> None:
     settings = config(
         strategy,

@@ -57,7 +57,12 @@ def digests(result: Result) -> tuple[str, str]:
     return result.model_sha256, result.journal_sha256
 
 
-@pytest.mark.parametrize("name", CASES)
+WITH_PROVE = ("asyncdrop, random", "asyncdrop, compressed", "teasq_drop")  # others have the parts of these
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in WITH_PROVE else []) for name in CASES]
+)
 def test_one_seed_has_one_history(name: str, tmp_path: Path) -> None:
     result, expected = recorded(CASES[name], tmp_path)
     assert result.updates_applied > 10
@@ -68,7 +73,9 @@ def test_one_seed_has_one_history(name: str, tmp_path: Path) -> None:
         (tmp_path / "payloads.zip").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("name", ["asyncdrop, parts of the log", "fedavg, ist"])
+@pytest.mark.parametrize(
+    "name", ["asyncdrop, parts of the log", pytest.param("fedavg, ist", marks=pytest.mark.prove)]
+)
 def test_processes_give_the_serial_digests(name: str) -> None:
     assert digests(simulate(CASES[name], workers=1)) == digests(simulate(CASES[name]))
 

@@ -67,7 +67,7 @@ def test_it_goes_together_with(name: str, tmp_path: Path) -> None:
     assert replay_run(tmp_path / "run", load_code=True).journal_sha256 == result.journal_sha256
 
 
-@pytest.mark.parametrize("app", ["synthetic", "digits"])
+@pytest.mark.parametrize("app", ["synthetic", pytest.param("digits", marks=pytest.mark.prove)])
 def test_a_run_is_the_same_whoever_trains_it(app: str) -> None:
     runs = [
         simulate(settings(run={"workload": app}, fleet={"executor": name}), workers=workers)

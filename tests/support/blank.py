@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import venv
 from collections.abc import Sequence
 from pathlib import Path
-
-import wheels
 
 LEFT_OUT = (".*", "*.egg-info", "build", "dist", "__pycache__", "runs", "docs")
 TORCH = os.environ.get("TORCH", "torch==2.13.0")  # as in the Makefile
@@ -21,18 +18,6 @@ def copy_tree(root: Path, to: Path) -> Path:
     """What git would hand out, less the documents."""
     shutil.copytree(root, to, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
     return to
-
-
-def borrowing_environment(wheel: Path, folder: Path) -> Path:
-    """The wheel by itself; what it depends on comes from the environment of the tests. Returns the folder."""
-    venv.create(folder)
-    target = ["--python", str(folder / "bin" / "python")]
-    wheels.run([sys.executable, "-m", "pip", *target, "install", "-q", "--no-deps", "--no-index", str(wheel)])
-    (packages,) = folder.glob("lib/python*/site-packages")
-    # Such folders are searched for packages alone: what makes an editable install of one is not looked at.
-    theirs = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    (packages / "borrowed.pth").write_text("\n".join(theirs) + "\n")
-    return folder
 
 
 def blank_environment(wheel: Path, folder: Path, lines: Sequence[str]) -> Path:

@@ -11,10 +11,10 @@ from frozen_apps import Head
 from growing_app import App as Growing
 from kept_state import Tables
 
-from anabranch.core.config.tables import merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.replay import replay_run
-from anabranch.simulation.run import simulate
+from anabranch.simulation.run import open_simulation, simulate
 from anabranch.workloads.adapters import lora
 from anabranch.workloads.app import App
 from anabranch.workloads.digits import Digits
@@ -100,20 +100,30 @@ BASE: dict[str, dict[str, Any]] = {
 }
 
 
+def _settings(row: str, column: str) -> Config:
+    layers = [("base", config(**BASE).to_json()), ("row", {"strategy": BUFFER, **ROWS[row][1]})]
+    return merge([*layers, ("column", COLUMNS[column])])
+
+
+def refusal(row: str, column: str) -> str:
+    """Why a run of that cell does not begin; empty where it does."""
+    try:
+        with open_simulation(_settings(row, column), app=ROWS[row][0]()):
+            return ""
+    except ConfigError as error:
+        return str(error)
+
+
 def trained(row: str, column: str) -> str:
     """What comes of a cell: empty where it works, else why it is refused.
 
     Works: devices train, the run makes versions, and its folder replays. Raises `AssertionError` for a cell
     that is neither.
     """
-    app, tables = ROWS[row]
-    layers = [("base", config(**BASE).to_json()), ("row", {"strategy": BUFFER, **tables})]
-    settings = merge([*layers, ("column", COLUMNS[column])])
+    if why := refusal(row, column):
+        return why
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            result = simulate(settings, Path(folder), app())
-        except ConfigError as error:
-            return str(error)
+        result = simulate(_settings(row, column), Path(folder), ROWS[row][0]())
         assert result.updates_applied >= TAKEN_MIN, (row, column)
         assert result.versions > 0, (row, column)
         assert replay_run(Path(folder), load_code=True).journal_sha256 == result.journal_sha256, (row, column)
