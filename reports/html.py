@@ -214,7 +214,7 @@ def _measured_tiles(r: Result) -> list[str]:
     final = "not finite" if found is None else metric_text(name, found)
     tiles_ = [tile(f"Final {name}", final, f"at version {last.version}")]
     if name == goal.metric:
-        best, version = max(known, key=lambda each: (goal.signed(each[0]), each[1]))
+        best, version = max(known, key=lambda each: (goal.signed(each[0]), -each[1]))  # as the best file
         tiles_.append(tile(f"Best {name}", metric_text(name, best), f"at version {version}"))
     return tiles_
 

@@ -198,6 +198,14 @@ def test_a_run_without_accuracy_has_the_curves_that_it_has(record: Callable[...,
         assert missing not in page
 
 
+def test_of_versions_that_are_as_good_the_first_is_the_best(record: Callable[..., Result]) -> None:
+    """As `best.safetensors`, `status` and an export of the best have it."""
+    result = record()
+    first, *others = (replace(point, accuracy=0.5) for point in result.history[:3])
+    page = report_html(replace(result, history=(replace(first, accuracy=0.25), *others)))
+    assert f"at version {others[0].version}<" in page[page.index("Best accuracy") :]
+
+
 def test_what_ended_a_run_early_is_at_the_top(record: Callable[..., Result]) -> None:
     page = report_html(replace(record(), status="interrupted", why="AppError: <it>"))
     assert "This run was interrupted: AppError: &lt;it&gt;." in page
