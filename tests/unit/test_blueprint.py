@@ -17,10 +17,17 @@ from anabranch.core.limits import Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Capability
 from anabranch.core.snapshot import state_digest, take_snapshot
+from anabranch.host import build
 from anabranch.host.build import WHOLE, Blueprint, device_tables
 
 WEIGHTS = {"w": np.array([1, 2, 3, 4], np.float32)}
 SPEC = ParamSpec.of(WEIGHTS)
+
+
+@pytest.fixture(autouse=True)
+def nothing_said() -> None:
+    """What other tests' configurations were warned of, these are warned of again."""
+    build._warn.cache_clear()
 
 
 def config(strategy: str = "fedasync", **tables: Any) -> Config:
