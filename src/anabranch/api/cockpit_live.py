@@ -24,7 +24,7 @@ from anabranch.reports.picture.picture import FOLDED_AT_ONCE, Picture
 
 STATUS_S = 1.0  # so often the server is asked how its run stands
 CLIENTS_S = 10.0  # and what is against its devices
-QUIET_S = 1.0  # what the server has kept has come, once nothing has come for so long, or news of now has
+QUIET_S = 0.3  # what the server has kept has come, once nothing has come for so long, or news of now has
 KEPT_S = 5.0  # so long is waited for it; what comes later is told as it comes
 AGAIN_S = 1.0
 SERVER_POINTS = 1000
@@ -92,7 +92,7 @@ class ServedRun:
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
         """Tell what the server has kept, and then what happens; over and over, until `stop`."""
         feed = _Feed(self._client, self._status.created_at_s, stop)
-        self._begin(picture, feed.kept(_now_s(self._status)))
+        self._begin(picture, feed.kept(_now_s(self._asked(anew=True))))  # it may have been made long ago
         caught_up()
         clients_at = time.monotonic()
         while not stop.is_set():
