@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kept_state import SPEC, Life, Tables, config_of
+from proving import in_slices
 from unit_groups import tensors
 
 from anabranch.core.errors import ConfigError
@@ -188,9 +189,7 @@ WITH_PROVE = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in WITH_PROVE else []) for name in WORKS]
-)
+@pytest.mark.parametrize("name", in_slices(WORKS, WITH_PROVE))
 def test_it_is_the_same_after_a_kill_and_its_log_replays(name: str, tmp_path: Path) -> None:
     """Two operators' rollbacks on the way, where there can be any."""
     life = Life("", tmp_path, WORKS[name])

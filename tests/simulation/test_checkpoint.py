@@ -18,6 +18,7 @@ import pytest
 from broken_off import VARIANTS
 from fleets import Ones, config
 from nursery import PIPE, Process
+from proving import in_slices
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -68,13 +69,13 @@ def killed(variant: str, out: Path, at_version: int, after_s: float = 0.0) -> in
     return None if code == 0 else at_version
 
 
-WITH_PROVE = "stacks of workers"  # which are each tried by themselves as well
+WITH_PROVE = ("stacks of workers",)  # which are each tried by themselves as well
 TWICE = ("feedback", "faults")  # killed once more after they have gone on
 
 
 @pytest.mark.parametrize(
     "variant",
-    [pytest.param(name, marks=[pytest.mark.prove] if name == WITH_PROVE else []) for name in VARIANTS],
+    in_slices(VARIANTS, WITH_PROVE),
 )
 def test_a_killed_run_goes_on_to_the_same(variant: str, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"

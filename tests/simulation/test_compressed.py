@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fleets import Ones, events, recorded
 from fleets import config as plain
+from proving import in_slices
 
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Granted
@@ -64,9 +65,7 @@ def digests(result: Result) -> tuple[str, str]:
 WITH_PROVE = ("robust", "robust, mixing", "published seldom, cached", "powers of two")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in WITH_PROVE else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", in_slices(CASES, WITH_PROVE))
 def test_one_seed_has_one_history(name: str, tmp_path: Path) -> None:
     result, expected = recorded(CASES[name], tmp_path)
     assert result.updates_applied > 10

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fleets import config as plain
 from fleets import events, recorded
+from proving import in_slices
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
@@ -60,9 +61,7 @@ def digests(result: Result) -> tuple[str, str]:
 WITH_PROVE = ("asyncdrop, random", "asyncdrop, compressed", "teasq_drop")  # others have the parts of these
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in WITH_PROVE else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", in_slices(CASES, WITH_PROVE))
 def test_one_seed_has_one_history(name: str, tmp_path: Path) -> None:
     result, expected = recorded(CASES[name], tmp_path)
     assert result.updates_applied > 10
