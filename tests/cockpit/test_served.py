@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,6 +160,36 @@ def test_what_happens_while_it_is_asked_counts_once() -> None:
         with picture.lock:
             assert picture.count("applied") == 5
             assert picture.devices.columns["updates"].tolist() == [5]
+
+
+def test_what_happens_while_the_picture_is_begun_has_its_bytes_once() -> None:
+    class Meanwhile(Server):
+        """Two updates come between its answers to how the run stands, and are told of after them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.applied, self.answered, self.told = 3, 0, threading.Event()
+
+        def status(self) -> RunStatus:
+            if self.answered:
+                self.told.wait()
+            found = replace(super().status(), uplink_bytes=8 * self.applied)
+            self.answered += 1
+            return found
+
+        def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+            yield from (self.update(n, self.began + n) for n in range(3))
+            self.told.set()
+            until(lambda: self.answered >= 2 or self.closed.is_set())
+            self.applied = 5
+            until(lambda: self.answered >= 3 or self.closed.is_set())
+            yield from (self.update(n, self.began + n) for n in (3, 4))
+            self.closed.wait()
+
+    with followed(Meanwhile()) as (picture, _):
+        until(lambda: picture.happened == 5)
+        with picture.lock:
+            assert (picture.count("applied"), picture.count("up")) == (5, 40)
 
 
 def test_the_time_of_a_run_that_has_ended_stands_still() -> None:

@@ -92,7 +92,8 @@ class ServedRun:
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
         """Tell what the server has kept, and then what happens; over and over, until `stop`."""
         feed = _Feed(self._client, self._status.created_at_s, stop)
-        self._begin(picture, feed.kept(_now_s(self._asked(anew=True))))  # it may have been made long ago
+        status = self._asked(anew=True)  # the cockpit may have been made long ago
+        self._begin(picture, status, feed.kept(_now_s(status)))
         caught_up()
         clients_at = time.monotonic()
         while not stop.is_set():
@@ -151,9 +152,11 @@ class ServedRun:
             return "finished"
         return "paused" if status.paused else "running"
 
-    def _begin(self, picture: Picture, kept: Sequence[Happened]) -> None:
-        """The picture up to now: what was kept of what happened, and of all before it the sums."""
-        status = self._client.status()
+    def _begin(self, picture: Picture, status: RunStatus, kept: Sequence[Happened]) -> None:
+        """The picture up to now: what was kept of what happened, and of all before it the sums.
+
+        `status` is not of after what was kept: what came in between would be in the sums, and be told later.
+        """
         judged = [h for h in kept if h.kind == "decided" and not h.data.get("duplicate")]
         taken = [h for h in judged if h.data["verdict"] != "rejected"]
         before = {
@@ -180,7 +183,7 @@ class ServedRun:
             picture.tell(kept[at : at + FOLDED_AT_ONCE])
         with picture.lock:
             picture.settings_changed[:0] = _changes_before(status, now)
-        self._note(picture, status)
+        self._note(picture, self._client.status())
         with suppress(AnabranchError):  # those that have something against them are asked for again
             for clients in self._client.pages_of_clients():
                 self._stand(picture, clients)
