@@ -40,7 +40,10 @@ Response = TypeVar("Response")
 ROLLBACK_S = 3600.0
 
 
-OF_THE_RUN = ("version", "updates_applied", "updates_rejected", "tasks_granted", "leases_lost", "clients")
+OF_THE_RUN = (
+    *("version", "updates_applied", "updates_rejected", "updates_left_out", "rollbacks", "tasks_granted"),
+    *("leases_lost", "clients"),
+)
 OF_THE_SERVER = (
     *("uplink_bytes", "uplink_bytes_raw", "downlink_bytes", "downlink_bytes_full_equivalent"),
     *("observer_bytes", "updates_duplicate", "uptime_s"),
@@ -84,6 +87,8 @@ class RunStatus:
     phase: str = ""  # of a strategy of phases, in words
     frozen_sha256: str = ""  # hex, of the frozen tensors that travel apart; empty where none do
     disk_full: str = ""  # what was refused last for want of room on the disk, and how long ago; or nothing
+    rollbacks: int = 0
+    updates_left_out: int = 0  # of those applied, by rollbacks
     now_s: float = 0.0  # the time of the run's events when it answered, or 0: an older server does not say
 
     @property

@@ -126,7 +126,10 @@ class Unbarred:
 
 @dataclass(frozen=True)
 class RolledBackTo:
-    """`version` is what the log gives without the updates `left_out`, which came after `to_version`."""
+    """`version` is what the log gives without the updates `left_out`, which came after `to_version`.
+
+    What an earlier rollback has left out is among them.
+    """
 
     version: int
     to_version: int

@@ -364,6 +364,7 @@ _converter.register_structure_hook(
     Remembered, lambda plain, of: plain if isinstance(plain, Shelved) else _delta_in(plain, of)
 )
 written(_converter, Guard, later=("flaws_in_row", "wasted", "last_flaw"))
+written(_converter, Counters, later=("left_out",))
 written(_converter, ClientRecord, later=("steps",))
 written(_converter, EngineState, later=("buffers", "changes", "noise", "part_changes", "cohorts"))
 

@@ -18,6 +18,7 @@ from anabranch.core.effects import (
     Published,
     Refused,
     Reopened,
+    RolledBackTo,
     SettingsSet,
     Unbarred,
 )
@@ -78,6 +79,8 @@ class RunReporter:
                 recorder.note(now, "quarantined", client=client_id, why=why)
             case Unbarred(client_id):
                 recorder.note(now, "released", client=client_id)
+            case RolledBackTo(version, to_version, left_out):
+                recorder.rolled_back(now, version, to_version, len(left_out))
             case SettingsSet(changes):
                 recorder.set(now, changes)
             case Reopened():

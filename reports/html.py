@@ -186,7 +186,7 @@ def _key_figures(r: Result) -> list[str]:
         *_masked_tiles(r),
         *_energy_tiles(r, to_target, missing),
         tile("Versions", count_text(r.versions), "published"),
-        tile("Updates applied", count_text(r.updates_applied), _devices_text(r)),
+        tile("Updates applied", count_text(r.updates_applied), _left_out_text(r) or _devices_text(r)),
         tile(
             "Updates rejected",
             count_text(r.updates_rejected),
@@ -291,6 +291,10 @@ def _config_card(r: Result) -> str:
     caption = "The settings that are not as they are by default, and those of the strategy."
     whole = fold("All settings", settings_table(all_settings(r.config)))
     return card("Settings", settings_table(told) + _changes(r) + whole, caption)
+
+
+def _left_out_text(r: Result) -> str:
+    return f"{count_text(r.updates_left_out)} left out by rollbacks" if r.updates_left_out else ""
 
 
 def _changes(r: Result) -> str:

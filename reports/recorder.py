@@ -49,7 +49,7 @@ EVENTS_FILE = "events.jsonl"
 EVENT_KINDS = (
     *("granted", "downloaded", "decided", "trained", "published", "evaluated", "taken_back", "compression"),
     *("settings_changed", "lease_ended", "sum_wanted", "cohort_lost", "resent", "late", "vanished", "unfit"),
-    *("failed", "quarantined", "released", "finished", "reopened"),
+    *("failed", "quarantined", "released", "rolled_back", "finished", "reopened"),
 )
 HEARD_DIGITS = 4  # of a share
 
@@ -130,6 +130,7 @@ class Recorder:
     _coverage: Coverages = field(default_factory=Coverages, init=False)
     _given_up: str = field(default="", init=False)
     _cohorts_lost: int = field(default=0, init=False)
+    _left_out: int = field(default=0, init=False)  # updates, by rollbacks
     _unfit: set[str] = field(default_factory=set, init=False)
     _measured: dict[int, Measured] = field(default_factory=dict, init=False)
     _ended_by: str = field(default="", init=False)
@@ -216,6 +217,11 @@ class Recorder:
         """The run had ended, and goes on."""
         self._ended_by = self._given_up = ""
         self.note(now, "reopened")
+
+    def rolled_back(self, now: float, version: int, to_version: int, left_out: int) -> None:
+        """The run went back to a version; of its updates so many are left out since."""
+        self._left_out = max(self._left_out, left_out)
+        self.note(now, "rolled_back", version=version, to_version=to_version, updates_left_out=left_out)
 
     def decided(
         self,
@@ -335,8 +341,7 @@ class Recorder:
         why: str = "",
     ) -> Result:
         """What was recorded so far. `wall_s` is real time, in simulations too; `why` says what ended it."""
-        history = tuple(self._point(v) for v in sorted(self._measured))
-        clients = self._shares()
+        history, clients = tuple(self._point(v) for v in sorted(self._measured)), self._shares()
         spec, privacy = self.spec, PrivacyTable.of_json(self.config)
         return Result(
             strategy=self.strategy,
@@ -346,6 +351,7 @@ class Recorder:
             versions=max(self._marks),
             updates_applied=self._total.updates,
             updates_rejected=self._total.rejected,
+            updates_left_out=self._left_out,
             uplink_bytes=self._total.uplink_bytes,
             downlink_bytes=self._total.downlink_bytes,
             uplink_bytes_raw=self._total.uplink_bytes_raw,

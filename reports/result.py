@@ -199,7 +199,7 @@ class Result:
     `masked`: of one with masked sums, whose they were. `devices_unfit`: of a simulated fleet, how many were
     not let in, as their memory bears none of the run's tasks. `energy`: of a simulated fleet whose devices'
     powers are known. `code`: of a simulation that keeps its folder, a digest of the file of its App, and of
-    each part of one's own that it names.
+    each part of one's own that it names. `updates_left_out`: of those applied, by rollbacks.
     """
 
     strategy: str
@@ -250,6 +250,7 @@ class Result:
     devices_unfit: int = 0
     energy: Energy | None = None
     code: Mapping[str, str] = field(default_factory=dict)
+    updates_left_out: int = 0
 
     @property
     def goal(self) -> Goal:

@@ -320,6 +320,8 @@ class Operators(Guarded, OperatorsServicer):
         return operators.GetStatusResponse(
             clients_online=run.presence.online(glance.clients, run.writer.now()),
             tasks_granted=counters.granted,
+            rollbacks=counters.rollbacks,
+            updates_left_out=counters.left_out,
             created_at_s=run.info.created_at,
             now_s=run.writer.now(),
             best_version=None if best is None else best[0],

@@ -443,11 +443,16 @@ class Engine:
         """Publish what the log gives without some clients, which go into quarantine."""
         found = outcome(event, self)
         why = f"a rollback to version {event.to_version} left its updates out"
-        effects = [e for c in event.without for e in self._quarantined(c, why, event.now)]
+        # Whoever is in quarantine already stays there for what put it there.
+        known = self.guard.quarantined.keys() if event.rules > 1 else ()
+        barred = [c for c in event.without if c not in known]
+        effects = [e for c in barred for e in self._quarantined(c, why, event.now)]
         self.pending, self.guard.lengths = found.folded, found.lengths
         effects += self._lost_all(why)
         effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
+        if event.rules > 1:
+            self.counters.left_out = max(self.counters.left_out, len(found.left_out))
         effects += self._take(Step(found.state, found.vector), afresh=True)
         self.pending = found.pending
         if self.in_parts:

@@ -49,7 +49,7 @@ class ClientRecord:
 
 @dataclass
 class Counters:
-    """Totals since version 0."""
+    """Totals since version 0. `left_out`: of the updates applied, by rollbacks."""
 
     granted: int = 0
     applied: int = 0
@@ -57,6 +57,7 @@ class Counters:
     duplicates: int = 0
     leases_lost: int = 0
     rollbacks: int = 0
+    left_out: int = 0
 
 
 @dataclass

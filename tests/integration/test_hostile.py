@@ -203,12 +203,14 @@ def test_the_command_line_orders_it(tmp_path: Path, manifest: Manifest) -> None:
         assert served.info is not None
         address = served.info.admin_address
 
-        def admin(*words: str) -> dict[str, Any]:
-            command = [sys.executable, "-m", "anabranch.cli.main", "admin", *words, "--json"]
-            command += ["--admin", address]
+        def said(*words: str) -> str:
+            command = [sys.executable, "-m", "anabranch.cli.main", "admin", *words, "--admin", address]
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stderr
-            found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+            return done.stdout
+
+        def admin(*words: str) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(said(*words, "--json").strip().splitlines()[-1])
             return found
 
         assert admin("quarantine", "good-2", "--why", "noise")["quarantined"] is True
@@ -216,3 +218,4 @@ def test_the_command_line_orders_it(tmp_path: Path, manifest: Manifest) -> None:
         found = admin("rollback", "--to", str(to), "--without", "bad", "--without", "good-2")
         assert found["updates_left_out"] == 6
         assert set(admin("status")["quarantined"]) == {"bad", "good-2"}
+        assert "  1 rollback: 6 of the updates applied are left out since\n" in said("status")

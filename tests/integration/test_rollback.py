@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from live_server import live_server
 from wire import QUICK, Device, Served, Tables, server_config
 
 from anabranch.api.live_result import report_of_data
+from anabranch.cli.summary import summary
 from anabranch.client.operator import OperatorClient
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.compress.downloads import SNAPSHOT, apply_download
@@ -121,9 +123,18 @@ def test_everything_after_a_version_can_go(tmp_path: Path, manifest: Manifest) -
             work(device, 10 + i)
         assert admin.rollback(4, [], everyone=True) == (8, 3)
         assert digest(served.model()) == then
-        assert admin.status().quarantined == {}
+        status = admin.status()
+        assert status.quarantined == {}
+        assert (status.rollbacks, status.updates_left_out, status.updates_applied) == (1, 3, 7)
         assert work(device, 20).decision.verdict == "published"
     assert verify(tmp_path / "data").problems == ()
+    result = report_of_data(tmp_path / "data", "", tmp_path / "run")
+    assert (result.updates_applied, result.updates_left_out) == (8, 3)
+    assert "8 updates, 3 of them left out by rollbacks, 0 rejected" in summary(result, None)
+    assert "3 left out by rollbacks" in (tmp_path / "run" / "report.html").read_text()
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    (back,) = [event for line in lines if (event := json.loads(line))["kind"] == "rolled_back"]
+    assert (back["version"], back["to_version"], back["updates_left_out"]) == (8, 4, 3)
 
 
 # --- payloads that are gone ---------------------------------------------------------------------------

@@ -22,6 +22,7 @@ REQUIRED = {
     *("uplink_bytes_raw", "downlink_bytes_full_equivalent", "compression", "coverage"),
     *("status", "why", "given_up", "started_at", "host", "parameters", "model_bytes"),
     *("settings_changed", "fairness", "privacy", "masked", "devices_unfit", "energy", "code"),
+    "updates_left_out",
 }
 
 

@@ -96,6 +96,25 @@ def test_a_second_rollback_counts_and_each_says_whom_it_left_out() -> None:
     assert world.engine.guard.quarantined == words
 
 
+def test_who_was_in_quarantine_before_a_rollback_keeps_the_reason() -> None:
+    """And what is left out is counted; a rollback of an older release did neither, and still does not."""
+    world, older = rolled(4), rolled(4)
+    without = [r for r in world.engine.ledger.receipts.values() if r.client_id == "b"]
+    taken = [r for r in without if r.decision.verdict is not Verdict.REJECTED]
+    before = world.engine.counters.left_out
+    for w in (world, older):
+        w.do(ev.Quarantined(9e3, "b", "under inspection"))
+    effects = world.roll_back(0, 0, "b")
+    order = ev.RolledBack(1e4, 0, 0, ("b",), rules=1)
+    older.do(older.refold(order, len(older.log) + 1, older.engine))
+    assert world.engine.guard.quarantined["b"] == "under inspection"
+    assert not [e for e in effects if isinstance(e, Barred)]
+    assert world.engine.counters.left_out == before + len(taken) > before
+    assert older.engine.guard.quarantined["b"] == "a rollback to version 0 left its updates out"
+    assert older.engine.counters.left_out == before
+    assert "left_out" not in take_snapshot(World(*VARIANTS[2]).engine).meta["counters"], "as it always was"
+
+
 def test_the_log_replays_to_the_same_state_with_the_rollback_in_it() -> None:
     world = rolled()
     world.play([(c, 1, 2.0) for c in "abdabdabdabd"])

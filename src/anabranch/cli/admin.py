@@ -27,10 +27,10 @@ from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.text import visible
 from anabranch.identity.certificates import time_text
 from anabranch.reports.metrics import metric_text
-from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text
+from anabranch.reports.text import NOTHING, bytes_text, count_text, counted, duration_text
 
 if TYPE_CHECKING:
-    from anabranch.client.operator import ClientStanding, OperatorClient, PublishedVersion
+    from anabranch.client.operator import ClientStanding, OperatorClient, PublishedVersion, RunStatus
 
 config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 CLIENTS_AT_ONCE = 1000  # that a server lists, the most suspicious first
@@ -63,9 +63,10 @@ def status(server: OperatorClient, output: Output) -> None:
     """Print how the run stands."""
     s = server.status()
     state = s.finished or ("paused" if s.paused else "running")
-    updates = f"{s.updates_applied} updates applied, {s.updates_rejected} rejected"
+    updates = f"{counted(s.updates_applied, 'update')} applied, {count_text(s.updates_rejected)} rejected"
     up = f"{bytes_text(s.uplink_bytes)} up ({bytes_text(s.uplink_bytes_raw)} raw)"
     down = f"{bytes_text(s.downlink_bytes)} down ({bytes_text(s.downlink_bytes_full_equivalent)} raw)"
+    there = f"{count_text(s.clients_online)} of {counted(s.clients, 'client')}"
     began, up_for = time_text(s.created_at_s), duration_text(s.uptime_s)
     changed = (
         f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)}), set by {c.by}, {time_text(c.at_s)}"
@@ -73,9 +74,10 @@ def status(server: OperatorClient, output: Output) -> None:
     )
     lines = [
         f"{s.run} ({s.strategy}{s.phase and f', {s.phase}'}): version {count_text(s.version)}, {state}",
-        f"  now: {s.clients_online} of {s.clients} clients online, {s.live_tasks} in training",
-        f"  since the run began ({began}): {updates}, {s.leases_lost} leases lost",
-        f"  since the server started ({up_for} ago): {up}, {down}, {s.updates_duplicate} resent",
+        f"  now: {there} online, {count_text(s.live_tasks)} in training",
+        f"  since the run began ({began}): {updates}, {counted(s.leases_lost, 'lease')} lost",
+        f"  since the server started ({up_for} ago): {up}, {down}, {count_text(s.updates_duplicate)} resent",
+        *_rollback_lines(s),
         *([f"  refused for want of room: {s.disk_full}"] if s.disk_full else []),
         *(f"  in quarantine: {client} ({visible(why)})" for client, why in sorted(s.quarantined.items())),
         *(f"  {change}" for change in changed),
@@ -88,6 +90,14 @@ def status(server: OperatorClient, output: Output) -> None:
         best = f"{s.best_metric} {metric_text(s.best_metric, s.best_value)}"
         lines.append(f"  best of those held: version {s.best_version}, {best}")
     output.result(s.to_json(), "\n".join(lines))
+
+
+def _rollback_lines(s: RunStatus) -> list[str]:
+    """That the run was rolled back, and what became of its updates."""
+    if not s.rollbacks:
+        return []
+    of_them = f": {count_text(s.updates_left_out)} of the updates applied are left out since"
+    return [f"  {counted(s.rollbacks, 'rollback')}{of_them if s.updates_left_out else ''}"]
 
 
 @admin_app.command()
@@ -231,7 +241,7 @@ def rollback(
         raise ConfigError("name whose updates are left out with --without CLIENT, or give --everyone")
     version, left_out = server.rollback(to, without or (), everyone)
     found = {"version": version, "updates_left_out": left_out}
-    output.result(found, f"version {version}, without {left_out} updates")
+    output.result(found, f"version {version}, without {counted(left_out, 'update')}")
 
 
 @admin_app.command("set")

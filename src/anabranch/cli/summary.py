@@ -7,7 +7,7 @@ from pathlib import Path
 from anabranch.reports.metrics import final_text, metric_text
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
-from anabranch.reports.text import bytes_text, counted, duration_text, energy_text
+from anabranch.reports.text import bytes_text, count_text, counted, duration_text, energy_text
 
 MODELS = {"": FINAL, "the best version ": BEST}
 
@@ -20,9 +20,12 @@ def summary(result: Result, folder: Path | None) -> str:
             f"target {metric_text(goal.metric, goal.target)} after {duration_text(result.time_to_target_s)}"
         )
     reasons = ", ".join(reason.replace("_", " ") for reason in result.rejections)
+    left_out, rejected = result.updates_left_out, count_text(result.updates_rejected)
     updates = (
         f"{counted(result.versions, 'version')} of {counted(result.updates_applied, 'update')}, "
-        f"{result.updates_rejected} rejected" + (f" ({reasons})" if reasons else "")
+        + (f"{count_text(left_out)} of them left out by rollbacks, " if left_out else "")
+        + f"{rejected} rejected"
+        + (f" ({reasons})" if reasons else "")
     )
     stale = f"staleness {result.staleness.mean:.2f} on average, {result.staleness.max} at most"
     traffic = f"{bytes_text(result.uplink_bytes)} up, {bytes_text(result.downlink_bytes)} down"
