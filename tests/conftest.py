@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,11 +33,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()  # modules and tests stay, and nothing else is there yet: the end of the collection enables it
 
 
-@pytest.hookimpl(trylast=True)  # nothing else is made of all tests after it
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)  # in every process: that which deals the tests to others collects none
+def pytest_collection() -> Generator[None, object, object]:
     """What is there by now stays to the end: no look for garbage goes through it, a tenth of all time."""
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # what is not wanted has gone
