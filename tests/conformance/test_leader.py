@@ -265,6 +265,8 @@ WRITES: dict[str, Callable[[SqlStore], object]] = {
     "a snapshot": lambda store: store.save_snapshot(snapshot(1), 1, 5.0),
     "metrics": lambda store: store.add_metrics(1, {"loss": 1.0}, 5.0),
     "tags": lambda store: store.tag(["c1"], ["eu"], []),
+    "payloads that go": lambda store: store.blobs.collect_garbage(set()),
+    "snapshots that go": lambda store: store._snapshots.remove_all_but(set()),
 }
 
 

@@ -48,6 +48,10 @@ def test_every_promise_is_kept_whatever_fails(seed: int) -> None:
     prove_disaster(seed)
 
 
+def test_every_disaster_happens() -> None:
+    assert set(prove_disaster(3).faults) >= EVERY_DISASTER
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(1000, 1000 + LONG, AT_ONCE))

@@ -63,6 +63,8 @@ def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
     assert prove(rough(seed, clients=CLIENTS), every=50) == proved_of(seed)
 
 
+# There is a snapshot of every state, and many servers begin with one.
+RESTORED = {"server": {"snapshot_every_updates": 1}, "faults": {"server_crash_every_s": 5.0}}
 REMEMBERING = pytest.mark.parametrize(
     ("seed", "strategy"),
     [
@@ -70,7 +72,7 @@ REMEMBERING = pytest.mark.parametrize(
         (408, {"name": "ca2fl", "buffer_size": 3}),
         (416, {"name": "ace"}),
         (424, {"name": "aced", "staleness_max": 12}),
-        (432, {"name": "delayed_nesterov", "buffer_size": 3}),
+        (432, {"name": "delayed_nesterov", "buffer_size": 4}),
         (440, {"name": "fedcompass", "steps_min": 1}),
         (448, {"name": "port", "buffer_size": 3}),
         (456, {"name": "fedfa", "window_size": 4}),
@@ -85,7 +87,7 @@ REMEMBERING = pytest.mark.parametrize(
 def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strategy: dict[str, Any]) -> None:
     first = prove(_remembering(seed, strategy), every=5)
     assert first.versions > MADE_MIN
-    assert first.restarts > 0
+    assert first.restarts > 3
 
 
 @pytest.mark.prove
@@ -96,10 +98,9 @@ def test_what_a_strategy_remembers_has_one_history(seed: int, strategy: dict[str
 
 
 def _remembering(seed: int, strategy: dict[str, Any]) -> Config:
-    """In the place of a seed of FedAsync, which has no parameters and no rule. Snapshots come often."""
+    """In the place of a seed of FedAsync, which has no parameters and no rule."""
     assert rough(seed).strategy.name == "fedasync"
-    mine = {"strategy": strategy, "server": {"snapshot_every_updates": 5}}
-    return merge([("rough", rough(seed, clients=8).to_json()), ("mine", mine)])
+    return merge([("rough", rough(seed, clients=8).to_json()), ("mine", {"strategy": strategy, **RESTORED})])
 
 
 ROUNDS_FIRST = {"strategy": "fedavg", "clients_per_round": 6}
@@ -133,7 +134,7 @@ def test_phases_follow_each_other_whatever_goes_wrong(seed: int, phases: list[di
     ended: list[Ended] = []
     first = prove(_phased(seed, phases), every=5, notes=[lambda simulation: Ended(simulation, ended)])
     assert ended[0].phase == len(phases) - 1
-    assert first.restarts > 0
+    assert first.restarts > 3
 
 
 @pytest.mark.prove
@@ -150,6 +151,7 @@ def _phased(seed: int, phases: list[dict[str, Any]]) -> Config:
         "downlink": {"codec": "raw"},
         "submodel": {"name": "none"},
         "robust": {"clip": 0.0},
+        **RESTORED,
     }
     return merge([("rough", rough(seed, clients=12).to_json()), ("mine", mine)])
 

@@ -39,7 +39,7 @@ OVERLAP = {
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {  # strategy, tables, workers
     "feedback": ("fedasync", {"uplink": {"codec": FEEDBACK}, "fleet": ROUGH}, 0),
-    "kept": ("fedbuff", {"run": {"workload": "kept"}, "fleet": ROUGH}, 0),
+    "kept": ("fedbuff", {"run": {"workload": "kept"}, "model": {"buffers": "local"}, "fleet": ROUGH}, 0),
     "processes": ("fedbuff", {"uplink": {"codec": FEEDBACK}}, 1),
     "batched": ("fedbuff", STACKED, 0),
     "stacks of workers": ("fedbuff", STACKED, 2),
@@ -56,9 +56,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {  # strategy, tables, wo
 
 
 class Keeping(Synthetic):
-    """Keeps a number from one training of a device to the next, which goes into its weights."""
+    """Keeps a number from one training of a device to the next, which goes into its weights, and a buffer."""
 
     name = "kept"
+
+    def buffers(self, model: Any) -> list[str]:
+        """What no other device gets."""
+        return ["output.bias"]
 
     def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         before = int(self.kept or b"0")
