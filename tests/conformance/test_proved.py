@@ -72,7 +72,6 @@ def test_a_change_after_what_was_proved_is_found_and_nothing_is_noted(place: Pla
     assert place.record.read_bytes() == noted
 
 
-@ON_DISK
 def test_the_log_that_was_proved_may_not_change(place: Place) -> None:
     place.work(10)
     place.verify()
