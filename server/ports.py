@@ -5,6 +5,7 @@ Health on the first two, reflection on the operators'.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import resource
@@ -145,10 +146,9 @@ class Ports:
         await self._tell_health(self.status)
 
     async def close(self, grace_s: float) -> None:
-        """Say NOT_SERVING, take no more calls, and give those under way `grace_s` seconds."""
+        """Say NOT_SERVING, take no more calls on any port, and give all those under way `grace_s` seconds."""
         await self._tell_health(NOT_SERVING)
-        for server in self._servers:
-            await server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
     def _guard(self, address: str) -> ServerIdentity | None:
         """What the port on this address shows; None: it is plain."""

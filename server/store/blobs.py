@@ -19,6 +19,7 @@ in a short while ago. What is left of uploads goes with its task (`server/upload
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -39,7 +40,7 @@ from anabranch.core.content import (
     digest_like,
     digits,
 )
-from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, TooLarge
+from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreError, TooLarge
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from anabranch.core.model.mapped import MappedFile
 from anabranch.server.failpoints import reach
@@ -182,7 +183,10 @@ class BlobStore:
         return end
 
     def seal(self, update_id: str, digest: str) -> memoryview:
-        """The bytes of a whole upload, mapped, its digest checked. Raises `InvalidUpdate`."""
+        """The bytes of a whole upload, mapped, its digest checked.
+
+        Raises `InvalidUpdate`, and `StoreError` where there is no memory to map it: it stays as it came.
+        """
         check_digest(digest)
         part, whole = self._part(update_id), self._whole(update_id)
         with disk_errors(f"sealing upload {update_id}"):
@@ -190,7 +194,12 @@ class BlobStore:
                 if (taken := self._take(part) or self._take(whole)) is None:
                     raise InvalidUpdate(f"update {update_id!r} was not uploaded: send it from byte 0")
                 known = self._digests.pop(update_id, None)
-            data = _map(taken)
+            try:
+                data = _map_upload(taken)
+            except StoreError:
+                with self._lock:
+                    taken.rename(part)
+                raise
             try:
                 check_bytes(update_id, data, digest, _found(known, data, digest))
             except InvalidUpdate:
@@ -419,6 +428,16 @@ def _map(path: Path) -> memoryview:
         return memoryview(MappedFile(descriptor))
     finally:
         os.close(descriptor)
+
+
+def _map_upload(path: Path) -> memoryview:
+    """As `_map`. Raises `StoreError` where the process may have no more memory: the disk has not failed."""
+    try:
+        return _map(path)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise StoreError("no memory is left for an upload: give the server's process more") from error
 
 
 def _status(path: Path) -> os.stat_result | None:

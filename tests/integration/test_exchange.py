@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from streams import Stream, StreamDevice, stream
@@ -19,6 +20,7 @@ from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.updates import Capability
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
 from anabranch.server.manifest import Manifest
 
 FLOOD = 10_000
@@ -187,6 +189,17 @@ def test_a_stream_on_which_nothing_comes_is_ended(
     assert device.work().decision.verdict == "published", "the device opens another"
 
 
+def refused(operator: OperatorsStub) -> bool:
+    """Whether the operators' port takes no more calls, soon."""
+    until = time.monotonic() + CALL_S
+    while time.monotonic() < until:
+        try:
+            operator.GetMetrics(operators.GetMetricsRequest())
+        except grpc.RpcError:
+            return True
+    return False
+
+
 def test_streams_end_when_the_server_goes_down_and_nobody_waits_for_them(
     tmp_path: Path, manifest: Manifest
 ) -> None:
@@ -207,6 +220,7 @@ def test_streams_end_when_the_server_goes_down_and_nobody_waits_for_them(
         draining = threading.Thread(target=served.close)
         draining.start()
         ends += [one.over() for one in idle]
+        assert refused(operator), "no port waits for what is under way on another"
         busy.say(data[CHUNK:], offset=CHUNK)  # what is under way comes to its end
         assert busy.hear().head.push.decision.verdict == "published"
         ends.append(busy.over())

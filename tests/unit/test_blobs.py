@@ -542,6 +542,39 @@ def test_a_disk_that_is_really_full_says_so() -> None:
         os.close(descriptor)
 
 
+SHORT_OF_MEMORY = """
+import resource, sys
+from pathlib import Path
+from anabranch.core.errors import StoreError
+from anabranch.core.limits import MIB, Limits
+from anabranch.server.store.base import DiskFailed
+from anabranch.server.store.blobs import BlobStore
+store = BlobStore(Path(sys.argv[1]), Limits(free_disk_bytes_min=0))
+store.prepare()
+for n in range(64):
+    store.write("u1", n * MIB, bytes(MIB))
+taken = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (taken + 32 * MIB, hard))
+try:
+    store.seal("u1", sys.argv[2])
+except StoreError as error:
+    assert not isinstance(error, DiskFailed), error
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+print(len(store.seal("u1", sys.argv[2])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bounds what a process maps")
+def test_an_upload_that_no_memory_is_left_for_is_no_failed_disk(folder: Path) -> None:
+    digest = hashlib.sha256(bytes(64 * MIB)).hexdigest()
+    words = [sys.executable, "-c", SHORT_OF_MEMORY, str(folder), digest]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
+    said = "no memory is left for an upload: give the server's process more"
+    assert done.stdout.splitlines() == [said, str(64 * MIB)], "it stays as it came"
+
+
 def test_a_folder_has_one_owner_who_may_die(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     lock = FolderLock(tmp_path / "a" / "b")
