@@ -86,6 +86,7 @@ COLUMNS: dict[str, Tables] = {
     "privacy": {"privacy": {"clip": 1.0, "noise": 0.5, "participations": 16}},
     "crashes": {
         "uplink": {"codec": "ef(0.9)|topk(0.1)|int8(256)|gaps|zstd"},
+        "server": {"snapshot_every_updates": 3},
         "faults": {
             "loss": 0.1,
             "device_crash_every_s": 6.0,
