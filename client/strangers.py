@@ -25,7 +25,8 @@ Place = tuple[str, int]  # host and port
 
 NO_TLS = (
     "what answers there speaks no TLS: an HTTP proxy, a captive portal (open a page in a browser), or a "
-    "server that was started with --insecure"
+    "server in the clear: one that was started with --insecure, or that only this machine reaches, where an "
+    "operator leaves out --identity"
 )
 # What OpenSSL says of bytes that are no record of TLS's. (It names not every alert, and they are many more.)
 NO_RECORDS = frozenset(

@@ -217,7 +217,7 @@ class Models:
         future = self._files.get(wanted)
         if future is None:
             raise UnknownVersion(
-                f"version {wanted.version} is not held: those are that `anabranch admin export --list` has"
+                f"version {wanted.version} is not held: `anabranch admin export --list` names those that are"
             )
         return future.result() if future.done() else await _shared(future)
 

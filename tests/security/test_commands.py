@@ -116,6 +116,8 @@ def test_an_evaluator_beside_a_guarded_server(tmp_path: Path) -> None:
         reported = ("--admin", said["admin_address"])
         assert answer(anabranch(tmp_path, *look, *reported, "--identity", "alice"))["version"] == 0
         assert answer(anabranch(tmp_path, "admin", "status", *reported, "--json"))["best_version"] == 0
+        told = anabranch(tmp_path, "admin", "status", *reported, "--identity", "alice")
+        assert "an operator leaves out --identity" in told.stderr
         for without in (look, (*look, *reported)):
             done = anabranch(tmp_path, *without)
             assert done.returncode == OUTCOMES[NotAuthenticated].exit_code, done.stderr
