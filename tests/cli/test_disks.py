@@ -12,7 +12,7 @@ from commands import anabranch
 from small_disks import kept_disk, own_disk
 
 from anabranch.client.records import Record, write_record
-from anabranch.core.errors import OUTCOMES, StoreError, StoreFull, outcome_of
+from anabranch.core.errors import OUTCOMES, FolderMissing, StoreError, StoreFull, outcome_of
 from anabranch.identity.files import write_private
 
 SIMULATE = ["simulate", "--set", "run.workload=synthetic", "--set", "run.updates_max=40", "--out"]
@@ -54,6 +54,35 @@ def test_a_disk_that_is_really_full(arguments: list[str], tmp_path: Path) -> Non
     exit_code, line = said(arguments, tmp_path, *own_disk(tmp_path / "disk", "8k"))
     assert exit_code == OUTCOMES[StoreFull].exit_code
     assert f"{arguments[-1]}: no space left on the disk" in line
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&- >&-", ">/dev/full"])
+def test_nobody_need_hear_what_is_wrong(streams: str, tmp_path: Path) -> None:
+    exit_code, line = said(["replay", "gone", "--json"], tmp_path, *shell(f'exec "$@" {streams}'))
+    assert (exit_code, "gone is not there" in line) == (OUTCOMES[FolderMissing].exit_code, True)
+    command = [sys.executable, "-m", "anabranch.cli.main", "replay", "gone"]
+    command = [*shell('exec "$@" <&- >&- 2>&-'), *command]
+    assert subprocess.run(command, cwd=tmp_path, timeout=600).returncode == exit_code
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    words = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
+    exit_code, line = said([*SIMULATE, str(tmp_path / "run")], tmp_path, *shell(words))
+    assert exit_code == OUTCOMES[FolderMissing].exit_code
+    assert "the working directory is not there any more" in line
+
+
+def test_no_room_for_a_temporary_file_anywhere(tmp_path: Path) -> None:
+    exit_code, line = said(["check", "synthetic"], tmp_path, *shell('ulimit -f 0; exec "$@"'))
+    assert exit_code == OUTCOMES[StoreError].exit_code
+    assert line.startswith(
+        "error: the folder for temporary files cannot be used: No usable temporary directory"
+    )
+
+
+def shell(words: str) -> list[str]:
+    """A launcher: a shell that does this with a command."""
+    return ["sh", "-c", words, "sh"]
 
 
 def test_an_authority_that_found_no_room_is_not_in_its_own_way(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def main() -> None:
         sys.exit(_refuse_windows())
     if any(sys.argv[1 : len(words) + 1] == words for words in LOOKING_ON):
         _give_way()
+    _open_streams()
     before = signal.getsignal(signal.SIGINT)
     # There is nothing to tidy up yet, and not every library lets go of its import by an exception.
     if before is signal.default_int_handler:
@@ -35,6 +36,15 @@ def main() -> None:
         sys.exit(run())
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _open_streams() -> None:
+    """Some start a program with its streams closed: files would get their numbers, and what goes there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # the least number that is free
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, open(nowhere, mode))  # noqa: SIM115 - as long as the process lives
 
 
 def _give_way() -> None:

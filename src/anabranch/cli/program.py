@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import traceback
 from importlib import import_module
@@ -23,6 +25,7 @@ from anabranch.core.errors import (
     AnabranchError,
     AppError,
     ConfigError,
+    FolderMissing,
     StoreError,
     TooLarge,
     disk_error,
@@ -30,6 +33,8 @@ from anabranch.core.errors import (
 )
 from anabranch.core.text import LAYOUT, visible
 from anabranch.support.heap import uncollected
+
+STDOUT = 1
 
 # Of each command or group of commands its module and its line in the list of all, in their order there. The
 # lines are those of the modules: to import all of them takes a second.
@@ -110,6 +115,7 @@ class _Commands(TyperGroup):
         for name in COMMANDS:  # among which a near one is looked for, where a name is none
             self.get_command(ctx, name)
         if args[0] in COMMANDS:
+            _check_directory()
             self.commands[args[0]] = loaded(args[0])
         return super().resolve_command(ctx, args)
 
@@ -150,6 +156,14 @@ def root(
     """Asynchronous federated learning for real fleets."""
 
 
+def _check_directory() -> None:
+    """Raises `FolderMissing` where nothing could be found: libraries that are imported end the process."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise FolderMissing("the working directory is not there any more: `cd` to one that is") from error
+
+
 def loaded(name: str) -> Any:
     """A command, or a group of them, from its module. Importing all of them takes longer than most run."""
     with uncollected():  # from `main` on
@@ -184,7 +198,7 @@ def run() -> int:
             raise
         return _said(ConfigError(f"{error.name} is not installed, and this command needs it: {command}"))
     except OSError as error:
-        if error.filename is None and error.errno not in NO_SPACE:
+        if error.filename is None and error.errno not in (*NO_SPACE, errno.ENOENT):
             raise
         return _said(_of_disk(error))
     except Exception as error:
@@ -202,7 +216,8 @@ def _of_disk(error: OSError) -> StoreError:
 
     if isinstance(error.filename, str):
         return disk_error(error.filename, error, whose(Path(error.filename), error))
-    return disk_error(error.filename or "what was written", error)
+    what = "the folder for temporary files" if error.errno == errno.ENOENT else "what was written"
+    return disk_error(error.filename or what, error)
 
 
 def _of_part(error: Exception) -> AppError | None:
@@ -226,13 +241,22 @@ def _said(error: AnabranchError) -> int:
         sys.unraisablehook = lambda _: None
     text = masked_text(str(error))
     if "--json" in sys.argv:
-        sys.stdout.write(json_line({"kind": "error", "error": type(error).__name__, "detail": text}))
+        _write_out(json_line({"kind": "error", "error": type(error).__name__, "detail": text}))
     if (logs := sys.modules.get("anabranch.cli.logs")) is not None and logs.is_json():
         logs.log.error("%s", text)  # whoever reads a server's stderr line by line can read this one, too
         return outcome_of(error).exit_code
     console, line = Console(stderr=True, highlight=False, emoji=False), visible(f"error: {text}", LAYOUT)
     console.print(line, style="red", markup=False, soft_wrap=True)
     return outcome_of(error).exit_code
+
+
+def _write_out(line: str) -> None:
+    """To stdout, whose reader may have gone, or its disk be full: what is wrong is on stderr all the same."""
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # nor does the interpreter, at its end
 
 
 def _masked_traceback(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
