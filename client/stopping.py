@@ -13,10 +13,9 @@ from typing import TypeVar
 from anabranch.client.signals import between_locks
 from anabranch.core.errors import AnabranchError, outcome_of
 from anabranch.core.rng import rank
+from anabranch.support.stop_signals import stop_signals
 
 T = TypeVar("T")
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal is closed
 
 
 class Interrupted(BaseException):
@@ -63,9 +62,9 @@ class Bell:
 
 @contextmanager
 def interruptible(bell: Bell) -> Iterator[None]:
-    """Inside, SIGNALS raise `Interrupted` in the main thread; a second one ends the process.
+    """Inside, `stop_signals` raise `Interrupted` in the main thread; a second one ends the process.
 
-    `nohup` keeps its SIGHUP to itself. While the bell is `patient`, they wait for its next `check`.
+    While the bell is `patient`, they wait for its next `check`.
     Elsewhere than in the main thread, signals are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -82,9 +81,7 @@ def interruptible(bell: Bell) -> Iterator[None]:
             raise Interrupted(signal.Signals(number).name)
         bell.stopping = True
 
-    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    numbers = [number for number in SIGNALS if not (under_nohup and number == signal.SIGHUP)]
-    previous = {number: signal.signal(number, between_locks(interrupt)) for number in numbers}
+    previous = {number: signal.signal(number, between_locks(interrupt)) for number in stop_signals()}
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -33,6 +32,7 @@ from anabranch.protos.convert import cohort_from_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.keepers_pb2_grpc import KeepersServicer, add_KeepersServicer_to_server
+from anabranch.support.stop_signals import stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -182,14 +182,14 @@ def serves(papers: KeeperPapers, address: str) -> bool:
 async def serve(
     keeper: Keeper, address: str, ready: Callable[[str], None], told: Told, stop: threading.Event
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`; what is being answered then is answered.
+    """Serve until one of `stop_signals` or `stop`; what is being answered then is answered.
 
     `ready` is told the address. Raises `PortInUse`, `ConfigError`.
     """
     server, status, where = await _port(keeper, address, told)
     loop = asyncio.get_running_loop()
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, stop.set)
     ready(where)
     await loop.run_in_executor(None, stop.wait)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -69,6 +68,7 @@ from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Listener, Writer
 from anabranch.support.heap import bound_heap, use_small_pages
+from anabranch.support.stop_signals import stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -513,8 +513,7 @@ async def first(*events: asyncio.Event) -> None:
 def stop_on_signals(stop: asyncio.Event) -> None:
     """Have SIGTERM, SIGINT and a closed terminal set it, where this is the main thread."""
     loop = asyncio.get_running_loop()
-    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    for number in (signal.SIGTERM, signal.SIGINT, *(() if under_nohup else (signal.SIGHUP,))):
+    for number in stop_signals():
         try:
             loop.add_signal_handler(number, stop.set)
         except (RuntimeError, ValueError, NotImplementedError):
