@@ -21,6 +21,7 @@ from anabranch.core.config.ranges import SERVED
 from anabranch.core.config.tables import ClientTable, Config
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.core.model.metrics import finite
+from anabranch.core.model.params import ParamSpec
 from anabranch.strategies.submodels.progressive import grown
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.calls import data_of
@@ -53,7 +54,8 @@ class Follower:
     `on_failure` hears of errors that pass; a report that fails is one of them. `on_answer` hears that the
     server is there. `kept`: of a device, for its own buffers. `goal`: what the run is judged by, if that is
     known: an App that does not measure it is an error. `frozen_sha256` (hex): of the run's frozen
-    tensors that travel apart, where that is known.
+    tensors that travel apart, and `served` the run's model, where they are known: with the latter a
+    `ManifestMismatch` names the first tensor that differs.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Follower:
         goal: Goal = UNNAMED,
         config: Mapping[str, Any] | None = None,
         frozen_sha256: str = "",
+        served: ParamSpec | None = None,
     ) -> None:
         self._goal = goal
         self._settings = settings or ClientTable()
@@ -89,6 +92,8 @@ class Follower:
         self._seed = fresh_seed()
         self._local = LocalTrainer(app, self._settings, threads, neighbours=neighbours)
         self._local.kept = kept or Keepsake()
+        if served is not None:
+            self._local.adopt(served)
         self._examples = data_of(app, shard)
         run = Config.from_json(config or {})
         self._growth = None if config is None else grown(run, self._local.spec)

@@ -25,6 +25,7 @@ from anabranch.client.clocks import check_unreached
 from anabranch.client.listed import ListedJob, read_jobs
 from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.model.params import ParamSpec
 from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.protos import convert
 from anabranch.protos.v1 import jobs_pb2 as jobs_pb
@@ -301,6 +302,12 @@ class OperatorClient:
             "frozen_sha256": s.manifest.frozen_sha256.hex(),
         }
         return RunStatus(**_told(s, RunStatus, more))
+
+    def model(self) -> ParamSpec:
+        """The tensors of the run's model. Raises `ManifestMismatch` where they cannot be read."""
+        return convert.manifest_from_proto(
+            self._call(self._stub.GetStatus, operators.GetStatusRequest()).manifest
+        )
 
     def jobs(self) -> list[ListedJob]:
         """The runs of a server, in the order in which they were added; the only one has no name."""

@@ -273,6 +273,7 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
             goal=Goal.of_json(config or {}),
             config=config,
             frozen_sha256="" if status is None else status.frozen_sha256,
+            served=None if sink is None else sink.model(),
         )
 
 

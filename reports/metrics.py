@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from anabranch.core.model.metrics import ACCURACY, LOSS, plain
 from anabranch.reports.result import Point, Result, measured_names
 from anabranch.reports.scales import Axis
-from anabranch.reports.text import COUNT, PERCENT, Unit, clipped, number_text, percent_text
+from anabranch.reports.text import COUNT, PERCENT, Unit, clipped, count_text, number_text, percent_text
 
 NAME_CHARS_MAX = 24
 
@@ -51,7 +51,10 @@ def metric_text(name: str, figure: float | None, digits: int = 3) -> str:
 
 
 def final_text(r: Result) -> str:
-    """The last measurement in words: what the run is judged by with the best of it, then the rest."""
+    """The last measurement in words: what the run is judged by with the best of it, then the rest.
+
+    And of which version it is, where others came after it.
+    """
     names, goal = metric_names([r]), r.goal
     if not names:
         return "not measured"
@@ -60,7 +63,9 @@ def final_text(r: Result) -> str:
         return ", ".join(told)
     known = [v for p in r.history if (v := value(p, names[0])) is not None]
     best = metric_text(names[0], max(known, key=goal.signed))
-    return ", ".join([f"{told[0]} (best {best})", *([] if names[0] == ACCURACY else told[1:])])
+    last = r.history[-1].version
+    at = "" if last == r.versions else f" at version {count_text(last)}"
+    return ", ".join([f"{told[0]}{at} (best {best})", *([] if names[0] == ACCURACY else told[1:])])
 
 
 def axis_of(name: str, runs: Sequence[Result]) -> Axis:

@@ -20,7 +20,8 @@ Settings = dict[str, Any]  # `table.key` -> value
 PLACES = frozenset(
     {
         *("run.name", "run.data_path", "run.keep_payloads", "ray.address"),
-        *("server.address", "server.admin_address", "server.database", "server.data_dir"),
+        *("server.address", "server.admin_address", "server.metrics_address", "server.database"),
+        *("server.data_dir", "server.archive"),
         *("identity.folder", "identity.join_address"),
         *("limits.message_bytes_max", "limits.chunk_bytes_max"),
     }

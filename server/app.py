@@ -49,7 +49,7 @@ from anabranch.server.history import head_at
 from anabranch.server.intake import Intake
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, read_manifest
 from anabranch.server.metrics import Metrics
-from anabranch.server.models import Models
+from anabranch.server.models import ModelRequest, Models
 from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
 from anabranch.server.ports import Ports
 from anabranch.server.presence import Presence
@@ -233,6 +233,9 @@ async def led_run(
 
 async def _begin(run: LiveRun, recovered: Recovered, tenure: Tenure) -> None:
     """What comes before the first call of others."""
+    if await run.writer.look_store(lambda store: store.metrics(run.writer.glance.version)):
+        # Its file is not there where the data come from a backup, and it may be the best.
+        await run.writer.look(lambda e: run.models.keep(e, ModelRequest(e.version, "exact")))
     await run.writer.look_store(partial(_rate, run.models))
     tenure.watch(run.writer)
     if recovered.said:

@@ -361,7 +361,8 @@ class Operators(Guarded, OperatorsServicer):
         if best is None:
             raise UnknownVersion(
                 "no version that is held was measured by what the run is judged by: "
-                "`anabranch evaluate APP --admin ...` does it"
+                "`anabranch evaluate APP --admin ...` does it; of all that were ever measured, as before a "
+                "backup was put back, `anabranch report` of the stopped server's data has the best"
             )
         return best[0]
 

@@ -108,7 +108,7 @@ def open_file(path: Path, flags: int) -> int:
 
 def sync_file(path: Path) -> None:
     """Make the bytes of a file durable."""
-    _sync(path, 0)
+    _sync(open_file(path, os.O_RDONLY))
 
 
 def begin_write_out(descriptor: int) -> None:
@@ -122,12 +122,11 @@ def begin_write_out(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    _sync(folder, os.O_DIRECTORY)
+    """Make the names in a folder durable. It may be a link: data may lie on another disk."""
+    _sync(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def _sync(path: Path, flags: int) -> None:
-    descriptor = open_file(path, os.O_RDONLY | flags)
+def _sync(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     finally:

@@ -432,3 +432,4 @@ def test_a_follower_is_on_the_machine_of_its_operators(run: Run) -> None:
     away = run("evaluate", ["synthetic", "--once", "--admin", "[fd00::1]:9001/wards"])
     assert away.code == OUTCOMES[ConfigError].exit_code
     assert "[fd00::1]:7070/wards is another machine" in away.err
+    assert "following [fd00::1]:7070/wards; --server HOST:PORT names another" in away.err

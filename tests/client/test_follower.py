@@ -172,6 +172,9 @@ def test_the_first_difference_of_two_models_is_named() -> None:
     other = first_weights() | {"hidden.bias": np.zeros(33, np.float32)}
     with pytest.raises(ManifestMismatch, match=r"App has hidden.bias \(32,\) float32, the server .* \(33,\)"):
         local.adopt(ParamSpec.of(other))
+    following = Following(Publisher(1))
+    with pytest.raises(ManifestMismatch, match=r"App has hidden.bias \(32,\) float32, the server .* \(33,\)"):
+        Follower(Synthetic(), following, Shard("test"), served=ParamSpec.of(other))
 
 
 def test_a_device_says_what_it_is(tmp_path: Path) -> None:

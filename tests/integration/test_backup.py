@@ -299,3 +299,20 @@ def _await_push(process: Process, version: int) -> None:
         if said["kind"] == "pushed" and said["version"] >= version:
             return
     raise AssertionError("the device has ended")
+
+
+def test_a_data_directory_may_be_a_link_to_another_disk(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("data", "again"):
+        (tmp_path / f"disk-{name}").mkdir()
+        (tmp_path / name).symlink_to(f"disk-{name}")
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        served.device().work()
+    assert verify(tmp_path / "data").problems == ()
+    assert (tmp_path / "disk-data" / "proved").is_dir(), caplog.text
+    back_up(tmp_path / "data", tmp_path / "backup")
+    put_back(tmp_path / "backup", tmp_path / "again", None)
+    with Served(server_config(tmp_path / "again"), manifest) as served:
+        served.device().work()
+    assert verify(tmp_path / "again").problems == ()

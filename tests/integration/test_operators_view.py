@@ -56,6 +56,24 @@ def test_the_best_version_stays_and_can_be_exported(tmp_path: Path, manifest: Ma
     assert (tmp_path / "again").read_bytes() == (tmp_path / "best").read_bytes()
 
 
+def test_the_newest_version_may_be_the_best_where_the_cache_is_gone(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """As it is after a backup was put back: no backup has it."""
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served:
+        device = served.device()
+        for accuracy in (0.9, 0.5):
+            device.work()
+            measured(served, accuracy)
+    for path in (tmp_path / "data" / "models").rglob("*.bin"):
+        path.unlink()
+    with Served(config, manifest) as served, served.admin() as client:
+        assert client.status().best_version == 2
+        served.device().work()
+        assert client.export(tmp_path / "best", best=True) == 2
+
+
 def test_the_best_is_by_what_the_run_is_judged_by(tmp_path: Path, manifest: Manifest) -> None:
     config = server_config(tmp_path / "data", run={"metric": "mse", "mode": "min"})
     with Served(config, manifest) as served, served.admin() as client:

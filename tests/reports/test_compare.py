@@ -109,9 +109,16 @@ def test_a_name_of_several_settings_is_told_with_its_table(record: Callable[...,
     ]
 
 
+ELSEWHERE = {"metrics_address": "127.0.0.1:9464", "archive": "gone"}
+
+
 def test_another_fleet_is_told_of_every_row_and_another_place_of_none(record: Callable[..., Result]) -> None:
     few = {"fleet": {"clients": 4}, "server": {"data_dir": "a"}, "run": {"seed": 0}}
-    many = {"fleet": {"clients": 8, "split": "iid"}, "server": {"data_dir": "b"}, "run": {"seed": 0}}
+    many = {
+        "fleet": {"clients": 8, "split": "iid"},
+        "server": {**ELSEWHERE, "data_dir": "b"},
+        "run": {"seed": 0},
+    }
     again: dict[str, object] = {"fleet": {}, "run": {"seed": 1}}  # as many by default
     runs = [record("fedavg", config=few), record(config=many), record(seed=1, config=again)]
     found = [(r.label, r.seeds) for r in compare(runs)]

@@ -130,4 +130,5 @@ def test_an_older_result_is_judged_as_it_was(result: Result) -> None:
     point = replace(result.history[0], accuracy=0.75, metrics={})
     older = replace(result, metric="auto", mode="auto", target=None, target_accuracy=0.7, history=(point,))
     assert (older.goal.metric, older.goal.mode, older.goal.target) == ("accuracy", "max", 0.7)
-    assert final_text(older) == "accuracy 75.00 % (best 75.00 %)"
+    assert final_text(older) == f"accuracy 75.00 % at version {point.version} (best 75.00 %)"
+    assert final_text(replace(older, versions=point.version)) == "accuracy 75.00 % (best 75.00 %)"

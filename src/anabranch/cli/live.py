@@ -320,7 +320,7 @@ def evaluate(
     out = out and out.absolute()  # an App may change the working directory
     options = FollowerOptions(
         app=app_spec(app, flower),
-        server=server_address or devices_beside(admin_address or ADMIN_ADDRESS),
+        server=server_address or _beside(admin_address, output),
         admin=admin_address,
         role=on,
         seed=seed,
@@ -337,6 +337,13 @@ def evaluate(
             with out.open("a", encoding="utf-8") as lines:
                 lines.write(json_line(row))
         output.event("evaluated", f"version {measured.version}: {_measured_text(measured.metrics)}", **row)
+
+
+def _beside(admin_address: str, output: Output) -> str:
+    """The devices' port that is followed where none was named, which is said."""
+    found = devices_beside(admin_address or ADMIN_ADDRESS)
+    output.warn(f"following {found}; --server HOST:PORT names another")
+    return found
 
 
 @dataclass
