@@ -181,7 +181,8 @@ def test_no_exchange_is_lost_or_merged_twice_whatever_the_network_does() -> None
 
 
 def test_what_was_promised_holds_with_faults_on() -> None:
-    settings = elastic(faults={**NETWORK, **CRASHES, "until_s": 25.0}, run={"virtual_s_max": 40.0})
+    faults, server = {**NETWORK, **CRASHES, "until_s": 25.0}, {"snapshot_every_updates": 2}
+    settings = elastic(faults=faults, server=server, run={"virtual_s_max": 40.0})
     digests = []
     for _ in range(2):
         with open_simulation(settings, app=Counted()) as simulation:

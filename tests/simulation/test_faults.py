@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fleets import Ones, config
-from rough import MADE_MIN, STRATEGIES, Proved, prove, prove_twice, rough
+from rough import MADE_MIN, STRATEGIES, Proved, prove, prove_twice, restored, rough
 
 from anabranch.core.config.faults import Fate, FaultKind, FaultsTable, MessageFaults, length_s
 from anabranch.core.config.ranges import LOT
@@ -42,15 +42,6 @@ EVERY_FAULT = {
     "device-crash",
     "server-crash",
 }
-
-
-def restored(settings: Config, snapshot_every_updates: int) -> Config:
-    """The same with a server that dies often, and that a snapshot is there of when it comes back."""
-    more = {
-        "server": {"snapshot_every_updates": snapshot_every_updates},
-        "faults": {"server_crash_every_s": 5.0},
-    }
-    return merge([("settings", settings.to_json()), ("restored", more)])
 
 
 def short(seed: int) -> Config:

@@ -17,6 +17,7 @@ from anabranch.core.model.params import Vector
 from anabranch.core.snapshot import state_digest
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import Simulation, open_simulation, simulate
+from anabranch.simulation.server import Process
 from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.digits import Digits
 
@@ -93,7 +94,7 @@ def test_a_run_replays_to_the_same_digest(policy: str, tmp_path: Path) -> None:
     settings = config(
         model={"buffers": policy},
         run={"updates_max": 24},
-        faults={"server_crash_every_s": 10.0, "device_crash_every_s": 20.0},
+        faults={"server_crash_every_s": 2.0, "server_down_s": 0.5, "device_crash_every_s": 20.0},
         server={"snapshot_every_updates": 5},
         uplink={"codec": "ef(0.9)|topk(0.1)|int8"},
         downlink={"codec": "log(1)"},
@@ -102,6 +103,8 @@ def test_a_run_replays_to_the_same_digest(policy: str, tmp_path: Path) -> None:
     with open_simulation(settings, app=Normed()) as simulation:
         simulation.run()
         expected = state_digest(simulation.engine)
+        assert isinstance(simulation.server, Process)
+        assert simulation.server.restarts > 1
     result = simulate(settings, tmp_path, app=Normed())
     outcome = replay_run(tmp_path, app=Normed())
     assert outcome.matches

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fleets import Diverging, Ones, config, events
-from rough import STRATEGIES, prove, rough
+from rough import STRATEGIES, prove, restored, rough
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
@@ -75,7 +75,9 @@ def test_a_seed_has_one_history(workers: int) -> None:
 
 @pytest.mark.parametrize("seed", range(len(STRATEGIES)))
 def test_every_promise_is_kept_whatever_goes_wrong(seed: int) -> None:
-    assert prove(overlapping(rough(seed, clients=12)), every=5).versions > 5
+    proved = prove(overlapping(restored(rough(seed, clients=12), 3)), every=5)
+    assert proved.versions > 5
+    assert proved.restarts > 3
 
 
 @pytest.mark.prove

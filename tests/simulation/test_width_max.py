@@ -139,9 +139,8 @@ def test_a_fleet_that_bears_nothing_of_the_run_is_refused_at_the_start() -> None
 
 def test_a_crash_of_the_server_forgets_no_width() -> None:
     faults = {"server_crash_every_s": 4.0, "timeout_s": 5.0}
-    settings = merge(
-        [("base", config(submodel=RANDOM, fleet=HALF).to_json()), ("faults", {"faults": faults})]
-    )
+    more = {"faults": faults, "server": {"snapshot_every_updates": 1}}
+    settings = merge([("base", config(submodel=RANDOM, fleet=HALF).to_json()), ("faults", more)])
     bears = speed_profile(settings.fleet, settings.run.seed).width_max
     for name, shares in parts(settings).items():
         assert max(shares) <= bears[int(name[-4:])]

@@ -119,6 +119,15 @@ def rough(seed: int, clients: int = 50, **faults: Any) -> Config:
     return merge([("base", base.to_json()), ("strategy", {"strategy": params})])
 
 
+def restored(settings: Config, snapshot_every_updates: int) -> Config:
+    """The same with a server that dies often, and that a snapshot is there of when it comes back."""
+    more = {
+        "server": {"snapshot_every_updates": snapshot_every_updates},
+        "faults": {"server_crash_every_s": 5.0},
+    }
+    return merge([("settings", settings.to_json()), ("restored", more)])
+
+
 class Note(Protocol):
     """Somebody who looks on at a run."""
 
