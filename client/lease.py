@@ -67,6 +67,7 @@ class LeaseKeeper:
         self._transport, self._bell, self._tell = transport, bell, tell
         self.pulse = Pulse(beat, bell.now)
         self._unwanted: set[str] = set()
+        self._failing = ""  # how heartbeats fail, which is told once
         self.progress = WorkProgress(bell.now)
 
     def check(self, task_id: str) -> None:
@@ -86,8 +87,11 @@ class LeaseKeeper:
         try:
             answer = self._transport.heartbeat(task.task_id, self.progress.value())
         except AnabranchError as error:
-            self._tell("failed", call="heartbeat", error=type(error).__name__, detail=str(error))
+            before, self._failing = self._failing, type(error).__name__
+            if before != self._failing:
+                self._tell("failed", call="heartbeat", error=self._failing, detail=str(error))
             return []
+        self._failing = ""
         return [notice.kind for notice in answer.notices if notice.task_id in ("", task.task_id)]
 
     def end(self, task_id: str) -> None:

@@ -80,8 +80,9 @@ class RunFolder:
         return (self.folder / RESULT_FILE).is_file() or self._silent_s() > SILENT_S
 
     def _silent_s(self) -> float:
+        """Who writes now writes at this clock's now: a time to come is of before it was set back."""
         path = self.folder / EVENTS_FILE
-        return time.time() - path.stat().st_mtime if path.is_file() else SILENT_S * 2
+        return abs(time.time() - path.stat().st_mtime) if path.is_file() else SILENT_S * 2
 
     def _result(self) -> dict[str, Any] | None:
         path = self.folder / RESULT_FILE

@@ -189,6 +189,7 @@ def test_what_a_simulation_says_at_the_end_can_be_pasted(folder: Path) -> None:
         said = anabranch(folder, *simulate, "--seed", seed).stdout
         for line in commands_in(said):
             paste(line, folder)
+        assert ("anabranch compare" in said) == (seed == "2"), "one run alone is compared with nothing"
         found = re.search(r"model: (\S+), the best version (\S+)", said)
         assert found
         assert [set(load_file(folder / name)) for name in found.groups()] == [{"w"}, {"w"}]

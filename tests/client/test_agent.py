@@ -14,6 +14,7 @@ from federations import first_weights
 
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultsTable, FaultyTransport, MessageFaults
+from anabranch.client.lease import LeaseKeeper
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import HeartbeatAnswer, PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
@@ -25,11 +26,13 @@ from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import (
     AnabranchError,
     AppError,
+    ClocksDisagree,
     InvalidUpdate,
     ManifestMismatch,
     Overloaded,
     StoreError,
     StoreLocked,
+    Unavailable,
     UnknownTask,
 )
 from anabranch.core.model.params import ParamSpec
@@ -358,6 +361,37 @@ def test_a_cancelled_task_ends_in_the_midst_of_its_work(endless: str, tmp_path: 
     assert federation.kinds() == ["enrolled", "granted", "fetched", "cancelled", "stopped"]
     assert federation.server.engine.counters.applied == 0
     assert transport.progress == sorted(set(transport.progress))  # it grew from beat to beat
+
+
+class Deaf(LocalTransport):
+    """Its heartbeats fail: twice for one reason, three times for another, and after one that counts again."""
+
+    fails: tuple[type[AnabranchError] | None, ...] = (
+        *(ClocksDisagree, ClocksDisagree, Unavailable, Unavailable, Unavailable, None, Unavailable),
+    )
+
+    def __init__(self, server: LocalServer) -> None:
+        super().__init__(server, "a")
+        self.beats = 0
+
+    def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
+        self.beats += 1
+        if why := self.fails[self.beats - 1]:
+            raise why(f"in the test's beat {self.beats}")
+        return super().heartbeat(task_id, progress)
+
+
+def test_heartbeats_that_fail_are_told_once_for_each_change(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    transport = Deaf(federation.server)
+    told: list[tuple[str, dict[str, Any]]] = []
+    keeper = LeaseKeeper(transport, lambda: None, Bell(), lambda kind, **data: told.append((kind, data)))
+    task = Task("t", "a", 0, 0.0, 60.0, 60.0, 1, LocalPlan())
+    for _ in transport.fails:
+        keeper.renew(task)
+    assert [(kind, data["error"], data["detail"][-1]) for kind, data in told] == [
+        *(("failed", "ClocksDisagree", "1"), ("failed", "Unavailable", "3"), ("failed", "Unavailable", "7")),
+    ]
 
 
 def test_stop_ends_a_wait(tmp_path: Path) -> None:

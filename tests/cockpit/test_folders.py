@@ -116,10 +116,11 @@ def test_who_was_away_for_long_hears_how_much_was_left_out(whole: Path, tmp_path
     assert news["dropped"] == 4 * len(growing.lines) - 200
 
 
-def test_a_run_that_was_killed_is_said_to_be(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ago_s", [3600.0, -3600.0], ids=["long ago", "and then the clock was set back"])
+def test_a_run_that_was_killed_is_said_to_be(whole: Path, tmp_path: Path, ago_s: float) -> None:
     growing = Growing(whole, tmp_path / "run")
     growing.write(b"".join(growing.lines[:50]))
-    long_ago = (tmp_path / "run" / "events.jsonl").stat().st_mtime - 3600
+    long_ago = (tmp_path / "run" / "events.jsonl").stat().st_mtime - ago_s
     os.utime(tmp_path / "run" / "events.jsonl", (long_ago, long_ago))
     with entered(tmp_path / "run", cwd=tmp_path) as browser:
         head = browser.get("/api/runs/run")

@@ -33,6 +33,7 @@ BECOMES = {
     "latest": "those of the newest update",
     "local": "of which each device keeps its own",
 }
+UNLESS = "unless the server's settings say another model.buffers"
 
 
 def init(
@@ -98,7 +99,7 @@ def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: T
     lines = [f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors"]
     if spec.buffers:
         numbers = count_text(spec.buffer_places.size)
-        lines.append(f"buffers: {len(spec.buffers)} tensors of {numbers} numbers, {BECOMES[policy]}")
+        lines.append(f"buffers: {len(spec.buffers)} tensors of {numbers} numbers, {BECOMES[policy]} {UNLESS}")
     frozen_bytes = frozen_size_bytes(spec)
     if frozen_bytes:
         trained = count_text(spec.size)

@@ -108,10 +108,7 @@ def read_token(file: Path) -> tuple[str, str]:
     The file has the token alone, or the device's line of what `enrol` has written, with the head or without.
     Raises `ConfigError`.
     """
-    try:
-        rows = _rows(file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--token-file {file} cannot be read as text in UTF-8: {error}") from error
+    rows = _rows("--token-file", file)
     if rows and tuple(rows[0]) == COLUMNS:
         del rows[0]
     if len(rows) != 1 or len(rows[0]) not in (1, len(COLUMNS)):
@@ -123,11 +120,17 @@ def read_token(file: Path) -> tuple[str, str]:
     return (line[0], "") if len(line) == 1 else (line[1], line[2])
 
 
-def _rows(file: Path) -> list[list[str]]:
-    """The lines of a table that are not empty; where a comma is for decimals, spreadsheets write others."""
-    text = file.read_text("utf-8-sig")
-    between = next((mark for mark in ";\t" if mark in text.partition("\n")[0]), ",")
-    return [row for row in csv.reader(io.StringIO(text), delimiter=between) if any(row)]
+def _rows(option: str, file: Path) -> list[list[str]]:
+    """The lines of a table that are not empty; where a comma is for decimals, spreadsheets write others.
+
+    Raises `ConfigError`, which names the option that names the file.
+    """
+    try:
+        text = file.read_text("utf-8-sig")
+        between = next((mark for mark in ";\t" if mark in text.partition("\n")[0]), ",")
+        return [row for row in csv.reader(io.StringIO(text), delimiter=between) if any(row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{option} {file} cannot be read as CSV in UTF-8: {error}") from error
 
 
 def enrol(
@@ -180,10 +183,7 @@ def _names(name: str, count: int | None, file: Path | None) -> list[str]:
         raise ConfigError("say who: NAME, NAME with --count N, or --names FILE")
     if file is None:
         return [name] if count is None else [f"{name}-{number}" for number in range(count)]
-    try:
-        rows = _rows(file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--names {file}: it cannot be read as CSV ({error})") from error
+    rows = _rows("--names", file)
     head = [cell.strip().lower() for cell in rows[0]] if rows else []
     column = head.index("name") if "name" in head else 0
     found = [row[column].strip() if column < len(row) else "" for row in rows["name" in head :]]

@@ -56,8 +56,8 @@ def with_run(folder: Path, code: bool = False) -> list[str]:
     """
     beside = [other for other in folder.parent.iterdir() if not other.name.startswith(".")]
     all_runs = len(beside) > 1 and all(holds_run(other) for other in beside)
-    compare = f"{command_line('compare', folder.parent)}/*" if all_runs else command_line("compare", folder)
-    return [command_line("replay", folder, *(["--load-code"] if code else [])), compare]
+    compare = [f"{command_line('compare', folder.parent)}/*"] if all_runs else []
+    return [command_line("replay", folder, *(["--load-code"] if code else [])), *compare]
 
 
 def with_state(folder: Path, ended: bool) -> str:
