@@ -69,7 +69,8 @@ class BatchedTraining:
         """Why trainings of this kind are better done one by one; empty if nothing speaks against a stack.
 
         Known reasons first. Then a trial: two trainings of a few steps, stacked and one by one, must come to
-        the same. So no model is trained otherwise because nobody had thought of its peculiarity.
+        the same, in float32: the rounding of fewer bits would hide other differences. So no model is trained
+        otherwise because nobody had thought of its peculiarity.
         """
         if training.kind not in self._objections:
             found = self._known_objection(training) or self._slower_here(training)
@@ -149,12 +150,17 @@ class BatchedTraining:
         fewer = max(1, 2 * len(training.examples) // 3)  # in smaller batches, so that there is padding
         part = Examples(training.examples.x[:fewer], training.examples.y[:fewer])
         pair = [replace(training, plan=plan), replace(training, plan=plan, examples=part)]
+        runtime = self._trainer.runtime
         try:
-            stacked = self.train(pair, frozen)
+            if runtime.precision != "float32":
+                self.train(pair, frozen)  # which torch may not stack where it does in float32
+            with runtime.exact():
+                stacked = self.train(pair, frozen)
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
             return f"torch cannot stack it: {str(error).splitlines()[0]}"
         for t, result in zip(pair, stacked, strict=True):
-            alone = self._trainer.train(t.vector, frozen, t.examples, t.plan, t.seed, t.submodel)
+            with runtime.exact():
+                alone = self._trainer.train(t.vector, frozen, t.examples, t.plan, t.seed, t.submodel)
             off = float(np.linalg.norm(result.delta - alone.delta))
             near = off <= TRIAL_ERROR_MAX * float(np.linalg.norm(alone.delta)) + 1e-12
             losses = result.metrics["loss"], alone.metrics["loss"]
@@ -214,7 +220,8 @@ class _Stack:
         def scores(w: Any, f: Any, one_x: torch.Tensor) -> Any:
             return library.func.functional_call(module, (w, f), (one_x,))
 
-        with self._runtime.autocast():
+        attention = library.nn.attention  # written out, `vmap` can follow it
+        with self._runtime.autocast(), attention.sdpa_kernel(attention.SDPBackend.MATH):
             found = library.vmap(scores)(weights, fixed, x) if chain is None else chain(weights, x)
             flat = library.nn.functional.cross_entropy(
                 found.flatten(0, 1), classes.flatten(), reduction="none"
@@ -276,7 +283,7 @@ class _Stack:
 def _chain_of(resident: Resident, examples: Examples | None = None) -> LayerChain | None:
     """The chain of layers that a module is, if it is one, and one that takes these examples."""
     chain = LayerChain.of(resident.module, _trained(resident))
-    takes = chain is not None and (examples is None or chain.takes(examples.x.ndim))
+    takes = chain is not None and (examples is None or chain.takes(examples.x.shape))
     return chain if takes else None
 
 

@@ -62,8 +62,12 @@ class StackedSgd:
         into.add_(gradient, alpha=self._scale)
 
     def add_product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
-        """The same of gradients that are left_i right_i, (count, rows, any) and (count, any, columns)."""
-        self._into[name].baddbmm_(left, right, beta=self._keep, alpha=self._scale)
+        """The same of gradients that are left_i right_i, (count, rows, any) and (count, any, columns).
+
+        Of kernels, which have more axes, the columns are all but the first of a model's.
+        """
+        into = self._into[name]
+        into.view(*into.shape[:2], -1).baddbmm_(left, right, beta=self._keep, alpha=self._scale)
 
     def step(self, names: Iterable[str]) -> None:
         """Move the weights of these names, to which gradients were added."""

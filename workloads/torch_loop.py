@@ -72,6 +72,16 @@ class TorchRuntime:
         )
         return found
 
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Inside, computing is in float32, whatever the precision is: trainings can be compared."""
+        given = self.precision, self._dtype
+        self.precision, self._dtype = "float32", self._torch.float32
+        try:
+            yield
+        finally:
+            self.precision, self._dtype = given
+
     def seeded(self, seed: int) -> AbstractContextManager[Any]:
         """Draws of torch inside are fixed by `seed`; outside, torch's generators go on as before."""
         return _Seeded(self._torch, self.device, seed)
@@ -129,14 +139,23 @@ class TorchRuntime:
         optimizer: torch.optim.Optimizer | LocalSgd,
         adjust: Callable[[], None] | None = None,
     ) -> None:
-        """One step of `optimizer` on `loss`; `adjust` may change the gradients first, at true scale."""
-        optimizer.zero_grad(set_to_none=True)
-        self._scaler.scale(loss).backward()
-        if adjust is not None:
-            self._scaler.unscale_(optimizer)
-            adjust()
-        self._scaler.step(optimizer)
-        self._scaler.update()
+        """One step of `optimizer` on `loss`; `adjust` may change the gradients first, at true scale.
+
+        In float16 the scale of the loss begins high: where gradients overflow it is halved, and the step
+        is made again.
+        """
+        scaler, scaled = self._scaler, self._scaler.is_enabled()
+        while True:
+            before = scaler.get_scale()
+            optimizer.zero_grad(set_to_none=True)
+            scaler.scale(loss).backward(retain_graph=scaled)
+            if adjust is not None:
+                scaler.unscale_(optimizer)
+                adjust()
+            scaler.step(optimizer)
+            scaler.update()
+            if not 1.0 <= scaler.get_scale() < before:  # below, the loss itself is not finite
+                return
 
     def _tensors(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
         """The examples as tensors: on the device when they fit, else in the host's memory."""
@@ -163,12 +182,16 @@ class TorchRuntime:
 
 
 class _Seeded:
-    """Seeds all of torch's generators; restores those of the CPU and of a CUDA device at the end."""
+    """Seeds all of torch's generators; restores those of the CPU and of the CUDA devices at the end.
+
+    Of the latter also where training is on a CPU: they are seeded, and whoever uses them goes on.
+    """
 
     def __init__(self, torch_module: ModuleType, device: torch.device, seed: int) -> None:
         self._torch, self._seed = torch_module, seed
-        cuda = [device.index or 0] if device.type == "cuda" else []
-        self._fork = torch_module.random.fork_rng(devices=cuda)
+        cuda = torch_module.cuda
+        used = device.type == "cuda" or cuda.is_initialized()  # else asking would take memory there
+        self._fork = torch_module.random.fork_rng(devices=range(cuda.device_count()) if used else [])
 
     def __enter__(self) -> None:
         self._fork.__enter__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import Vector
 from anabranch.reports.fairness import worst_tenth
 from anabranch.reports.result import Point as Measured
+from anabranch.simulation.executors.names import BATCHED
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.run import open_simulation
 from anabranch.workloads.app import Examples
@@ -50,6 +52,13 @@ def record_of(row: str, run: Run, names: Sequence[str], config: Config) -> Recor
         )
     finally:
         gc.collect()  # a run is a circle of objects, and holds every device's examples
+
+
+def record_on_gpu(row: str, run: Run, names: Sequence[str], config: Config) -> Record:
+    """The same on a CUDA GPU, in float32 and in stacks. Raises `ConfigError` where there is none."""
+    client = replace(config.client, device="cuda", precision="float32")
+    fleet = replace(config.fleet, executor=BATCHED)
+    return record_of(row, run, names, replace(config, client=client, fleet=fleet))
 
 
 def score_of(point: Measured, metric: str) -> float:

@@ -8,12 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from local_apps import Linear
+from local_apps import HiddenDropout, HiddenNorm, Linear
 from torch import nn
 
 from anabranch.core.model.updates import LocalPlan
-from anabranch.workloads import trainer_for
-from anabranch.workloads.app import Examples, Shard
+from anabranch.core.rng import stream
+from anabranch.workloads import App, Examples, Shard, trainer_for
 from anabranch.workloads.batched import BatchedTraining
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.objective import IGNORED
@@ -70,7 +70,7 @@ def test_outputs_and_gradients_are_those_of_vmap(name: str, shape: tuple[int, ..
     x = torch.randn(COUNT, LENGTH, *shape)
     chain = LayerChain.of(module, weights)
     assert chain is not None
-    assert chain.takes(x.ndim - 1)
+    assert chain.takes(x.shape[1:])
 
     def alone(w: Any, one: torch.Tensor) -> Any:
         return torch.func.functional_call(module, w, (one,))
@@ -98,27 +98,15 @@ def gradients_of(
     return losses, {name: w.detach() - moved[name] for name, w in weights.items()}
 
 
-def activation(name: str, in_place: bool) -> Any:
-    """One of the layers, which writes on what it is given where it can and shall."""
-    layer: Any = getattr(nn, name)()
-    if in_place and hasattr(layer, "inplace"):
-        layer.inplace = True
-    return layer
-
-
-@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_the_written_out_passes_are_torchs(name: str, in_place: bool) -> None:
+def assert_torchs(
+    chain: LayerChain,
+    module: nn.Module,
+    weights: dict[str, torch.Tensor],
+    x: torch.Tensor,
+    classes: torch.Tensor,
+    m: torch.Tensor,
+) -> None:
     """Losses and gradients of each model, beside autograd of `cross_entropy` of the module alone."""
-    first, last = activation(name, in_place), activation(name, in_place)
-    module = nn.Sequential(
-        nn.Flatten(), nn.Tanh(), nn.Linear(6, 8), first, nn.Linear(8, 5), nn.Linear(5, 3), last
-    )
-    weights = stacked(module)
-    x, classes = torch.randn(COUNT, LENGTH, 2, 3), torch.randint(3, (COUNT, LENGTH))
-    m = torch.rand(COUNT, LENGTH) * (torch.rand(COUNT, LENGTH) > 0.3)
-    chain = LayerChain.of(module, weights)
-    assert chain is not None
     losses, gradients = gradients_of(chain, weights, x, classes, m)
     assert set(gradients) == set(weights)
     assert not losses.requires_grad
@@ -130,6 +118,131 @@ def test_the_written_out_passes_are_torchs(name: str, in_place: bool) -> None:
         alone = torch.autograd.grad(loss, list(own.values()))
         for n, g in zip(own, alone, strict=True):
             torch.testing.assert_close(gradients[n][i], g, rtol=1e-4, atol=1e-6)
+
+
+def activation(name: str, in_place: bool) -> Any:
+    """One of the layers, which writes on what it is given where it can and shall."""
+    layer: Any = getattr(nn, name)()
+    if in_place and hasattr(layer, "inplace"):
+        layer.inplace = True
+    return layer
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_the_written_out_passes_are_torchs(name: str, in_place: bool) -> None:
+    first, last = activation(name, in_place), activation(name, in_place)
+    module = nn.Sequential(
+        nn.Flatten(), nn.Tanh(), nn.Linear(6, 8), first, nn.Linear(8, 5), nn.Linear(5, 3), last
+    )
+    weights = stacked(module)
+    x, classes = torch.randn(COUNT, LENGTH, 2, 3), torch.randint(3, (COUNT, LENGTH))
+    m = torch.rand(COUNT, LENGTH) * (torch.rand(COUNT, LENGTH) > 0.3)
+    chain = LayerChain.of(module, weights)
+    assert chain is not None
+    assert_torchs(chain, module, weights, x, classes, m)
+
+
+IMAGES = {
+    "as they come": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 3, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+            nn.Linear(36, 5),
+            nn.ReLU(),
+            nn.Linear(5, 3),
+        ),
+        (1, 12, 12),
+    ),
+    "no square": (
+        lambda: nn.Sequential(
+            nn.ReLU(inplace=True),
+            nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(0, 1)),
+            nn.AvgPool2d((2, 3), stride=1, padding=1),
+            nn.Tanh(),
+            nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 2, stride=2)),
+            nn.Flatten(),
+            nn.ReLU(),
+            nn.Linear(16, 3),
+        ),
+        (2, 9, 7),
+    ),
+}
+each_image = pytest.mark.parametrize("name", IMAGES)
+
+
+@each_image
+def test_the_passes_of_images_are_torchs(name: str) -> None:
+    made, shape = IMAGES[name]
+    module = made()
+    weights, x = stacked(module), torch.randn(COUNT, LENGTH, *shape)
+    chain, given = LayerChain.of(module, weights), x.clone()
+    assert chain is not None
+    assert chain.takes(x.shape[1:])
+    classes = torch.randint(3, (COUNT, LENGTH))
+    m = torch.rand(COUNT, LENGTH) * (torch.rand(COUNT, LENGTH) > 0.3)
+    assert_torchs(chain, module, weights, x, classes, m)
+    assert torch.equal(x, given)
+    alone = [
+        torch.func.functional_call(module, {n: w[i] for n, w in weights.items()}, (x[i].clone(),))
+        for i in range(COUNT)
+    ]
+    torch.testing.assert_close(chain(weights, x), torch.stack(alone), rtol=1e-5, atol=1e-6)
+
+
+class Pictures(App):
+    """One of the models of images, and pictures of its shape."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._made, self._shape = IMAGES[name]
+
+    def model(self) -> Any:
+        return self._made()
+
+    def data(self, shard: Shard) -> Examples:
+        draws = stream(shard.index, "pictures")
+        count = 20 + 13 * shard.index
+        x = draws.standard_normal((count, *self._shape)).astype(np.float32)
+        return Examples(x, draws.integers(0, 3, count))
+
+
+@each_image
+@pytest.mark.parametrize(
+    "plan",
+    [LocalPlan(epochs=2, batch_size=16), LocalPlan(steps=9, momentum=0.9, weight_decay=0.1, proximal_mu=0.2)],
+    ids=["plain", "velocities"],
+)
+def test_a_stack_of_images_is_its_trainings(name: str, plan: LocalPlan) -> None:
+    trainer = cast("TorchTrainer", trainer_for(Pictures(name)))
+    start = trainer.spec.flatten(trainer.initial(0))
+    trainings = [
+        Training(start, trainer.app.data(Shard("train", i, 3)), plan, seed)
+        for i, seed in ((0, 5), (2, 6), (1, 7))
+    ]
+    for training, found in zip(trainings, BatchedTraining(trainer).train(trainings, {}), strict=True):
+        alone = trainer.train(start, {}, training.examples, plan, training.seed)
+        assert np.linalg.norm(alone.delta) > 0.01
+        np.testing.assert_allclose(found.delta, alone.delta, rtol=1e-4, atol=1e-6)
+        assert found.metrics["loss"] == pytest.approx(alone.metrics["loss"], rel=1e-5)
+
+
+def test_images_that_have_no_room_are_left_to_vmap() -> None:
+    """Too large for their patches, or for a kernel too small; or no images at all."""
+    module = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Conv2d(3, 4, 5), nn.Flatten(), nn.LazyLinear(3)
+    )
+    module(torch.zeros(1, 2, 20, 20))
+    chain = LayerChain.of(module, stacked(module))
+    assert chain is not None
+    sides = {side: chain.takes((LENGTH, 2, side, side)) for side in (11, 12, 20, 44, 45)}
+    assert sides == {11: False, 12: True, 20: True, 44: True, 45: False}  # 18 (side - 2)^2 <= 2^15
+    assert not chain.takes((LENGTH, 20, 20))
+    assert not chain.takes((LENGTH, 800))
 
 
 def test_scores_of_any_size_have_a_loss() -> None:
@@ -264,6 +377,53 @@ def test_an_app_that_names_what_is_trained_is_refused_for_that() -> None:
     assert "another result" in BatchedTraining(trainer).objection(training, trainer.frozen)
 
 
+class Attentive(nn.Module):
+    """One layer of attention over the rows of a digit."""
+
+    def __init__(self, hidden: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.hidden = nn.Linear(8, 16), hidden
+        self.layer = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.out = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.hidden(self.inner(x.unflatten(1, (8, 8))))
+        found: torch.Tensor = self.out(self.layer(rows, rows, rows, need_weights=False)[0].mean(1))
+        return found
+
+
+class Attending(Digits):
+    """A model of it."""
+
+    def __init__(self, hidden: nn.Module) -> None:
+        super().__init__()
+        self._hidden = hidden
+
+    def model(self) -> Any:
+        return Attentive(self._hidden)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("hidden", "why"),
+    [
+        (nn.Identity(), ""),
+        (HiddenNorm(), "a trial in a stack came to another result"),
+        (HiddenDropout(), "torch cannot stack it"),
+    ],
+    ids=["attention", "hidden norm", "hidden dropout"],
+)
+def test_a_trial_tells_another_training_from_the_rounding_of_a_precision(
+    hidden: nn.Module, why: str, precision: str
+) -> None:
+    data = Digits().data(Shard("test"))
+    trainer = cast("TorchTrainer", trainer_for(Attending(hidden), "cpu", precision))
+    start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(steps=3, batch_size=16, momentum=0.9)
+    training = Training(start, Examples(data.x[:40], data.y[:40]), plan, 1)
+    said = BatchedTraining(trainer).objection(training, trainer.frozen)
+    assert said.startswith(why) if why else not said
+
+
 def hooked() -> nn.Module:
     """A layer to which somebody has added something."""
     layer = nn.Linear(6, 4)
@@ -291,6 +451,27 @@ def patched() -> nn.Module:
         lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0)),
         lambda: Whole(nn.Sequential(nn.Linear(6, 4))),
         lambda: nn.Sequential(nn.ReLU()),
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()),
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(4, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Conv2d(1, 2, 3), nn.Flatten()),
+        lambda: nn.Sequential(nn.Flatten(), nn.Conv2d(1, 2, 3)),
+        lambda: nn.Sequential(nn.Flatten(), nn.MaxPool2d(2), nn.Linear(4, 2)),
+        *(
+            lambda first=first: nn.Sequential(first, nn.Conv2d(2, 2, 1), nn.Flatten(), nn.Linear(8, 2))
+            for first in (
+                nn.Conv2d(2, 2, 3, bias=False),
+                nn.Conv2d(2, 2, 3, groups=2),
+                nn.Conv2d(2, 2, 3, dilation=2),
+                nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"),
+                nn.Conv2d(2, 2, 3, padding="same"),
+                nn.MaxPool2d(2, ceil_mode=True),
+                nn.MaxPool2d(2, dilation=2),
+                nn.MaxPool2d(2, return_indices=True),
+                nn.AvgPool2d(2, ceil_mode=True),
+                nn.AdaptiveAvgPool2d(2),
+                nn.Conv1d(2, 2, 1),
+            )
+        ),
     ],
 )
 def test_what_is_no_chain_of_known_layers_is_left_to_vmap(make: Callable[[], nn.Module]) -> None:
@@ -309,7 +490,7 @@ def test_rows_of_rows_are_left_to_vmap() -> None:
     module = nn.Sequential(nn.Linear(6, 4))
     chain = LayerChain.of(module, stacked(module))
     assert chain is not None
-    taken = [chain.takes(len((LENGTH, *rows, 6))) for rows in ((), (3,), (2, 3))]
+    taken = [chain.takes((LENGTH, *rows, 6)) for rows in ((), (3,), (2, 3))]
     assert taken == [True, False, False]
 
 
