@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,19 @@ def test_a_machine_too_small_for_its_model_is_told_so(tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: no memory: Unable to allocate 36.4 TiB")
     assert "give the process more, or take a smaller model" in line
+    assert done.returncode == OUTCOMES[TooLarge].exit_code
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bounds what a process maps")
+def test_a_process_that_may_start_no_more_threads_is_told_so(tmp_path: Path) -> None:
+    """Their stacks would be larger than its memory, which holds for root as well."""
+    limited = 'ulimit -s 8000000; ulimit -v 4000000; exec "$@"'
+    program = [sys.executable, "-m", "anabranch.cli.main"]
+    words = ["sh", "-c", limited, "sh", *program, "simulate", "--set", "run.workload=synthetic"]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: no more threads may be started: allow more processes")
     assert done.returncode == OUTCOMES[TooLarge].exit_code
 
 

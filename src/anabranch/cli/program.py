@@ -35,6 +35,7 @@ from anabranch.core.text import LAYOUT, visible
 from anabranch.support.heap import uncollected
 
 STDOUT = 1
+NO_THREAD = "can't start new thread"  # the interpreter's own words
 
 # Of each command or group of commands its module and its line in the list of all, in their order there. The
 # lines are those of the modules: to import all of them takes a second.
@@ -202,7 +203,7 @@ def run() -> int:
             raise
         return _said(_of_disk(error))
     except Exception as error:
-        if (found := _of_part(error) or _of_memory(error)) is None:
+        if (found := _of_limits(error) or _of_part(error)) is None:
             raise
         return _said(found)
     except SystemExit as ended:
@@ -228,8 +229,10 @@ def _of_part(error: Exception) -> AppError | None:
     return told_part(error, ENGINE_PARTS)
 
 
-def _of_memory(error: Exception) -> TooLarge | None:
-    """What it is where the machine has no more: nothing that a traceback would tell of."""
+def _of_limits(error: Exception) -> TooLarge | None:
+    """What it is where the process may have no more: nothing that a traceback would tell of."""
+    if str(error) == NO_THREAD:
+        return TooLarge("no more threads may be started: allow more processes (ulimit -u, or the service's)")
     if not isinstance(error, MemoryError):
         return None
     return TooLarge(f"no memory: {error}: give the process more, or take a smaller model or smaller batches")
