@@ -95,7 +95,7 @@ def test_a_run_replays_to_the_same_digest(policy: str, tmp_path: Path) -> None:
         model={"buffers": policy},
         run={"updates_max": 24},
         faults={"server_crash_every_s": 2.0, "server_down_s": 0.5, "device_crash_every_s": 20.0},
-        server={"snapshot_every_updates": 5},
+        server={"snapshot_every_updates": 1},
         uplink={"codec": "ef(0.9)|topk(0.1)|int8"},
         downlink={"codec": "log(1)"},
         strategy={"name": "fedbuff", "buffer_size": 4},
