@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def run(folder: Path, plan: Plan) -> Outcome:
     """Serve, write, kill and restart as planned; then check every promise."""
     first = np.random.default_rng(plan.seed).integers(-100, 101, VALUES).astype(np.float32)
     spec = write_model(folder, first, plan)
-    server, outcome = ServerProcess(folder, plan), Outcome()
+    server, outcome = ServerProcess(folder, replace(plan, saving=True)), Outcome()
     server.start()
     shares = [len(range(n, plan.updates, plan.writers)) for n in range(plan.writers)]
     kind = StreamWriter if plan.stream else Writer

@@ -1,7 +1,7 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [private] [averaged] [remembering] [blake3] [standby] \
+        [broken] [compressed] [units] [private] [averaged] [remembering] [blake3] [saving] [standby] \
         [unlogged] [unsynced] [NAME:N[:stop]] [LIMITS]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
@@ -9,11 +9,11 @@
 With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `private`
 every version has noise of deviation 1. With `averaged` the server's steps are schedule-free. With
 `remembering` it has every device's last update on the disk. With `blake3` devices may name their updates by
-that. With `standby` it waits while another server leads; the lease is short then. With `NAME:N` the process
-kills itself when it reaches the failpoint for the N-th time; snapshots are frequent then. The machine's clock
-is ahead by as many seconds as the file `clock` beside the data says, if it is there. Two flaws that only a
-power cut shows: `unlogged` does not flush the log, `unsynced` leaves out the flushes of files. LIMITS are
-those of `core/limits.py` that are other than usual, as a JSON object.
+that. With `saving` snapshots are frequent. With `standby` it waits while another server leads; the lease is
+short then. With `NAME:N` the process kills itself when it reaches the failpoint for the N-th time; snapshots
+are frequent then. The machine's clock is ahead by as many seconds as the file `clock` beside the data says,
+if it is there. Two flaws that only a power cut shows: `unlogged` does not flush the log, `unsynced` leaves
+out the flushes of files. LIMITS are those of `core/limits.py` that are other than usual, as a JSON object.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     server: dict[str, Any] = {
         "address": address,
         "database": database,
-        "snapshot_every_versions": 100,
+        "snapshot_every_versions": 20 if "saving" in words else 100,
         "lease_min_s": 60.0,
     }
     if armed := [word.split(":") for word in words if FAILPOINT.fullmatch(word)]:

@@ -44,6 +44,7 @@ class Plan:
     remembering: bool = False  # of every device, on the disk
     stream: bool = False  # devices speak over streams
     blake3: bool = False  # every other device names its updates by that
+    saving: bool = False  # a snapshot of every twentieth version
     flaw: str = ""  # "unlogged" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ class ServerProcess:
             *["remembering"][: plan.remembering],
             *["blake3"][: plan.blake3],
             *["standby"][: plan.standby],
+            *["saving"][: plan.saving],
             *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),
         ]
