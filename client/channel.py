@@ -186,8 +186,8 @@ def mapped_errors(address: str, plain: bool = False) -> Iterator[None]:
         if plain and isinstance(found, Unavailable):
             check_not_guarded(address)
         raise found from error
-    except (grpc.FutureCancelledError, ValueError) as error:  # a channel that was closed meanwhile
-        raise Unavailable(f"{address}: the call was cut off: {error}") from error
+    except (grpc.FutureCancelledError, ValueError) as error:
+        raise Unavailable(f"{address}: the call was cut off, as its connection was closed") from error
 
 
 class StallGuard:

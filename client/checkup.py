@@ -30,6 +30,7 @@ from anabranch.core.model.growing import stage_set
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import TensorSet, gathered, scatter
+from anabranch.core.model.units import layer_text
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.own_code import on_device, own_name
 from anabranch.workloads.app import App, Examples
@@ -266,8 +267,11 @@ class Checkup:
         """What of the rest works with it."""
         spec = self._trainer.spec
         if spec.groups:
-            units = ", ".join(f"{group.size} of {group.name}" for group in spec.groups[:NAMES_MAX])
-            yield Finding(OK, "sub-models", f"{len(spec.groups)} groups of units: {units}")
+            units = ", ".join(
+                f"{group.size} of {layer_text(group.name)}" for group in spec.groups[:NAMES_MAX]
+            )
+            more = ", and others" if len(spec.groups) > NAMES_MAX else ""
+            yield Finding(OK, "sub-models", f"they may leave out units: {units}{more}")
         else:
             yield Finding(WARN, "sub-models", f"none: {self._trainer.whole_because}")
         if self._app.any_model:

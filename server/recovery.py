@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.core.clock import EventClock, Seconds
-from anabranch.core.config.tables import Config
+from anabranch.core.config.tables import Config, said_in
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine.changes import StartSettings
 from anabranch.core.engine.engine import Engine
@@ -251,7 +251,8 @@ def _new_run(config: Config, manifest: Manifest, now: float) -> RunInfo:
 def _check_same(stored: Config, given: Config) -> None:
     """The history of a run is a function of these settings, so they are fixed at its start."""
     for path, was, now in differences(stored, given):
+        where = said_in(given.sources.get(path, ""))
         raise ConfigError(
-            f"{path} is {now!r}, but this run was started with {was!r}, and {why_fixed(path)}: keep that, "
-            "or start another run with another server.data_dir"
+            f"{path} is {now!r}{where}, but this run was started with {was!r}, and {why_fixed(path)}: "
+            "keep that, or start another run with another server.data_dir"
         )

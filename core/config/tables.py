@@ -474,7 +474,7 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
         built["strategy"] = StrategyTable(str(name), strategy)
         check_ranges(built)
     except ConfigError as error:  # a value's, which begins with its `table.key`; a name's has its source
-        raise ConfigError(f"{error}{_said_in(sources.get(str(error).partition(' ')[0], ''))}") from error
+        raise ConfigError(f"{error}{said_in(sources.get(str(error).partition(' ')[0], ''))}") from error
     return Config(sources=sources, **built)
 
 
@@ -518,10 +518,11 @@ def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None
     hint = did_you_mean(name, names, likeness=0.4) or (
         f"known: {', '.join(names)}" if names else "there are none"
     )
-    raise ConfigError(f"unknown {what}: {name!r}; {hint}{_said_in(source)}")
+    raise ConfigError(f"unknown {what}: {name!r}; {hint}{said_in(source)}")
 
 
-def _said_in(source: str) -> str:
+def said_in(source: str) -> str:
+    """Where a value was said, for the end of a clause; nothing of what was just typed."""
     return f" ({source})" if source and source != TYPED else ""
 
 

@@ -34,6 +34,13 @@ class Member:
     inner: int = 1
 
 
+def layer_text(name: str) -> str:
+    """What a layer is called: one without a name of its own has its place for it, the model's root none."""
+    if not name:
+        return "the model"
+    return f"layer {name}" if name.rpartition(".")[2].isdecimal() else name
+
+
 @dataclass(frozen=True)
 class UnitGroup:
     """`size` units of one layer and all the tensors that they run through."""

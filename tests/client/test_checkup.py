@@ -46,6 +46,8 @@ def test_a_sound_app_has_nothing_to_find() -> None:
     assert [f.about for f in findings] == [
         *("model", "data", "data", "data", "training", "restart", "export", "evaluation", "sub-models")
     ]
+    assert findings[-1].text.startswith("they may leave out units: ")
+    assert " of layer 0" in findings[-1].text, findings[-1].text
 
 
 class Norm(Sound):

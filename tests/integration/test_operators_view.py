@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from wire import Served, server_config
 
 from anabranch.client.operator import OF_THE_RUN, OF_THE_SERVER, RunStatus
-from anabranch.core.errors import InvalidUpdate, UnknownVersion
+from anabranch.core.errors import InvalidUpdate, Unavailable, UnknownVersion
 from anabranch.server.manifest import Manifest, write_manifest
 
 
@@ -72,6 +72,14 @@ def test_the_newest_version_may_be_the_best_where_the_cache_is_gone(
         assert client.status().best_version == 2
         served.device().work()
         assert client.export(tmp_path / "best", best=True) == 2
+
+
+def test_a_call_over_a_connection_that_was_closed_meanwhile(tmp_path: Path, manifest: Manifest) -> None:
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        client = served.admin()
+        client.close()
+        with pytest.raises(Unavailable, match="the call was cut off, as its connection was closed"):
+            client.status()
 
 
 def test_the_best_is_by_what_the_run_is_judged_by(tmp_path: Path, manifest: Manifest) -> None:

@@ -127,7 +127,7 @@ def test_a_crash_keeps_what_was_set(tmp_path: Path, manifest: Manifest) -> None:
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"run": {"seed": 3}}, "run.seed is 3, but this run was started with 0, and every draw"),
+        ({"run": {"seed": 3}}, r"run.seed is 3 \(test\), but this run was started with 0, and every draw"),
         ({"strategy": {"name": "fedasync"}}, "strategy.name is 'fedasync'"),
         ({"model": {"buffers": "local"}}, "model.buffers is 'local'.*what the values of an update mean"),
         ({"robust": {"rule": "median"}}, "robust.rule is 'median'"),

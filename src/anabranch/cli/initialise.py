@@ -16,6 +16,7 @@ from anabranch.cli.output import Output
 from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.model.growing import stage_set
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.units import layer_text
 from anabranch.reports.text import bytes_text, count_text
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.trainer import Trainer
@@ -84,18 +85,11 @@ def init(
     _tell_model(Output(as_json), out, app, spec, trainer, settings.model.buffers)
 
 
-def _layer(name: str) -> str:
-    """What a layer is called: one without a name of its own has its place for it, the model's root none."""
-    if not name:
-        return "the model"
-    return f"layer {name}" if name.rpartition(".")[2].isdecimal() else name
-
-
 def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: Trainer, policy: str) -> None:
     """What was written, what a sub-model may leave out, and what becomes of buffers."""
     parameters, because = sum(t.size for t in spec.tensors), trainer.whole_because
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
-    layers = ", ".join(f"{group.size} of {_layer(group.name)}" for group in spec.groups)
+    layers = ", ".join(f"{group.size} of {layer_text(group.name)}" for group in spec.groups)
     lines = [f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors"]
     if spec.buffers:
         numbers = count_text(spec.buffer_places.size)
@@ -111,7 +105,7 @@ def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: T
         )
     lines.append(f"sub-models may leave out units: {layers}" if units else f"no sub-models: {because}")
     if trainer.whole_widths:
-        named = [f"{w.units} of {_layer(w.name)} ({w.because})" for w in trainer.whole_widths]
+        named = [f"{w.units} of {layer_text(w.name)} ({w.because})" for w in trainer.whole_widths]
         more = f" and {len(named) - WIDTHS_MAX} more" if len(named) > WIDTHS_MAX else ""
         lines.append(f"whole in each: {', '.join(named[:WIDTHS_MAX])}{more}")
     lines += ["start with:", f"  {command_line('server', '--model', out)}"]
