@@ -46,6 +46,26 @@ def test_what_a_closed_terminal_does_not_take_goes_nowhere(as_json: bool) -> Non
     assert process.returncode == 7, said
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("serves", [False, True])
+def test_who_serves_goes_on_when_nobody_reads_any_more(as_json: bool, serves: bool) -> None:
+    """`anabranch server | grep -m1 serving`: its run may end long after, and it serves on."""
+    code = (
+        "import sys; from anabranch.cli.output import Output; as_json, serves = map(int, sys.argv[1:]); "
+        "output = Output(bool(as_json), bool(serves)); "
+        "output.event('first', 'first'); sys.stdin.readline(); "
+        "[output.event(text, text) for text in ('second', 'third')]; sys.exit(7)"
+    )
+    command = [sys.executable, "-c", code, str(int(as_json)), str(int(serves))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read(len("first"))
+    process.stdout.close()
+    process.stdout = None
+    process.communicate(b"\n", timeout=600)
+    assert (process.returncode == 7) is serves
+
+
 def test_a_narrow_terminal_breaks_no_word_of_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

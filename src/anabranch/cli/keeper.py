@@ -113,7 +113,7 @@ def serve(
     from anabranch.keeper.rules import Declined
 
     set_up_logging(as_json, log_level)
-    output = Output(as_json)
+    output = Output(as_json, serves=True)
     papers, store = _opened(folder)
     stop = threading.Event()
     if until_eof:

@@ -213,7 +213,7 @@ def server(
         check_folder_options([name for name, _ in of_run], flower, bundle)
         host = load_config(config, overrides or (), flags=flags)
         beside = _cockpit(cockpit, cockpit_identity, host, insecure, as_json)
-        serve_folder(jobs, host, insecure, Output(as_json), beside)
+        serve_folder(jobs, host, insecure, Output(as_json, serves=True), beside)
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
@@ -222,7 +222,7 @@ def server(
     settings = load_config(config, overrides or (), presets=model_presets(model, app), flags=flags)
     _check_model(model, app, flower)
 
-    voice = _ServerVoice(Output(as_json), settings, insecure)
+    voice = _ServerVoice(Output(as_json, serves=True), settings, insecure)
     voice.cockpit = _cockpit(cockpit, cockpit_identity, settings, insecure, as_json)
     raise typer.Exit(voice.tell(partial(serve, bundle=bundle), read.pop))
 
@@ -283,7 +283,7 @@ def client(
         outbox=_outbox(outbox_results, outbox_mib),
         **(trains | joins | names),
     )
-    _work(options, parts or (), Output(as_json), until_eof, (log_level, signers or ()) if jobs else None)
+    _work(options, parts or (), as_json, until_eof, (log_level, signers or ()) if jobs else None)
 
 
 def evaluate(
@@ -439,13 +439,14 @@ def _trust(keepers: Sequence[str] | None, cohort_min: int) -> KeeperTrust:
 def _work(
     options: ClientOptions,
     parts: Sequence[str],
-    output: Output,
+    as_json: bool,
     until_eof: bool,
     jobs: tuple[str, Sequence[str]] | None,
 ) -> None:
     """Work for one run, to its end; or for every `jobs`: from which level their devices log, and signers."""
     from anabranch.client.run import run_client
 
+    output = Output(as_json, serves=True)
     if jobs is not None:
         serve_server(options, parts, output, *jobs)
         return

@@ -21,18 +21,30 @@ from rich.table import Table
 
 from anabranch.core.text import LAYOUT, visible
 
-STREAMS = (1, 2)  # stdout and stderr
+STDOUT, STDERR = 1, 2
 PLAIN_EVERY_S = 2.0
 UNBROKEN_CHARS_MAX = 40  # of a word in a table: a digest may be broken, a name may not
 
 
-class Output:
-    """One command's voice. With `as_json` every line on stdout is one JSON object."""
+class _Console(Console):
+    """Of one that serves: rich would end the process where nobody reads what it prints."""
 
-    def __init__(self, as_json: bool = False) -> None:
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+class Output:
+    """One command's voice. With `as_json` every line on stdout is one JSON object.
+
+    One that `serves` goes on when nobody reads it any more, such as a `grep` that has seen enough; any other
+    is there to be read, and ends.
+    """
+
+    def __init__(self, as_json: bool = False, serves: bool = False) -> None:
         self.as_json = as_json
-        self.console = Console(stderr=as_json, highlight=False, emoji=False)
-        self._terminals = [number for number in STREAMS if os.isatty(number)]
+        self.console = (_Console if serves else Console)(stderr=as_json, highlight=False, emoji=False)
+        terminals = [number for number in (STDOUT, STDERR) if os.isatty(number)]
+        self._closed_by = {errno.EIO: terminals, errno.EPIPE: [STDOUT] if serves else []}
 
     def say(self, text: str) -> None:
         """A line for people; programs are not bothered with it."""
@@ -98,10 +110,10 @@ class Output:
         try:
             yield
         except OSError as error:
-            if error.errno != errno.EIO or not self._terminals:  # of a file it is the disk
+            if not (closed := self._closed_by.get(error.errno or 0)):  # of a file it is the disk
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            for number in self._terminals:
+            for number in closed:
                 os.dup2(nowhere, number)
             os.close(nowhere)
 
