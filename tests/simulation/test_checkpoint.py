@@ -73,11 +73,10 @@ WITH_PROVE = ("stacks of workers",)  # which are each tried by themselves as wel
 TWICE = ("feedback", "faults")  # killed once more after they have gone on
 
 
-@pytest.mark.parametrize(
-    "variant",
-    in_slices(VARIANTS, WITH_PROVE),
-)
-def test_a_killed_run_goes_on_to_the_same(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", in_slices(VARIANTS, WITH_PROVE))
+def test_a_killed_run_goes_on_to_the_same(
+    variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = broken_off.run(variant, whole)
     draws = random.Random(variant)
@@ -86,6 +85,7 @@ def test_a_killed_run_goes_on_to_the_same(variant: str, tmp_path: Path) -> None:
     for at in points:
         assert killed(variant, broken, at) == at
     result = broken_off.run(variant, broken)
+    assert "no more checkpoints" not in caplog.text
     assert (result.status, result.versions) == ("finished", expected.versions)
     assert left(broken) == left(whole)
     assert replay_run(broken, broken_off.Keeping() if variant == "kept" else None).matches
