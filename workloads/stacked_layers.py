@@ -146,7 +146,7 @@ class _Window:
     def of(cls, module: Any) -> _Window:
         """That of a convolution or a pool."""
         kernel, stride, padding = (
-            (each, each) if isinstance(each, int) else (each[0], each[1])
+            (each, each) if isinstance(each, int) else (each[0], each[-1])  # one is for both, too
             for each in (module.kernel_size, module.stride, module.padding)
         )
         return cls(kernel, stride, padding)

@@ -142,11 +142,13 @@ class TorchRuntime:
         """One step of `optimizer` on `loss`; `adjust` may change the gradients first, at true scale.
 
         In float16 the scale of the loss begins high: where gradients overflow it is halved, and the step
-        is made again.
+        is made again. Where they do at a scale of 1 the loss itself is at fault: the step is left out, and
+        the scale, which is that of the trainings to come too, stays what it was.
         """
         scaler, scaled = self._scaler, self._scaler.is_enabled()
+        given = after = scaler.get_scale()
         while True:
-            before = scaler.get_scale()
+            before = after
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(loss).backward(retain_graph=scaled)
             if adjust is not None:
@@ -154,7 +156,11 @@ class TorchRuntime:
                 adjust()
             scaler.step(optimizer)
             scaler.update()
-            if not 1.0 <= scaler.get_scale() < before:  # below, the loss itself is not finite
+            after = scaler.get_scale()
+            if after >= before:
+                return
+            if after < 1.0:
+                scaler.update(given)
                 return
 
     def _tensors(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,6 +233,7 @@ def sgd(
                 runtime.step(loss, optimizer, pull)
             total += loss.detach()
             steps += 1
+            del loss  # with its graph, which a step in float16 keeps: the next has one of its own
     optimizer.zero_grad(set_to_none=True)
     return {"loss": float(total) / max(1, steps), "steps": float(steps)}
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from itertools import product
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from anabranch.core.model.updates import LocalPlan
+from anabranch.workloads.app import Examples
 from anabranch.workloads.objective import Objective
 from anabranch.workloads.sgd import LocalSgd
-from anabranch.workloads.torch_loop import proximal_pull
+from anabranch.workloads.torch_loop import TorchRuntime, proximal_pull, sgd
 
 PLANS = [
     LocalPlan(learning_rate=0.1, momentum=momentum, weight_decay=decay)
@@ -92,6 +96,68 @@ def test_a_step_in_which_loss_scaling_overflowed_is_left_out() -> None:
     scaler.scale(model(torch.full((1, 2), 1e38)).sum() * 1e38).backward()
     scaler.step(optimizer)  # type: ignore[arg-type]
     assert torch.equal(model.weight, before)
+
+
+def scaled() -> TorchRuntime:
+    """A processor's, with the scaling of float16, whose numbers are of float32."""
+    runtime = TorchRuntime("cpu")
+    runtime._scaler = torch.amp.GradScaler("cpu")
+    return runtime
+
+
+def test_a_step_that_overflowed_is_made_once_at_a_lower_scale() -> None:
+    model, runtime = nn.Linear(2, 1, bias=False), scaled()
+    optimizer = LocalSgd(list(model.parameters()), LocalPlan(learning_rate=1e-36))
+    before = model.weight.detach().clone()
+    runtime.step(model(torch.full((1, 2), 1e36)).sum(), optimizer)
+    torch.testing.assert_close(model.weight.detach(), before - 1.0)
+    assert runtime._scaler.get_scale() == 256.0, "float32 ends at 3.4e38"
+
+
+def test_a_loss_that_is_no_number_changes_nothing_for_those_to_come() -> None:
+    model, runtime = nn.Linear(2, 2), scaled()
+    before = model.weight.detach().clone()
+    examples = Examples(np.full((8, 2), np.nan, np.float32), np.zeros(8, np.int64))
+    assert np.isnan(sgd(model, examples, LocalPlan(steps=3), 1, runtime)["loss"])
+    assert torch.equal(model.weight, before)
+    assert runtime._scaler.get_scale() == torch.amp.GradScaler("cpu").get_scale()
+
+
+class Kept:
+    """What a pass keeps for the way back."""
+
+
+class Noting(torch.autograd.Function):
+    """Says whether the pass before is kept still."""
+
+    last: weakref.ref[Kept] | None = None
+    kept = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        Noting.kept |= Noting.last is not None and Noting.last() is not None
+        ctx.kept = Kept()
+        Noting.last = weakref.ref(ctx.kept)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *g: Any) -> Any:
+        return g[0]
+
+
+class Noted(nn.Linear):
+    """A layer of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Noting.apply(super().forward(x))
+        return found
+
+
+def test_no_two_passes_are_in_memory_at_a_time() -> None:
+    examples = Examples(np.ones((8, 2), np.float32), np.zeros(8, np.int64))
+    sgd(Noted(2, 2), examples, LocalPlan(steps=3), 1, scaled())
+    assert Noting.last is not None
+    assert not Noting.kept
 
 
 TRAINED = """

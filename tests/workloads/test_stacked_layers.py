@@ -148,7 +148,7 @@ IMAGES = {
         lambda: nn.Sequential(
             nn.Conv2d(1, 3, 5, stride=2, padding=2),
             nn.ReLU(),
-            nn.MaxPool2d(2),
+            nn.MaxPool2d((2,)),  # which torch takes for both sides
             nn.Conv2d(3, 4, 3, padding=1),
             nn.ReLU(inplace=True),
             nn.Flatten(),
