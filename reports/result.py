@@ -18,6 +18,7 @@ from anabranch.core.config.secagg import SecaggSummary
 from anabranch.core.errors import DataError, FolderMissing
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY, LOSS
+from anabranch.reports.journal_files import JOURNAL
 
 RESULT_FILE = "result.json"
 Kind = Literal["live", "simulated"]
@@ -291,6 +292,12 @@ class Result:
                 raise DataError(f"{folder} is a file: name the folder of a run") from None
             if not folder.is_dir():
                 raise FolderMissing(f"{folder} is not there: name the folder of a run") from None
+            if (folder / JOURNAL).is_file():
+                raise DataError(
+                    f"{folder} has a journal and no {RESULT_FILE}: its run is under way, or was killed "
+                    "before it could leave a result; a simulation goes on by the command that began it and "
+                    "--resume"
+                ) from None
             of_server = (folder / "anabranch.db").is_file()
             verify = f"`anabranch verify {shlex.quote(str(folder))}`"
             more = f"; of a server's data, {verify} replays the log" if of_server else ""

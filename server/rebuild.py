@@ -245,8 +245,8 @@ def _from_note(staged: Path, mark: Mark) -> None:
         Segments(staged).needed(info.run_id, 0)
     except LogLost as lost:
         raise LogLost(
-            "the log does not begin with the run's first event (server.keep, or a file of it is gone): "
-            "name a backup of the run by --from"
+            "the log does not begin with the run's first event (server.keep, an older release that had none, "
+            "or a file of it is gone): name a backup of the run by --from"
         ) from lost
     _make_database(staged / SQLITE_FILE, info)
 

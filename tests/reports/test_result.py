@@ -61,6 +61,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "anabranch.db").touch()
     with pytest.raises(DataError, match=f"anabranch verify {tmp_path}"):
         Result.read(tmp_path)
+    (tmp_path / "journal.jsonl").touch()
+    with pytest.raises(DataError, match=r"has a journal and no result\.json.*--resume$"):
+        Result.read(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": NaN}', "\x00"])

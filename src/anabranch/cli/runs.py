@@ -18,7 +18,7 @@ from anabranch.cli.options import Archive, AsJson, Out, RunFolder
 from anabranch.cli.output import Output
 from anabranch.cli.parts import LoadCode, admit_data, admit_trackers
 from anabranch.cli.summary import summary
-from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
+from anabranch.core.errors import FolderMissing, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.reports.equal import equally_far
@@ -111,17 +111,12 @@ def report(
     """Write report.html: again from a run's result.json, or first from a server's data."""
     output, trackers = Output(as_json), tracker or ()
     admit_trackers(trackers)
-    if (folder / RESULT_FILE).is_file():
+    if (folder / RESULT_FILE).is_file() or (folder / JOURNAL).is_file():
         result = Result.read(folder)
         page = write_report(result, out or folder, run=folder)
         tell_of(result, folder, trackers)
         output.result({"page": str(page)}, f"report: {page}")
         return
-    if (folder / JOURNAL).is_file():
-        raise DataError(
-            f"{folder} has a journal and no {RESULT_FILE}: its run is under way, or was killed before it"
-            " could leave a result; run it again"
-        )
     if not folder.is_dir():
         raise FolderMissing(f"{folder} is not there: name the folder of a run, or a server's data_dir")
     admit_data(folder, database, load_code)
