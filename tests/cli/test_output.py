@@ -121,3 +121,13 @@ def test_a_name_between_colons_is_no_picture(capsys: pytest.CaptureFixture[str])
     output.warn("app.py:A: warned")
     printed = capsys.readouterr()
     assert [printed.out.count("app.py:A:"), printed.err.count("app.py:A:")] == [3, 1]
+
+
+def test_what_the_encoding_of_stdout_lacks_is_written_by_its_number() -> None:
+    program = (
+        "from anabranch.cli.main import _open_streams as opened; opened(); print('0.1', chr(177), '0.2')"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert (done.stdout, done.stderr) == ("0.1 \\xb1 0.2\n", "")

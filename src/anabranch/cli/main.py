@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from types import FrameType
 
 PLATFORM = os.name
@@ -45,6 +46,8 @@ def _open_streams() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)  # the least number that is free
             os.set_inheritable(nowhere, True)
             setattr(sys, name, open(nowhere, mode))  # noqa: SIM115 - as long as the process lives
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.encoding != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: no line ends the command
 
 
 def _give_way() -> None:
