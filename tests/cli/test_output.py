@@ -66,6 +66,23 @@ def test_who_serves_goes_on_when_nobody_reads_any_more(as_json: bool, serves: bo
     assert (process.returncode == 7) is serves
 
 
+def test_who_serves_goes_on_when_nobody_reads_its_warnings_any_more() -> None:
+    """And what is told on stdout has its reader still."""
+    code = (
+        "import sys; from anabranch.cli.output import Output; output = Output(True, serves=True); "
+        "output.warn('first'); sys.stdin.readline(); output.warn('second'); output.warn('third'); "
+        "output.event('told'); sys.exit(7)"
+    )
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    process.stderr.read(len("first"))
+    process.stderr.close()
+    process.stderr = None
+    told, _ = process.communicate(b"\n", timeout=600)
+    assert (process.returncode, json.loads(told)["kind"]) == (7, "told")
+
+
 def test_a_narrow_terminal_breaks_no_word_of_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

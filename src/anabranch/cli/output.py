@@ -41,21 +41,21 @@ class Output:
     """
 
     def __init__(self, as_json: bool = False, serves: bool = False) -> None:
-        self.as_json = as_json
-        self.console = (_Console if serves else Console)(stderr=as_json, highlight=False, emoji=False)
-        terminals = [number for number in (STDOUT, STDERR) if os.isatty(number)]
-        self._closed_by = {errno.EIO: terminals, errno.EPIPE: [STDOUT] if serves else []}
+        self.as_json, self._serves = as_json, serves
+        self.console = self._console(stderr=as_json)
+        self._terminals = [number for number in (STDOUT, STDERR) if os.isatty(number)]
 
     def say(self, text: str) -> None:
         """A line for people; programs are not bothered with it."""
         if not self.as_json:
-            with self._unless_closed():
+            with self._unless_closed(STDOUT):
                 self.console.print(visible(text, LAYOUT), soft_wrap=True, markup=False)
 
     def warn(self, text: str) -> None:
         """A line for people that is no answer: on stderr, whoever reads stdout."""
-        console = Console(stderr=True, highlight=False, emoji=False)
-        console.print(visible(text, LAYOUT), style="yellow", soft_wrap=True, markup=False)
+        with self._unless_closed(STDERR):
+            console = self._console(stderr=True)
+            console.print(visible(text, LAYOUT), style="yellow", soft_wrap=True, markup=False)
 
     def event(self, kind: str, text: str = "", /, **data: Any) -> None:
         """Something that happened: a JSON line for programs, `text` for people.
@@ -100,17 +100,23 @@ class Output:
         self.console.print(table, markup=False, crop=False)
 
     def _json(self, data: Mapping[str, Any]) -> None:
-        with self._unless_closed():
+        with self._unless_closed(STDOUT):
             sys.stdout.write(json_line(data))
             sys.stdout.flush()
 
+    def _console(self, stderr: bool) -> Console:
+        return (_Console if self._serves else Console)(stderr=stderr, highlight=False, emoji=False)
+
     @contextmanager
-    def _unless_closed(self) -> Iterator[None]:
+    def _unless_closed(self, stream: int) -> Iterator[None]:
         """What a closed terminal does not take goes nowhere: who writes has still to end in order."""
         try:
             yield
         except OSError as error:
-            if not (closed := self._closed_by.get(error.errno or 0)):  # of a file it is the disk
+            closed = self._terminals if error.errno == errno.EIO else []
+            if self._serves and error.errno == errno.EPIPE:
+                closed = [stream]
+            if not closed:  # of a file it is the disk
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for number in closed:
