@@ -128,12 +128,14 @@ class Unbarred:
 class RolledBackTo:
     """`version` is what the log gives without the updates `left_out`, which came after `to_version`.
 
-    What an earlier rollback has left out is among them.
+    What earlier rollbacks have left out is among them, unless the log begins after those, or sums are masked;
+    `left_out_total` has all.
     """
 
     version: int
     to_version: int
     left_out: tuple[str, ...]
+    left_out_total: int
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ class RunReporter:
                 recorder.note(now, "quarantined", client=client_id, why=why)
             case Unbarred(client_id):
                 recorder.note(now, "released", client=client_id)
-            case RolledBackTo(version, to_version, left_out):
-                recorder.rolled_back(now, version, to_version, len(left_out))
+            case RolledBackTo(version, to_version, left_out, total):
+                recorder.rolled_back(now, version, to_version, len(left_out), total)
             case SettingsSet(changes):
                 recorder.set(now, changes)
             case Reopened():

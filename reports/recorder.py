@@ -218,9 +218,9 @@ class Recorder:
         self._ended_by = self._given_up = ""
         self.note(now, "reopened")
 
-    def rolled_back(self, now: float, version: int, to_version: int, left_out: int) -> None:
-        """The run went back to a version; of its updates so many are left out since."""
-        self._left_out = max(self._left_out, left_out)
+    def rolled_back(self, now: float, version: int, to_version: int, left_out: int, total: int) -> None:
+        """The run went back to a version, without so many updates; `total`: with those of earlier times."""
+        self._left_out = total
         self.note(now, "rolled_back", version=version, to_version=to_version, updates_left_out=left_out)
 
     def decided(

@@ -452,13 +452,14 @@ class Engine:
         effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
         if event.rules > 1:
-            self.counters.left_out = max(self.counters.left_out, len(found.left_out))
+            self.counters.left_out = found.left_out_total
         effects += self._take(Step(found.state, found.vector), afresh=True)
         self.pending = found.pending
         if self.in_parts:
             self.part_changes = found.part_changes
         self.buffers.follow(found.buffers)
-        return [*effects, RolledBackTo(self.version, event.to_version, found.left_out)]
+        told = RolledBackTo(self.version, event.to_version, found.left_out, found.left_out_total)
+        return [*effects, told]
 
     # --- leases ------------------------------------------------------------------------------
 

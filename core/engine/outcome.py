@@ -21,7 +21,8 @@ class RollbackOutcome:
     """What an engine takes over of a fold.
 
     `part_changes`: after the new version, with what the fold holds. `folded`: updates that had been held and
-    are in the new version; `pending`: those that are still held; `left_out`: those that count no more;
+    are in the new version; `pending`: those that are still held; `left_out`: those that count no more, and
+    `left_out_total` how many those are with what the fold itself has left out, or what it began with;
     `in_doubt`: open tasks whose results would bring back what is left out.
     """
 
@@ -33,6 +34,7 @@ class RollbackOutcome:
     folded: list[str]
     pending: list[str]
     left_out: tuple[str, ...]
+    left_out_total: int
     in_doubt: list[Task]
 
 
@@ -42,6 +44,7 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
     assert fold is not None, "a rollback is handled with the state that the log gives"
     held, counting = set(fold.pending), fold.ledger.receipts
     taken = [u for u, r in engine.ledger.receipts.items() if r.decision.verdict is not Verdict.REJECTED]
+    left_out = tuple(u for u in taken if u not in counting)
     return RollbackOutcome(
         # The numbers of versions in it are the fold's; its newest one is to be our next.
         state=engine.strategy.shifted(fold.state, engine.version + 1 - fold.version),
@@ -51,7 +54,8 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
         part_changes=replace(engine.part_changes.taken(None).published(), held=fold.part_changes.held),
         folded=[u for u in engine.pending if u not in held and u in counting],
         pending=[u for u in engine.pending if u in held and engine.cohorts is None],
-        left_out=tuple(u for u in taken if u not in counting),
+        left_out=left_out,
+        left_out_total=fold.counters.left_out + len(left_out),
         in_doubt=in_doubt(event, engine),
     )
 

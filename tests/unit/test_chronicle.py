@@ -97,7 +97,7 @@ def test_a_rollback_is_a_line_after_those_of_the_versions_before_it(
     for number in range(3):
         log.work("a", 1.0 + number / 100)
     log.lines()
-    log.chronicle.tell(0, 1.1, [RolledBackTo(4, 1, ("u2", "u3")), Unbarred("a")])
+    log.chronicle.tell(0, 1.1, [RolledBackTo(4, 1, ("u2", "u3"), 2), Unbarred("a")])
     assert log.lines() == [
         ("INFO", "versions 2 to 3: 2 updates, staleness 0.0 on average"),
         ("WARNING", "rolled back: version 4 leaves 2 updates of after version 1 out"),

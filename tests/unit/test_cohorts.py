@@ -17,7 +17,7 @@ from memory_log import MemoryLog
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
-from anabranch.core.effects import CohortLost, Finished, MaskSumWanted, Published, Refused
+from anabranch.core.effects import CohortLost, Finished, MaskSumWanted, Published, Refused, RolledBackTo
 from anabranch.core.engine.cohorts import MaskedUpdate
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.journal import from_record, line, to_record
@@ -352,7 +352,10 @@ def test_a_rollback_goes_back_to_a_version_and_what_waits_is_lost() -> None:
         b.send(client, f"{client}2", (4, 0, 0, 0))
     assert [c.number for c in b.cohorts.waiting] == [5]
     b.answer(5)
-    effects = rolled_back(b, log, 3, to_seq + 17)
+    before = b.engine.counters.left_out
+    (told,) = of(rolled_back(b, log, 3, to_seq + 12), RolledBackTo)
+    assert told.left_out == ("update-of-a2", "update-of-b2")
+    assert told.left_out_total == b.engine.counters.left_out == before + 2 > 2
     replayed = Replay(log, b.restored)
     for _ in replayed:
         pass
