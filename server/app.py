@@ -233,20 +233,23 @@ async def led_run(
 
 async def _begin(run: LiveRun, recovered: Recovered, tenure: Tenure) -> None:
     """What comes before the first call of others."""
-    if await run.writer.look_store(lambda store: store.metrics(run.writer.glance.version)):
-        # Its file is not there where the data come from a backup, and it may be the best.
-        await run.writer.look(lambda e: run.models.keep(e, ModelRequest(e.version, "exact")))
-    await run.writer.look_store(partial(_rate, run.models))
+    newest = ModelRequest(run.writer.glance.version, "exact")
+    rate = partial(_rate, run.models, newest.version)
+    if await run.writer.look_store(rate) and newest.version not in run.models.exact():
+        # As where the data come from a backup; it may be the best.
+        await run.writer.look(lambda engine: run.models.keep(engine, newest))
+        await run.writer.look_store(rate)
     tenure.watch(run.writer)
     if recovered.said:
         said = ev.SettingsChanged(run.writer.now(), recovered.said, recovered.said_by, at_start=True)
         await run.writer.submit(said)
 
 
-def _rate(models: Models, store: Store) -> None:
-    """What followers have reported of the versions that are still here."""
+def _rate(models: Models, newest: int, store: Store) -> bool:
+    """What followers have reported of the versions that are still here; whether any has of the newest."""
     for version in sorted(models.exact()):
         models.rate(version, store.metrics(version))
+    return bool(store.metrics(newest))
 
 
 def identity_of(config: Config, insecure: bool, wall: Seconds) -> ServerIdentity | None:
