@@ -17,6 +17,7 @@ from benchmarks.arena.standings import MARK, MET, WORDS, Standing
 LEFT, RIGHT = 120.0, 12.0
 KEY, BELOW = 40.0, 34.0  # what the key takes, and what is under the drawing
 HEAD, STEP, GAP = 24.0, 5.5, 8.0  # a group's title; from a strategy to the next; between cells
+BESIDE = 38  # of the number of an arrow, clear of that of the line above
 LEAST, MOST = -5.0, 2.0  # points: beyond them an arrow and the number
 RADIUS = 2.2
 TITLE = f"points over {WORDS[MARK]}"
@@ -70,14 +71,19 @@ def _key() -> list[str]:
 def _cell(standing: Standing, y: float, scale: AxisScale) -> list[str]:
     label = standing.cell.split + (SPARSELY if standing.chain == SPARSE else "")
     parts = [text(LEFT - 8, y + STEP * len(MET) / 2 + 4, label, "tick end")]
+    aside = False
     for i, name in enumerate(MET):
-        parts += _interval(standing.of[name], y + STEP * (i + 0.5), i, scale)
+        found, at = standing.of[name], y + STEP * (i + 0.5)
+        if LEAST <= found.mean <= MOST:
+            parts += _interval(found, at, i, scale)
+            aside = False
+        else:
+            parts += _beyond(found.mean, at, i, aside)
+            aside = not aside
     return parts
 
 
 def _interval(found: Interval, y: float, colour: int, scale: AxisScale) -> list[str]:
-    if not LEAST <= found.mean <= MOST:
-        return _beyond(found.mean, y, colour)
     low, high = (scale(min(max(end, LEAST), MOST)) for end in (found.low, found.high))
     told = found.above or found.below
     return [_bar(low, high, y, colour), _dot(scale(found.mean), y, colour, told)]
@@ -87,11 +93,11 @@ def _bar(low: float, high: float, y: float, colour: int) -> str:
     return f'<path class="line {hue(colour)}" d="M{low:.1f} {y:.1f}H{high:.1f}" style="stroke-width:1.2"/>'
 
 
-def _beyond(points: float, y: float, colour: int) -> list[str]:
-    """An arrow at the edge that it is beyond, and the number."""
+def _beyond(points: float, y: float, colour: int, aside: bool) -> list[str]:
+    """An arrow at the edge that it is beyond, and the number: further in if it stands aside."""
     edge, inward, anchor = (LEFT, 1, "tick") if points < LEAST else (WIDTH - RIGHT, -1, "tick end")
     arrow = f'<path class="bar {hue(colour)}" d="M{edge:.1f} {y:.1f}l{6 * inward} -3v6z"/>'
-    return [arrow, text(edge + 8 * inward, y + 4, f"{points:+.1f}", anchor)]
+    return [arrow, text(edge + (8 + BESIDE * aside) * inward, y + 4, f"{points:+.1f}", anchor)]
 
 
 def _dot(x: float, y: float, colour: int, told: bool) -> str:
