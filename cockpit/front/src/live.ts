@@ -122,7 +122,8 @@ export class Run {
     this.heard();
     this.newsAt = performance.now();
     this.newest = news;
-    const other = news.state !== this.head?.state; // why, the head says
+    // Why, the head says; of a server that is away the first reason is seldom the one that stays.
+    const other = news.state !== this.head?.state || news.state === "interrupted";
     this.stands(news);
     for (const reader of this.readers) reader(news.records, news.dropped);
     const changed = news.records.some((r) => r.kind === "evaluated" || r.kind === "settings_changed");

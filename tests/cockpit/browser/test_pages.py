@@ -226,3 +226,23 @@ def test_what_was_before_the_cockpit_is_in_no_mean_and_is_told(look: Look) -> No
     expect(page.get_by_text("what happened since 60.0 s of the run")).to_be_visible()
     page.get_by_role("link", name="device-0").click()
     expect(page.get_by_text("what happened since 60.0 s of the run")).to_be_visible()
+
+
+def test_of_a_server_that_is_away_the_newest_reason_is_shown(look: Look) -> None:
+    """Its state stays as it was, so the news do not say that the reason is another."""
+    page, reasons = look("run/eight"), ["the stream was cut", "nobody answers"]
+    expect(page.locator(".top .state")).to_be_visible()
+    away = {"kind": "live", "state": "interrupted"}
+
+    def head(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), **away, "ended": reasons[0]})
+
+    line = "class extends EventTarget { constructor() { super(); window.line = this } close() {} }"
+    page.add_init_script(f"window.EventSource = {line}")
+    page.route(re.compile(r"/api/runs/eight$"), head)
+    page.reload()
+    expect(page.locator(".notice")).to_contain_text(reasons[0])
+    del reasons[0]
+    news = {"now_s": 1, "version": 1, "counters": {}, "state": "interrupted", "records": [], "dropped": 0}
+    page.evaluate(f"line.dispatchEvent(new MessageEvent('news', {{data: {json.dumps(json.dumps(news))}}}))")
+    expect(page.locator(".notice")).to_contain_text("nobody answers")
