@@ -41,7 +41,7 @@ FIVE_COMMANDS = Walk(
         starts(GUARDED_DEVICE, until="pushed"),
         also("anabranch admin operator alice --out alice"),
         also("anabranch admin members", says="device-1"),
-        also(f"anabranch admin status {PAPERS}", says="1 clients"),
+        also(f"anabranch admin status {PAPERS}", says="of 1 client online"),
         also("anabranch evaluate digits --server 127.0.0.1:7070 --identity alice --once", says="accuracy"),
         also("anabranch health 127.0.0.1:7070 --identity alice", says="serving"),
         types("anabranch admin enrol ward", says="40 tokens"),

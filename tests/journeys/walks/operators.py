@@ -43,7 +43,7 @@ YEAR = Walk(
         # Look.
         also("anabranch admin members", says="device-1"),
         also(f"anabranch health {ALICE}", says="serving"),
-        also(f"anabranch admin status {ALICE}", says="1 clients"),
+        also(f"anabranch admin status {ALICE}", says="of 1 client online"),
         also(f"anabranch admin clients {ALICE}", says="device-1"),
         also(f"anabranch admin versions {ALICE}", says="sha256"),
         also(f"anabranch evaluate synthetic {ALICE} --once", says="accuracy"),
