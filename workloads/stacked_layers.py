@@ -319,11 +319,10 @@ def _layers(module: torch.nn.Module, prefix: str, trained: Container[str]) -> li
         named = module._modules.items()  # a layer in two places is in `named_children` once
         parts = [None if part is None else _layers(part, f"{prefix}{name}.", trained) for name, part in named]
         return None if None in parts else [layer for part in parts for layer in part or ()]
+    has_both = f"{prefix}weight" in trained and f"{prefix}bias" in trained
     if kind is nn.Linear:
-        has_both = f"{prefix}weight" in trained and f"{prefix}bias" in trained
         return [_Linear(prefix)] if has_both else None
     if kind is nn.Conv2d:
-        has_both = f"{prefix}weight" in trained and f"{prefix}bias" in trained
         return [_Convolution(prefix, module)] if has_both and _plain(module) else None
     if kind in (nn.MaxPool2d, nn.AvgPool2d):
         return [_Pooling(module)] if _plain(module) else None
