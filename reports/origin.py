@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 from anabranch.reports.text import counted
 
+STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGHUP)}  # exit codes
+
 
 def started_now() -> str:
     """This moment with the machine's own zone, ISO 8601 to the second."""
@@ -33,6 +35,6 @@ def reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "Ctrl-C"
     if isinstance(error, SystemExit):
-        return "a signal to stop" if error.code == 128 + signal.SIGTERM else f"exit {error.code}"
+        return "a signal to stop" if error.code in STOPPED else f"exit {error.code}"
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}"

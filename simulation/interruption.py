@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: an event in hand is finished first, so that what is left is whole."""
+"""A signal to stop during a run: an event in hand is finished first, so that what is left is whole."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from anabranch.support.stop_signals import stop_signals
 
 
 class Terminated(SystemExit):
-    """SIGTERM came. A class of its own: an App that calls `sys.exit` is something else."""
+    """SIGTERM or SIGHUP came. A class of its own: an App that calls `sys.exit` is something else."""
 
 
 class Interruptions:
-    """While entered, SIGINT is a `KeyboardInterrupt` and SIGTERM `Terminated`, but not within `whole`.
+    """While entered, SIGINT is a `KeyboardInterrupt` and the other `stop_signals` are `Terminated`.
 
-    There they come at its end. In another thread than the main one signals are nobody's business here.
+    Within `whole` they come at its end. In another thread than the main one signals are nobody's business
+    here.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class Interruptions:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in stop_signals():
                 if (before := signal.getsignal(number)) is not signal.SIG_IGN:
                     self._before[number] = before
                     signal.signal(number, self._take)

@@ -23,6 +23,8 @@ from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
 from anabranch.workloads.app import Examples
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Stopping(Ones):
     """Does something else in its `at`th training; its accuracy grows with the model."""
@@ -52,15 +54,16 @@ def raise_error() -> None:
     [
         (lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt, "Ctrl-C"),
         (lambda: os.kill(os.getpid(), signal.SIGTERM), SystemExit, "a signal to stop"),
+        (lambda: os.kill(os.getpid(), signal.SIGHUP), SystemExit, "a signal to stop"),  # its terminal closed
         (raise_error, Exception, "the data are bad"),
     ],
 )
 def test_what_there_is_is_left(tmp_path: Path, deed: Any, raised: type[BaseException], why: str) -> None:
     settings = config("fedbuff", run={"virtual_s_max": 1e9, "evaluate_every_versions": 1})
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(raised):
         simulate(settings, tmp_path, app=Stopping(20, deed))
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
     result = Result.read(tmp_path)
     assert result.status == "interrupted"
     assert why in result.why

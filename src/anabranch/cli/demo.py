@@ -29,6 +29,7 @@ from anabranch.reports.folders import LIVE_DATA, claimed
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, counted, duration_text
+from anabranch.support.stop_signals import stop_signals
 
 POLL_S = 0.5
 DEADLINE_S = 900.0
@@ -130,7 +131,9 @@ def _report_in_any_case(folder: Path, settings: Config, ours: bool) -> Iterator[
     def terminated(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, terminated)
+    for number in stop_signals():
+        if number != signal.SIGINT:
+            signal.signal(number, terminated)
     try:
         yield
     except BaseException:

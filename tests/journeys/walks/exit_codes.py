@@ -1,6 +1,6 @@
 """Every way to end: each exit code, met as somebody meets it."""
 
-from signal import SIGINT
+from signal import SIGHUP, SIGINT
 
 from walking import End, Walk, Write, also, also_starts
 
@@ -14,6 +14,7 @@ with sqlite3.connect("anabranch-data/anabranch.db") as database:
 """
 NOBODY = "postgresql://postgres@127.0.0.1:1/none"
 WAITING = f"anabranch server --model model --database {NOBODY}"
+SIMULATION = "anabranch simulate synthetic --updates 100000000 --out long"
 FULL = "anabranch server --model model --data-dir small/data"
 
 ENDS = Walk(
@@ -40,6 +41,9 @@ ENDS = Walk(
         End(WAITING, by=SIGINT),
         also("touch file && anabranch server --model model --data-dir file", ends=37, says="file"),
         also("anabranch simulate synthetic --updates 4 --out run"),
+        also_starts(SIMULATION, until="virtual time"),
+        End(SIMULATION, by=SIGHUP, ends=129, says="interrupted"),  # its terminal is closed
+        also("anabranch replay long", says="digests equal"),
         also('sed -i \'s/"model_sha256": "..../"model_sha256": "0000/\' run/result.json'),
         also("anabranch replay run", ends=40, says="result.json says otherwise"),
         also("echo none > run/result.json && anabranch report run", ends=4, says="result.json"),
