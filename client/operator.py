@@ -330,6 +330,17 @@ class OperatorClient:
             for v in self._call(self._stub.ListVersions, request).versions
         ]
 
+    def pages_of_versions(self, after: int = 0, limit: int = 0) -> Iterator[list[PublishedVersion]]:
+        """Published versions above `after`, in order, at most `limit` (0: 1000) at a time.
+
+        Up to the newest of now at least, and no further page: where versions come as quickly as pages do,
+        the last of them would never be reached.
+        """
+        newest = self.status().version
+        while after < newest and (page := self.versions(after, limit)):
+            yield page
+            after = page[-1].version
+
     def pause(self) -> None:
         """Hand out no more tasks; updates are still taken."""
         self._call(self._stub.Pause, operators.PauseRequest())

@@ -141,6 +141,19 @@ def test_all_clients_come_page_by_page(tmp_path: Path, manifest: Manifest) -> No
         assert [[c.client_id for c in page] for page in client.pages_of_clients()] == [names]
 
 
+def test_pages_of_versions_end_though_versions_come_as_quickly(tmp_path: Path, manifest: Manifest) -> None:
+    with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as client:
+        device, found = served.device(), []
+        for _ in range(3):
+            device.work()
+        for page in client.pages_of_versions(after=1, limit=1):
+            found.append([row.version for row in page])
+            assert len(found) < 9
+            device.work()
+        assert found == [[2], [3]]
+        assert [row.version for page in client.pages_of_versions() for row in page] == [1, 2, 3, 4, 5]
+
+
 def test_a_list_that_has_pages_is_whole_or_says_that_it_is_not(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

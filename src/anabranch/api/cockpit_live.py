@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -171,14 +172,12 @@ class ServedRun:
         with picture.lock:
             picture.from_s = now if before["tasks"] > 0 else 0.0
             picture.counts.update({name: max(count, 0) for name, count in before.items()})
-            began, after, updates = status.created_at_s, 0, 0
-            while page := self._client.versions(after):
-                for v in page:
-                    updates += v.updates
-                    if v.version < first:
-                        picture.has_published(v.version, v.published_at_s - began, updates)
-                    picture.has_measured(v.version, v.metrics)
-                after = page[-1].version
+            began, updates = status.created_at_s, 0
+            for v in chain.from_iterable(self._client.pages_of_versions()):
+                updates += v.updates
+                if v.version < first:
+                    picture.has_published(v.version, v.published_at_s - began, updates)
+                picture.has_measured(v.version, v.metrics)
         for at in range(0, len(kept), FOLDED_AT_ONCE):
             picture.tell(kept[at : at + FOLDED_AT_ONCE])
         with picture.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -338,11 +339,8 @@ def watch(
 
 
 def _all_versions(server: OperatorClient, after: int = 0) -> list[PublishedVersion]:
-    """Every published version above this one, a page at a time."""
-    found: list[PublishedVersion] = []
-    while page := server.versions(found[-1].version if found else after):
-        found += page
-    return found
+    """Every published version above this one."""
+    return list(chain.from_iterable(server.pages_of_versions(after)))
 
 
 def _goal(server: OperatorClient) -> Goal:
