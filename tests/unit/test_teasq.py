@@ -14,6 +14,7 @@ from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
 from anabranch.core.config.goal import Goal
 from anabranch.core.effects import Granted, Published, Refused
+from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Context
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import SparseVector
@@ -247,6 +248,30 @@ def test_the_golden_scalar_of_three_updates() -> None:
         state = step.state
     assert step.vector is not None
     assert float(step.vector[0]) == pytest.approx(10.299081, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["none", "median"])
+def test_a_cache_is_weighed_to_the_same_bits_by_every_python(rule: str) -> None:
+    """Summed from the oldest on, each sum rounded; the built-in of Python 3.12 gives other bits of these."""
+    strategy = make_strategy("teasq", {"cache_size": 6}, RobustTable(rule=rule))
+    state, start = strategy.init(np.zeros(6)), np.zeros(6)
+    one_hot = np.eye(6) if rule == "none" else np.ones((6, 6))
+    taus, examples = [6, 3, 0, 7, 6, 5], [700, 300, 100, 200, 500, 200]
+    for i, (tau, n) in enumerate(zip(taus, examples, strict=True)):
+        update = Update(f"u{i}", f"t{i}", f"c{i}", 7 - tau, n, one_hot[i])
+        step = strategy.step(state, start, update, Context(0.0, 7, 0, ("a",), 0, tau, None))
+        state = step.state
+    scales = [(1 + tau) ** -0.5 for tau in taus]
+    shares = [s * n for s, n in zip(scales, examples, strict=True)] if rule == "none" else scales
+    total = 0.0
+    for share in shares:
+        total += share
+    pull = (1 + 27 / 6) ** -0.5
+    expected = [pull * (share / total) for share in shares]
+    if rule == "median":
+        expected = [pull * float(np.median([share / (total / 6) for share in shares]))] * 6
+    assert step.vector is not None
+    assert step.vector.tolist() == expected
 
 
 @pytest.mark.parametrize("mode", ["robust", "paper"])
