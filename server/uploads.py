@@ -120,7 +120,8 @@ class Upload:
                 self._rest()
                 self._rest = None
             return self._uploads.blobs.seal(self.name, self.digest)
-        data = _joined(self._chunks)
+        # In its message it lies at any address, and the loops that check and fold it want whole words.
+        data = bytes(_joined(self._chunks))
         self._chunks = [data]  # what it was joined of is not needed any more
         if digest_like(data, self.digest) != self.digest:
             raise InvalidUpdate(

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from anabranch.core.limits import MIB
@@ -95,6 +96,29 @@ def test_what_is_on_the_way_is_counted_until_it_has_ended(tmp_path: Path) -> Non
         return [*found, uploads.open_bytes]
 
     assert asyncio.run(counted()) == [(0, 200), (60, 200), (0, 100), (0, 0)]
+
+
+@pytest.mark.parametrize("head", range(4))
+def test_values_of_an_update_lie_at_whole_words_wherever_its_message_has_them(
+    head: int, tmp_path: Path
+) -> None:
+    values = np.arange(25_000, dtype=np.float32)
+    message = frame_bytes(devices.RequestHead(traceparent="t" * head), values.data.cast("B"))
+
+    async def flags() -> tuple[bool, bool]:
+        blobs = BlobStore(tmp_path)
+        blobs.prepare()
+        uploads = Uploads(blobs)
+        sha256 = hashlib.sha256(values.tobytes()).hexdigest()
+        upload = await uploads.open(UploadKey("a", "t", "u"), values.nbytes, sha256)
+        await upload.add(0, request_frame(message).data)
+        await upload.complete()
+        found = np.frombuffer(upload.data(), np.float32)
+        await uploads.done(upload)
+        uploads.close()
+        return bool(found.flags.aligned), np.array_equal(found, values)
+
+    assert asyncio.run(flags()) == (True, True)
 
 
 def test_what_was_joined_is_in_memory_once(tmp_path: Path) -> None:
