@@ -149,19 +149,24 @@ class _Obstacle:
     """What is waited for: said whenever it is another, and of a database again, ever more seldom."""
 
     def __init__(self) -> None:
-        self.why, self._since, self._pause = "", 0.0, Pause(SAY_AGAIN_S)
-        self._kind: type[LedByAnother | StoreUnreachable] | None = None
+        self.why, self._pause = "", Pause(SAY_AGAIN_S)
+        self._since: float | None = None  # that the database does not answer; None: another server leads
 
     def hear(self, cause: LedByAnother | StoreUnreachable) -> None:
         """Of a look that came to nothing."""
-        now, led = time.monotonic(), isinstance(cause, LedByAnother)
-        if type(cause) is not self._kind:
-            self._kind, self._since, self._pause = type(cause), now, Pause(SAY_AGAIN_S)
-            self.why = str(cause) if led else f"waiting for the database: {cause}"
-            log.log(logging.INFO if led else logging.WARNING, "standing by: %s" if led else "%s", self.why)
-            notify(READY, f"STATUS={self.why}")  # it does what it was started for
-        elif not led and self._pause.due(waited_s := now - self._since):
+        if isinstance(cause, LedByAnother):
+            if cause.leads != self.why:
+                self._begin(cause.leads)
+                log.info("standing by: %s", self.why)
+        elif self._since is None:
+            self._begin(f"waiting for the database: {cause}", time.monotonic())
+            log.warning("%s", self.why)
+        elif self._pause.due(waited_s := time.monotonic() - self._since):
             log.warning("waiting for the database, for %s: %s", duration_text(waited_s), cause)
+
+    def _begin(self, why: str, since: float | None = None) -> None:
+        self.why, self._since, self._pause = why, since, Pause(SAY_AGAIN_S)
+        notify(READY, f"STATUS={why}")  # it does what it was started for
 
 
 def _may_pass(error: LedByAnother | StoreUnreachable, standby: bool) -> bool:

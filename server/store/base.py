@@ -59,7 +59,17 @@ class DiskFailed(StoreError):
 
 
 class LedByAnother(StoreLocked):
-    """Another server leads this run. It is worth waiting for its end."""
+    """Another server leads this run. It is worth waiting for its end.
+
+    `leads`: which one, for whoever waits; the message is for whoever does not.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.leads = f"{owner} leads this run"
+        super().__init__(
+            f"another process writes there: {self.leads}; stop it, use another database, or wait for it "
+            "with --standby"
+        )
 
 
 @dataclass(frozen=True)

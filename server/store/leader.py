@@ -63,10 +63,7 @@ def lock(connection: Connection) -> None:
                 raise
         else:
             return
-    raise LedByAnother(
-        f"another process writes there: {owner or 'a server'} leads this run; stop it, use another "
-        "database, or wait for it with --standby"
-    )
+    raise LedByAnother(owner or "a server")
 
 
 def _turn_out(connection: Connection) -> str | None:

@@ -129,9 +129,10 @@ class NoPorts(StandbyPorts):
 def test_a_standby_says_what_it_waits_for_by_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The database comes back, and another server leads; it goes, and nobody does."""
-    away, led = StoreUnreachable("db.example cannot be reached"), LedByAnother("b:1 leads this run")
-    causes = iter([away, away, led, led, away, ValueError("enough")])
+    """The database comes back, and another server leads; then a third one; it goes, and nobody does."""
+    away = StoreUnreachable("db.example cannot be reached")
+    led, later = LedByAnother("b:1"), LedByAnother("c:2")
+    causes = iter([away, away, led, led, later, later, away, ValueError("enough")])
 
     def begin(waited_s: float | None) -> Recovered:
         raise next(causes)
@@ -146,7 +147,8 @@ def test_a_standby_says_what_it_waits_for_by_now(
         asyncio.run(await_turn(begin, config, NoPorts(), asyncio.Event()))
     waits = "waiting for the database: db.example cannot be reached"
     said = [r.message for r in caplog.records if r.name == standby.__name__]
-    assert said == [waits, "standing by: b:1 leads this run", waits]
+    leads = [f"standing by: {owner} leads this run" for owner in ("b:1", "c:2")]
+    assert said == [waits, *leads, waits]
 
 
 def test_a_wait_is_said_again_ever_more_seldom(
