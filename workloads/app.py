@@ -16,6 +16,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -307,15 +308,49 @@ class App:
             raise AppError(f"{self.name}: a model of numpy arrays needs train and evaluate of its own")
 
 
+# What an object without the base may have of an App's, by the same names.
+_METHODS = (
+    *("model", "units", "buffers", "trained", "stages", "merged", "train", "train_zeroth", "evaluate"),
+    *("arrived", "drift", "join"),
+)
+# What it is given before its methods are called.
+_GIVEN = ("options", "runtime", "version", "kept", "zeroth")
+
+
+def _of_target(name: str) -> Any:
+    """An attribute that lies with what was adapted: its methods read it there, and set `kept` there."""
+
+    def found(self: _Adapted) -> Any:
+        return getattr(self.holder, name, self.given[name])
+
+    def put(self: _Adapted, value: Any) -> None:
+        self.given[name] = value
+        with suppress(AttributeError):  # frozen, or of slots: its methods have no way to ask for it
+            setattr(self.holder, name, value)
+
+    return property(found, put)
+
+
 class _Adapted(App):
     """Any object with the three functions: a module, or an instance that is no `App`."""
 
+    data_path, options, runtime = _of_target("data_path"), _of_target("options"), _of_target("runtime")
+    version, kept, zeroth = _of_target("version"), _of_target("kept"), _of_target("zeroth")
+
     def __init__(self, target: Any, name: str) -> None:
         self.name = str(getattr(target, "name", name))
-        super().__init__(str(getattr(target, "data_path", "")))
         self.adapted = target
-        for method in ("model", "units", "buffers", "trained", "stages", "merged", "train", "evaluate"):
-            if callable(own := getattr(target, method, None)):
+        of_module = inspect.ismodule(target)
+        # A module's functions have no `self`, and its names, such as an `options`, are its own.
+        self.holder, self.given = None if of_module else target, dict[str, Any]()
+        for name in _GIVEN:
+            setattr(self, name, getattr(self.holder, name, getattr(App, name)))
+        super().__init__(str(getattr(target, "data_path", "")))
+        for method in _METHODS:
+            own = getattr(target, method, None)
+            if of_module and method == "join" and getattr(own, "__module__", "") != target.__name__:
+                continue  # such as os.path's, which it has imported
+            if callable(own):
                 setattr(self, method, own)
         for name in ("loss", "optimizer", "metrics", "batch_loss"):
             setattr(self, name, getattr(target, name, None))

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import anabranch as ab
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
+from anabranch.workloads.calls import arrived_of, join_run, train
 
 OWN_TRAIN = """
 import torch
@@ -93,6 +95,90 @@ def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pyte
         )
         np.testing.assert_array_equal(result.delta, [4, 4])
         assert result.steps == 1
+
+
+WITHOUT_BASE = """
+import os
+from os.path import join
+import numpy as np
+
+class WithoutBase:
+    joined = ()
+    def model(self):
+        return {"w": np.zeros(2, np.float32)}
+    def data(self, shard):
+        return np.ones((4, 2)), np.arange(4.0)
+    def join(self, config):
+        self.joined = sorted(config)
+    def arrived(self, examples, now):
+        return range(int(now))
+    def train(self, model, examples, plan, seed):
+        before = int(self.kept or b"0")
+        self.kept = b"%d" % (before + 1)
+        return {"before": before, "from": self.version, "told": len(self.options)}
+    def evaluate(self, model, examples):
+        return {"loss": 1.0}
+
+class Frozen(WithoutBase):
+    __slots__ = ()
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+    def train(self, model, examples, plan, seed):
+        return {"before": 0}
+    def join(self, config):
+        pass
+
+def model():
+    return WithoutBase().model()
+data, evaluate, options = WithoutBase().data, WithoutBase().evaluate, "the script's own"
+def train(model, examples, plan, seed):
+    return {"before": 0, "told": len(options)}
+"""
+
+
+@pytest.fixture
+def without_base(tmp_path: Path) -> Path:
+    path = tmp_path / "without_base.py"
+    path.write_text(WITHOUT_BASE)
+    return path
+
+
+def test_a_class_without_the_base_has_what_an_app_has(without_base: Path) -> None:
+    app = load_app(f"{without_base}:WithoutBase")
+    join_run(app, {"fleet": {}, "client": {}})
+    assert app.adapted.joined == ["client", "fleet"]  # type: ignore[attr-defined]
+    there = arrived_of(app, app.data(Shard("train")), now=3.5)
+    assert there is not None
+    assert there.y.tolist() == [0, 1, 2]
+    app.version, app.options = 7, {"key": "value"}
+    for kept in (b"", b"1"):
+        assert app.kept == kept
+        found = train(app, app.model(), there, LocalPlan(), seed=0)
+        assert found == {"before": int(kept or b"0"), "from": 7, "told": 1}
+
+
+@pytest.mark.parametrize(("name", "metrics"), [(":Frozen", {"before": 0}), ("", {"before": 0, "told": 16})])
+def test_what_takes_no_attributes_is_an_app_all_the_same(
+    without_base: Path, name: str, metrics: dict[str, float]
+) -> None:
+    app = load_app(f"{without_base}{name}")
+    app.options = {"key": "value"}
+    join_run(app, {"fleet": {}})  # not by the `join` of os.path's that the module has imported
+    assert app.options == {"key": "value"}
+    assert app.kept == b""
+    assert train(app, app.model(), app.data(Shard("train")), LocalPlan(), seed=0) == metrics
+
+
+def test_devices_without_the_base_keep_their_own_in_a_simulation(without_base: Path) -> None:
+    run = ab.simulate(
+        str(without_base) + ":WithoutBase",
+        strategy="fedasync",
+        fleet=ab.Fleet(clients=3),
+        until=ab.Until(updates=9),
+    )
+    given = {row["client"]: (row["updates"], row["trained_before"]) for row in run.devices}
+    assert sum(applied for applied, _ in given.values()) == 9
+    assert all(before == applied - 1 for applied, before in given.values()), given
 
 
 @pytest.mark.parametrize(
