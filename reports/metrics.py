@@ -50,6 +50,12 @@ def metric_text(name: str, figure: float | None, digits: int = 3) -> str:
     return percent_text(figure) if units_of(name, [figure]) is PERCENT else number_text(figure, digits)
 
 
+NOTHING_LEARNED = (
+    "nothing was learned: so few updates fill no buffer of the strategy's, and no round; give the run more "
+    "of them, or the strategy a smaller size"
+)
+
+
 def final_text(r: Result) -> str:
     """The last measurement in words: what the run is judged by with the best of it, then the rest.
 

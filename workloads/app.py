@@ -313,8 +313,6 @@ _METHODS = (
     *("model", "units", "buffers", "trained", "stages", "merged", "train", "train_zeroth", "evaluate"),
     *("arrived", "drift", "join"),
 )
-# What it is given before its methods are called.
-_GIVEN = ("options", "runtime", "version", "kept", "zeroth")
 
 
 def _of_target(name: str) -> Any:
@@ -343,8 +341,10 @@ class _Adapted(App):
         of_module = inspect.ismodule(target)
         # A module's functions have no `self`, and its names, such as an `options`, are its own.
         self.holder, self.given = None if of_module else target, dict[str, Any]()
-        for name in _GIVEN:
-            setattr(self, name, getattr(self.holder, name, getattr(App, name)))
+        # What is there before it is given; unlike App's own, all of it can be sent to other processes.
+        first: dict[str, Any] = {"options": {}, "runtime": None, "version": 0, "kept": b"", "zeroth": None}
+        for name, value in first.items():
+            setattr(self, name, getattr(self.holder, name, value))
         super().__init__(str(getattr(target, "data_path", "")))
         for method in _METHODS:
             own = getattr(target, method, None)

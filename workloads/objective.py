@@ -170,7 +170,10 @@ def own(app: Any, name: str) -> Any:
         return None
     if not callable(found):
         raise AppError(f"{own_name(app)}.{name} is a {type(found).__name__}: give something to be called")
-    function = inspect.getattr_static(app, name)
+    if name == "loss" and inspect.isclass(found):
+        kind = found.__name__
+        raise AppError(f"{own_name(app)}.loss is the class {kind}: give an object of it, such as {kind}()")
+    function = inspect.getattr_static(getattr(app, "adapted", app), name)
     if inspect.isfunction(function) and inspect.ismethod(found) and _needs(function) <= 2:
         return function
     return found

@@ -229,6 +229,42 @@ def test_what_a_process_of_somebody_elses_simulates_as_it_begins_is_simulated(tm
     assert (done.returncode, done.stdout) == (0, "[3]\n")
 
 
+NOTEBOOK = """
+import anabranch as ab, torch
+
+def make(): return torch.nn.Linear(2, 2)
+
+class Plain:
+    def model(self): return make()
+    def data(self, shard): return [[1.0, 2.0]], [0]
+
+class Mine(Plain, ab.App): pass
+
+for app in (Mine, Plain, ab.app(make, ([[1.0, 2.0]] * 40, [0] * 40))):
+    try:
+        ab.simulate(app, workers=2, until=ab.Until(updates=2))
+    except ab.AnabranchError as error:
+        print(error)
+"""
+
+
+def test_workers_that_cannot_see_what_a_notebook_defines_are_refused() -> None:
+    # Of `-c`, as of a notebook, there is no file that a worker could import.
+    done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, timeout=600)
+    said = "simulate(workers=2): other processes cannot see what a notebook defines: put the App in a file\n"
+    assert (done.stdout, done.stderr, done.returncode) == (3 * said, "", 0)
+
+
+@pytest.mark.parametrize("updates", [3, 4])
+def test_a_run_without_a_version_warns_that_nothing_was_learned(
+    updates: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = ab.strategies.FedBuff(buffer_size=4)
+    ab.simulate("synthetic", strategy=strategy, fleet=ab.Fleet(clients=4), until=ab.Until(updates=updates))
+    told = [r.getMessage() for r in caplog.records if "nothing was learned" in r.getMessage()]
+    assert len(told) == 4 - updates
+
+
 class Evenly(Synthetic):
     """Does not look at `shard.fleet`."""
 
@@ -272,7 +308,7 @@ def test_a_split_that_an_app_does_not_go_by_is_warned_of_once(
     app: Any, fleet: ab.Fleet, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for seed in range(2):
-        ab.simulate(app, fleet=fleet, seed=seed, until=ab.Until(updates=8))
+        ab.simulate(app, fleet=fleet, seed=seed, until=ab.Until(updates=10))
     found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(found) == bool(said)
     assert said in "".join(found)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -169,13 +170,19 @@ def test_what_takes_no_attributes_is_an_app_all_the_same(
     assert train(app, app.model(), app.data(Shard("train")), LocalPlan(), seed=0) == metrics
 
 
-def test_devices_without_the_base_keep_their_own_in_a_simulation(without_base: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_devices_without_the_base_keep_their_own_in_a_simulation(
+    without_base: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(without_base.parent)  # the class is sent to a worker, which imports it
     run = ab.simulate(
-        str(without_base) + ":WithoutBase",
+        import_module("without_base").WithoutBase,
         strategy="fedasync",
         fleet=ab.Fleet(clients=3),
         until=ab.Until(updates=9),
+        workers=workers,
     )
+    del sys.modules["without_base"]
     given = {row["client"]: (row["updates"], row["trained_before"]) for row in run.devices}
     assert sum(applied for applied, _ in given.values()) == 9
     assert all(before == applied - 1 for applied, before in given.values()), given

@@ -18,7 +18,7 @@ from anabranch.core.errors import AppError, DataError
 from anabranch.core.model.updates import LocalPlan
 from anabranch.reports.result import Result
 from anabranch.simulation.run import simulate
-from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.app import App, Examples, Shard, app_of
 from anabranch.workloads.calls import data_of
 from anabranch.workloads.objective import Objective
 from anabranch.workloads.trainer import TrainResult, trainer_for
@@ -264,6 +264,10 @@ class NotCalled(Line):
     loss: Any = "mse"
 
 
+class ClassOfLosses(Line):
+    loss: Any = torch.nn.MSELoss
+
+
 class NoLoss(Line):
     loss: Any = None
 
@@ -285,6 +289,7 @@ def pair(y: Any) -> Any:
         (Vector(), r"Vector\.loss returned shape \(8,\): return one number as a tensor, the mean"),
         (NoOptimizer(), r"NoOptimizer\.optimizer returned str: return a torch\.optim\.Optimizer"),
         (NotCalled(), r"NotCalled\.loss is a str: give something to be called"),
+        (ClassOfLosses(), r"\.loss is the class MSELoss: give an object of it, such as MSELoss\(\)"),
         (NoLoss(), r"y is float64, and the default loss, the cross entropy, wants class numbers"),
         (Column(pair(Y[:, None])), r"Column: .* one number for each example, \(8, 1\).* give it two outputs"),
         (Column(pair(CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
@@ -328,6 +333,11 @@ def test_functions_and_methods_are_told_apart() -> None:
     np.testing.assert_allclose(trained(Plain()).delta, trained(Line()).delta, rtol=1e-5)
     assert evaluated(Plain())["metric"] == 3.0
     assert Objective.of(Plain()).trains_otherwise == "loss"
+    bare: Any = type("Bare", (), {name: vars(Plain)[name] for name in ("loss", "metrics")})
+    bare.model, bare.data, bare.optimizer = Plain.model, Plain.data, Plain.optimizer
+    without_base = app_of(bare, "bare")
+    np.testing.assert_array_equal(trained(without_base).delta, trained(Plain()).delta)
+    assert evaluated(without_base)["metric"] == 3.0
     assert not Objective.of(Classes()).trains_otherwise
 
 

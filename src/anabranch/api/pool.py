@@ -11,6 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import parent_process
+from types import FunctionType
 from typing import ParamSpec, Protocol, TypeVar
 
 from anabranch.core.config.ray import RayTable
@@ -92,10 +93,17 @@ def check_place(on: str, key: str, config: Config) -> None:
 def check_seen(apps: Iterable[App | None], call: str) -> None:
     """Raises `ConfigError` where other processes would not find the code of an App."""
     main = sys.modules["__main__"]
-    if any(type(app).__module__ == "__main__" for app in apps) and not hasattr(main, "__file__"):
+    if any(map(_is_of_main, apps)) and not hasattr(main, "__file__"):
         raise ConfigError(
             f"{call}: other processes cannot see what a notebook defines: put the App in a file"
         )
+
+
+def _is_of_main(app: App | None) -> bool:
+    """Whether its class is of the script itself, or what it was made of: a model's function, say."""
+    parts = (app, *getattr(app, "__dict__", {}).values())
+    kinds = (part if isinstance(part, type | FunctionType) else type(part) for part in parts)
+    return any(kind.__module__ == "__main__" for kind in kinds)
 
 
 class _Interrupt:

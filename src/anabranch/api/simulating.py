@@ -11,6 +11,7 @@ from pathlib import Path
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run
+from anabranch.api.pool import check_seen
 from anabranch.api.progress import LiveBar, RunBar
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
@@ -22,6 +23,7 @@ from anabranch.core.engine.strategy import AsyncStrategy, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import members
 from anabranch.reports.folders import claimed
+from anabranch.reports.metrics import NOTHING_LEARNED
 from anabranch.reports.result import Result
 from anabranch.reports.trackers import Tracker
 from anabranch.simulation.executors.pool import check_no_worker_begins
@@ -112,6 +114,8 @@ def simulate(
         )
     if why := run.result.given_up:
         log.warning("%s on %s was given up: %s", run.result.strategy, run.result.workload, why)
+    elif run.result.updates_applied and not run.result.versions:
+        log.warning("%s on %s: %s", run.result.strategy, run.result.workload, NOTHING_LEARNED)
     return run
 
 
@@ -131,6 +135,7 @@ def run_simulation(
     """
     if workers:
         check_no_worker_begins()
+        check_seen([app], f"simulate(workers={workers})")
     tellers, trackers = _parted(callbacks)
     if out is None and (resume or checkpoint_s):
         raise ConfigError("resume= and checkpoint_s= are of a run that keeps its folder: name it, out='...'")

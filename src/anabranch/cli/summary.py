@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.reports.metrics import final_text, metric_text
+from anabranch.reports.metrics import NOTHING_LEARNED, final_text, metric_text
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, counted, duration_text, energy_text
@@ -36,10 +36,7 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
     if result.updates_applied and not result.versions:
-        lines.append(
-            "  nothing was learned: so few updates fill no buffer of the strategy's, and no round; give the "
-            "run more of them, or the strategy a smaller size"
-        )
+        lines.append(f"  {NOTHING_LEARNED}")
     lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
     if (energy := result.energy) is not None:
         each = f"{energy_text(energy.device_median_j)} a device, {energy_text(energy.device_worst_tenth_j)}"
