@@ -290,7 +290,7 @@ def test_an_app_that_keeps_its_split_goes_by_it(caplog: pytest.LogCaptureFixture
     app = Keeping()
     for seed in range(2):
         ab.simulate(
-            app, fleet=ab.Fleet(clients=4, split=ab.Dirichlet(0.3)), seed=seed, until=ab.Until(updates=8)
+            app, fleet=ab.Fleet(clients=4, split=ab.Dirichlet(0.3)), seed=seed, until=ab.Until(updates=10)
         )
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == []
 
