@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, func, inspect, select
 
 from anabranch.core.retention import Keep, KeptSnapshots, SnapshotPoint, kept
 from anabranch.identity.heads import HASH_BYTES
@@ -30,6 +30,7 @@ from anabranch.server.store.schema import (
 )
 
 LINKS_IN_ROW = 4096
+_BY_EVENT = "ix_model_versions_applied_through_seq"
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def trim(connection: Connection, through: int) -> Piece:
     if not page:
         return Piece()
     last = page[-1]
+    _find_versions_by_event(connection)
     files = select(u.sha256).where(u.seq <= last.seq, u.payload.is_(None), u.pack.is_(None), ~u.flawed)
     payloads = frozenset(connection.scalars(files))
     connection.execute(delete(updates).where(u.seq <= last.seq))
@@ -146,6 +148,17 @@ def unnamed(connection: Connection, payloads: set[str]) -> set[str]:
     u = updates.c
     named = select(u.sha256).where(u.sha256.in_(payloads), u.payload.is_(None), u.pack.is_(None), ~u.flawed)
     return payloads - set(connection.scalars(named))
+
+
+def _find_versions_by_event(connection: Connection) -> None:
+    """Let the database find the versions of an event, as it does for each that is dropped: they refer to it.
+
+    Without an index it reads all versions each time. It comes with the first piece and by no revision, so
+    that a log that is kept whole does without, and older releases read the data.
+    """
+    table = model_versions.name
+    if all(index["name"] != _BY_EVENT for index in inspect(connection).get_indexes(table)):
+        connection.exec_driver_sql(f"CREATE INDEX {_BY_EVENT} ON {table} (applied_through_seq)")
 
 
 def _keep_links(connection: Connection, gone: list[tuple[int, str | None]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from desks import TENSORS, Desk, settings
-from sqlalchemy import func, select
+from sqlalchemy import func, inspect, select
 from stores import BACKENDS, LIMITS, ON_DISK, Backend
 
 from anabranch.core import events as ev
@@ -132,6 +132,25 @@ def test_the_same_run_with_the_whole_log_has_the_same_model_and_heads(place: Pla
     assert len(seqs(kept.store)) < len(seqs(whole.store)) == whole.books.seq == kept.books.seq
     for desk in (kept, whole):
         desk.drop()
+
+
+def test_what_refers_to_an_event_is_found_without_a_look_at_all_of_it(
+    on_disk: Backend, tmp_path: Path
+) -> None:
+    """Databases look for it with each event that is dropped: of a long log that would be all that they do."""
+    desk = Place(on_disk, tmp_path / "data").open()
+    assert isinstance(desk.store, SqlStore)
+    busy(desk, 30)
+    assert seqs(desk.store)[0] > 1
+    with desk.store._reading() as connection:
+        tables = inspect(connection)
+        for table in tables.get_table_names():
+            begin: set[str | None] = {tables.get_pk_constraint(table)["constrained_columns"][0]}
+            begin |= {index["column_names"][0] for index in tables.get_indexes(table)}
+            for key in tables.get_foreign_keys(table):
+                if key["referred_table"] == schema.events.name:
+                    assert set(key["constrained_columns"]) <= begin, table
+    desk.drop()
 
 
 def test_every_link_of_the_chain_stays(place: Place) -> None:
