@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 
 Action = Callable[[], None]
 
 
 class VirtualClock:
-    """A queue of actions by time, in seconds since the run's start; equal times keep the order of entry."""
+    """A queue of actions by time, in seconds since the run's start; equal times keep the order of entry.
+
+    Many of a fleet do the same at one moment: the heap is of the moments, and each has a list.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
         self.beside: Action = _nothing  # done after every action
-        self._queue: list[tuple[float, int, Action]] = []
-        self._entered = 0
+        self._moments: list[float] = []
+        self._coming: dict[float, list[Action]] = {}  # by moment
+        self._due: deque[Action] = deque()  # of the moment in hand
         self._stopped = False
 
     def at(self, time_s: float, action: Action) -> None:
         """Do this at that time, which must not be past."""
-        self._entered += 1
-        heapq.heappush(self._queue, (time_s, self._entered, action))
+        coming = self._coming.get(time_s)
+        if coming is None:
+            self._coming[time_s] = [action]
+            heapq.heappush(self._moments, time_s)
+        else:
+            coming.append(action)
 
     def stop(self) -> None:
         """End `run` after the action in hand."""
@@ -37,11 +46,12 @@ class VirtualClock:
     @property
     def has_more(self) -> bool:
         """Whether anything is to come after the action in hand."""
-        return bool(self._queue)
+        return bool(self._due or self._moments)
 
     def clear(self) -> None:
         """Forget what was to come. Actions hold their devices, and these the clock: only this frees them."""
-        self._queue.clear()
+        for held in (self._moments, self._coming, self._due):
+            held.clear()
         self.beside = _nothing
 
     def run(self, until_s: float = math.inf) -> None:
@@ -49,14 +59,16 @@ class VirtualClock:
 
         An action at `until_s` still happens; then the clock shows `until_s`.
         """
-        queue = self._queue
-        while queue and not self._stopped:
-            if queue[0][0] > until_s:
-                self.now = until_s
-                return
-            self.now, _, action = heapq.heappop(queue)
+        moments, due = self._moments, self._due
+        while (due or moments) and not self._stopped:
+            if not due:
+                if moments[0] > until_s:
+                    self.now = until_s
+                    return
+                self.now = heapq.heappop(moments)
+                due.extend(self._coming.pop(self.now))
             self.events += 1
-            action()
+            due.popleft()()
             self.beside()
 
 

@@ -74,8 +74,19 @@ def test_equal_times_keep_their_order() -> None:
     for name in "abc":
         clock.at(1.0, lambda name=name: seen.append(name))  # type: ignore[misc]
     clock.at(0.5, lambda: clock.at(1.0, lambda: seen.append("d")))
+    clock.at(1.0, lambda: clock.at(clock.now, lambda: seen.append("e")))
     clock.run(until_s=2.0)
-    assert (seen, clock.now, clock.events) == (["a", "b", "c", "d"], 1.0, 5)
+    assert (seen, clock.now, clock.events) == (["a", "b", "c", "d", "e"], 1.0, 7)
+
+
+def test_a_clock_that_is_stopped_keeps_what_was_due_at_the_same_moment() -> None:
+    clock, seen = VirtualClock(), []
+    for act in (clock.stop, lambda: seen.append("late")):
+        clock.at(1.0, act)
+    clock.run()
+    assert (seen, clock.events, clock.has_more) == ([], 1, True)
+    clock.clear()
+    assert not clock.has_more
 
 
 def test_the_clock_stops_where_it_is_told() -> None:
