@@ -13,6 +13,7 @@ PR_SET_THP_DISABLE = 41  # Linux's prctl.h
 ARENAS = 2
 MAPPED_BYTES_MIN = 32 << 20  # the most that glibc takes
 FREE_BYTES_MAX = 128 << 20  # at the end of the heap
+FROZEN_BEFORE = gc.get_freeze_count()  # not by this module: Python 3.12 begins with some
 
 
 def bound_heap() -> None:
@@ -70,7 +71,7 @@ def uncollected() -> Iterator[None]:
     Nor is that looked for later. For a process that begins with this, the collector disabled, and for what it
     imports after that; in any other, whose collector is its own affair, nothing is done.
     """
-    begins_so = not gc.isenabled() or gc.get_freeze_count() > 0
+    begins_so = not gc.isenabled() or gc.get_freeze_count() > FROZEN_BEFORE
     if begins_so:
         gc.disable()
     try:

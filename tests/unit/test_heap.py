@@ -44,11 +44,15 @@ def test_the_collector_is_off_while_modules_come_and_on_again_whatever_they_do()
 
 OTHERS = """
 import gc
+kept = [[n] for n in range(1000)]
+gc.freeze()
+frozen = gc.get_freeze_count()
 from anabranch.support.heap import uncollected
 with uncollected():
     assert gc.isenabled()
+    kept += [[n] for n in range(1000)]
 assert gc.isenabled()
-assert gc.get_freeze_count() == 0
+assert gc.get_freeze_count() <= frozen
 """
 
 
