@@ -323,7 +323,8 @@ def _of_target(name: str) -> Any:
 
     def put(self: _Adapted, value: Any) -> None:
         self.given[name] = value
-        with suppress(AttributeError):  # frozen, or of slots: its methods have no way to ask for it
+        # Frozen, of slots, or (pydantic's) of its fields alone: its methods have no way to ask for it.
+        with suppress(AttributeError, ValueError):
             setattr(self.holder, name, value)
 
     return property(found, put)
@@ -332,8 +333,8 @@ def _of_target(name: str) -> Any:
 class _Adapted(App):
     """Any object with the three functions: a module, or an instance that is no `App`."""
 
-    data_path, options, runtime = _of_target("data_path"), _of_target("options"), _of_target("runtime")
-    version, kept, zeroth = _of_target("version"), _of_target("kept"), _of_target("zeroth")
+    options, runtime, version = _of_target("options"), _of_target("runtime"), _of_target("version")
+    kept, zeroth = _of_target("kept"), _of_target("zeroth")
 
     def __init__(self, target: Any, name: str) -> None:
         self.name = str(getattr(target, "name", name))

@@ -101,10 +101,11 @@ def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pyte
 WITHOUT_BASE = """
 import os
 from os.path import join
+from pathlib import Path
 import numpy as np
 
 class WithoutBase:
-    joined = ()
+    joined, data_path = (), Path("its own")
     def model(self):
         return {"w": np.zeros(2, np.float32)}
     def data(self, shard):
@@ -129,6 +130,10 @@ class Frozen(WithoutBase):
     def join(self, config):
         pass
 
+class Fields(Frozen):
+    def __setattr__(self, name, value):
+        raise ValueError(f"no field {name}")
+
 def model():
     return WithoutBase().model()
 data, evaluate, options = WithoutBase().data, WithoutBase().evaluate, "the script's own"
@@ -148,6 +153,7 @@ def test_a_class_without_the_base_has_what_an_app_has(without_base: Path) -> Non
     app = load_app(f"{without_base}:WithoutBase")
     join_run(app, {"fleet": {}, "client": {}})
     assert app.adapted.joined == ["client", "fleet"]  # type: ignore[attr-defined]
+    assert app.adapted.data_path == Path("its own")  # type: ignore[attr-defined]
     there = arrived_of(app, app.data(Shard("train")), now=3.5)
     assert there is not None
     assert there.y.tolist() == [0, 1, 2]
@@ -158,7 +164,10 @@ def test_a_class_without_the_base_has_what_an_app_has(without_base: Path) -> Non
         assert found == {"before": int(kept or b"0"), "from": 7, "told": 1}
 
 
-@pytest.mark.parametrize(("name", "metrics"), [(":Frozen", {"before": 0}), ("", {"before": 0, "told": 16})])
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [(":Frozen", {"before": 0}), (":Fields", {"before": 0}), ("", {"before": 0, "told": 16})],
+)
 def test_what_takes_no_attributes_is_an_app_all_the_same(
     without_base: Path, name: str, metrics: dict[str, float]
 ) -> None:
