@@ -111,6 +111,7 @@ class Books:
         self._projections: list[Projection] = []
         self.saving = Saving(engine, store, every, saved, keep)
         self._forgets = not keep.is_all
+        self._start_keep: Keep | None = keep
         # A server before this one may have been killed while it dropped.
         self._trims, self._trims_at = self._forgets, 0.0
         self._trims_failing = _Failing("nothing was dropped of the log")
@@ -269,6 +270,9 @@ class Books:
 
     def _trim(self) -> None:
         """Drop a piece of what need not be kept of the log. Raises those of `NOT_NOW`, and `StoreCorrupt`."""
+        if self._start_keep is not None:  # that of this start: until there is room, no snapshot goes by it
+            self.store.retain(self._start_keep)
+            self._start_keep = None
         self._trims = self.store.trim(TRIMMED_AT_ONCE) > 0
         self._trims_failing.over()
 

@@ -269,8 +269,15 @@ class Store(Log, Protocol):
         """
         ...
 
+    def retain(self, keep: Keep) -> None:
+        """Of the snapshots that are there keep those of `save_snapshot`: the log may begin with one of them.
+
+        For a server that is started with another `keep`: one that holds too much comes to no snapshot.
+        """
+        ...
+
     def trim(self, events_max: int) -> int:
-        """Drop so many of the oldest events that the newest snapshot's `keep` does not ask for.
+        """Drop so many of the oldest events that the last `keep` that was given does not ask for.
 
         Returns how many were dropped: call it again while there are any. Raises `StoreFull`.
         """

@@ -308,7 +308,15 @@ class MemoryStore:
         found = [k for k in books.snapshots if k.seq != applied_through_seq]
         books.rows.write(snapshot, applied_through_seq)
         found.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data, at))
-        marks = {SnapshotPoint(k.seq, k.version, k.at): k for k in sorted(found, key=lambda k: k.seq)}
+        books.snapshots = sorted(found, key=lambda k: k.seq)
+        self.retain(keep)
+
+    def retain(self, keep: Keep) -> None:
+        """Of the snapshots that are there keep what `keep` needs; the log may begin with one of them."""
+        books = self.books
+        if not books.snapshots:
+            return
+        marks = {SnapshotPoint(k.seq, k.version, k.at): k for k in books.snapshots}
         rollbacks = [
             seq for seq, record in self._after(min(m.seq for m in marks)) if record["kind"] == "rolled_back"
         ]

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, bindparam, delete, func, insert, or_, select
+from sqlalchemy import URL, Connection, bindparam, func, insert, or_, select
 
 from anabranch.core.engine.shelf import check_row
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreError, StoreFull
@@ -605,16 +605,26 @@ class SqlStore:
             before = connection.scalar(select(func.min(s.applied_through_seq))) or 0
             upsert(connection, snapshots, [{**row, "created_at": at}])
             write_rows(connection, snapshot, applied_through_seq)
-            wanted, begin = trimming.retained(connection, keep)
-            seqs = [mark.seq for mark in wanted.marks]
-            connection.execute(delete(snapshots).where(s.applied_through_seq.not_in(seqs)))
+            seqs, begin = trimming.retain(connection, keep)
             clear_rows(connection, snapshot, before, seqs[0])
-            kept = set(connection.scalars(select(s.sha256)))
-        self._begin = max(self._begin, begin)
         reach("snapshot_named")
+        self._clear_snapshots(seqs, begin)
+        reach("snapshots_cleared")
+
+    def retain(self, keep: Keep) -> None:
+        """Of the snapshots that are there keep what `keep` needs; the log may begin with one of them."""
+        self._check_place()
+        with self._writing() as connection:
+            seqs, begin = trimming.retain(connection, keep)
+        if seqs:
+            self._clear_snapshots(seqs, begin)
+
+    def _clear_snapshots(self, seqs: Sequence[int], begin: int) -> None:
+        self._begin = max(self._begin, begin)
+        with self._reading() as connection:
+            kept = set(connection.scalars(select(snapshots.c.sha256)))
         self.shelf.retain(seqs)
         self._snapshots.remove_all_but(kept)
-        reach("snapshots_cleared")
 
     def trim(self, events_max: int) -> int:
         """Drop so many of the events that need not be kept; returns how many were."""

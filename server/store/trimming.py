@@ -54,11 +54,20 @@ def first_event(connection: Connection) -> int:
     return connection.scalar(select(events.c.seq).order_by(events.c.seq).limit(1)) or 1
 
 
-def retained(connection: Connection, keep: Keep) -> tuple[KeptSnapshots, int]:
-    """Which snapshots to keep, and the event that the log may begin with, 0 if it stays as it is."""
+def retain(connection: Connection, keep: Keep) -> tuple[list[int], int]:
+    """Forget snapshots but those to keep. Their events, and the one the log may begin with, 0 for none."""
+    wanted, begin = _retained(connection, keep)
+    seqs = [mark.seq for mark in wanted.marks]
+    connection.execute(delete(snapshots).where(snapshots.c.applied_through_seq.not_in(seqs)))
+    return seqs, begin
+
+
+def _retained(connection: Connection, keep: Keep) -> tuple[KeptSnapshots, int]:
     s, e = snapshots.c, events.c
     found = connection.execute(select(snapshots).order_by(s.applied_through_seq)).all()
     marks = [SnapshotPoint(row.applied_through_seq, row.version, row.created_at) for row in found]
+    if not marks:
+        return KeptSnapshots((), None), 0
     has_base, rolled_back = begins_late(connection), 0
     if not keep.is_all:
         rollbacks = select(func.max(e.seq)).where(e.kind == "rolled_back", e.seq > marks[0].seq)

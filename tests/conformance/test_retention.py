@@ -121,6 +121,30 @@ def test_a_server_that_was_killed_as_it_dropped_drops_on(
     again.drop()
 
 
+@pytest.mark.parametrize("before", ["all", "versions:20"])
+def test_what_a_start_says_to_keep_drops_by_the_snapshots_that_are_there(place: Place, before: str) -> None:
+    """One that holds too much takes nothing: it would come to no snapshot, and so to no room."""
+    desk = place.open(before)
+    busy(desk, 60)
+    begin, version, digest = seqs(desk.store)[0], desk.books.engine.version, desk.digest
+    desk.drop()
+    again = place.open("versions:1")
+    assert (seqs(again.store)[0], again.digest) == (begin, digest)
+    again.enrol("new")  # no version of the model
+    base = again.store.first().snapshot
+    assert base is not None
+    assert version - 8 <= base.meta["version"] < version
+    assert seqs(again.store)[0] > begin
+    assert again.store.problems() == []
+    kept = again.digest
+    again.drop()
+    last = place.open("versions:1")
+    assert last.digest == kept
+    busy(last, 20, first=60)
+    assert last.store.problems() == []
+    last.drop()
+
+
 @BACKENDS
 def test_the_same_run_with_the_whole_log_has_the_same_model_and_heads(place: Place, tmp_path: Path) -> None:
     """Only what is kept differs: versions, digests and verdicts are those of the whole log."""
