@@ -10,17 +10,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
+from types import FunctionType
 from typing import Generic, TypeVar
 
-from anabranch.core.errors import AnabranchError, AppError, disk_error
+from anabranch.core.errors import AnabranchError, AppError, ConfigError, disk_error
 from anabranch.simulation.problem import OneThread, ProblemSource
 from anabranch.support.heap import reuse_heap
+from anabranch.workloads.app import App
 
 GUARD = "a script that asks for processes does not keep its own lines under `if __name__ == '__main__':`"
 
@@ -71,11 +74,13 @@ class WorkerState(Generic[T]):
 def worker_pool(
     workers: int, source: ProblemSource, open_source: Callable[[ProblemSource], None]
 ) -> ProcessPoolExecutor:
-    """Processes, each of which calls `open_source`. Raises `AppError` if the App cannot travel, `StoreError`.
+    """Processes, each of which calls `open_source`.
 
-    They are spawned, so a script that calls this must guard its own start. The first one is started here, the
-    others with the first work that finds no idle one.
+    Raises `AppError` or `ConfigError` if the App cannot travel, and `StoreError`. They are spawned, so a
+    script that calls this must guard its own start. The first one is started here, the others with the first
+    work that finds no idle one.
     """
+    check_seen([source.app], f"simulate(workers={workers})")
     try:
         pool = ProcessPoolExecutor(workers, DeafContext(), _begin, (open_source, source))
     except OSError as error:  # its locks are files of a folder in memory
@@ -90,6 +95,22 @@ def worker_pool(
             "and keep in it only what can be pickled; or train with --workers 0"
         ) from error
     return pool
+
+
+def check_seen(apps: Iterable[App | None], call: str) -> None:
+    """Raises `ConfigError` where other processes would not find the code of an App."""
+    main = sys.modules["__main__"]
+    if any(map(_is_of_main, apps)) and not hasattr(main, "__file__"):
+        raise ConfigError(
+            f"{call}: other processes cannot see what a notebook defines: put the App in a file"
+        )
+
+
+def _is_of_main(app: App | None) -> bool:
+    """Whether its class is of the script itself, or what it was made of: a model's function, say."""
+    parts = (app, *getattr(app, "__dict__", {}).values())
+    kinds = (part if isinstance(part, type | FunctionType) else type(part) for part in parts)
+    return any(kind.__module__ == "__main__" for kind in kinds)
 
 
 def check_no_worker_begins() -> None:

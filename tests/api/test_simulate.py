@@ -240,9 +240,10 @@ class Plain:
 
 class Mine(Plain, ab.App): pass
 
-for app in (Mine, Plain, ab.app(make, ([[1.0, 2.0]] * 40, [0] * 40))):
+given = ab.app(make, ([[1.0, 2.0]] * 40, [0] * 40))
+for app, executor in ((Mine, "auto"), (Plain, "batched"), (given, "processes")):
     try:
-        ab.simulate(app, workers=2, until=ab.Until(updates=2))
+        ab.simulate(app, workers=2, settings={"fleet.executor": executor}, until=ab.Until(updates=2))
     except ab.AnabranchError as error:
         print(error)
 """

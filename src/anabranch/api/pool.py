@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import parent_process
-from types import FunctionType
 from typing import ParamSpec, Protocol, TypeVar
 
 from anabranch.core.config.ray import RayTable
@@ -19,7 +17,6 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.names import RAY
 from anabranch.simulation.executors.pool import DeafContext, lost_workers_told
-from anabranch.workloads.app import App
 
 ORPHAN = 1  # the exit code of one whose parent was killed
 PROCESSES = "processes"
@@ -88,22 +85,6 @@ def check_place(on: str, key: str, config: Config) -> None:
             f"{key} = 'ray' has Ray carry out whole runs, each of which would ask for more of it by "
             "fleet.executor = 'ray': leave one of the two out"
         )
-
-
-def check_seen(apps: Iterable[App | None], call: str) -> None:
-    """Raises `ConfigError` where other processes would not find the code of an App."""
-    main = sys.modules["__main__"]
-    if any(map(_is_of_main, apps)) and not hasattr(main, "__file__"):
-        raise ConfigError(
-            f"{call}: other processes cannot see what a notebook defines: put the App in a file"
-        )
-
-
-def _is_of_main(app: App | None) -> bool:
-    """Whether its class is of the script itself, or what it was made of: a model's function, say."""
-    parts = (app, *getattr(app, "__dict__", {}).values())
-    kinds = (part if isinstance(part, type | FunctionType) else type(part) for part in parts)
-    return any(kind.__module__ == "__main__" for kind in kinds)
 
 
 class _Interrupt:

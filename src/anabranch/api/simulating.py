@@ -11,7 +11,6 @@ from pathlib import Path
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run
-from anabranch.api.pool import check_seen
 from anabranch.api.progress import LiveBar, RunBar
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
@@ -135,7 +134,6 @@ def run_simulation(
     """
     if workers:
         check_no_worker_begins()
-        check_seen([app], f"simulate(workers={workers})")
     tellers, trackers = _parted(callbacks)
     if out is None and (resume or checkpoint_s):
         raise ConfigError("resume= and checkpoint_s= are of a run that keeps its folder: name it, out='...'")

@@ -19,7 +19,7 @@ from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
-from anabranch.api.pool import PROCESSES, check_place, check_seen, run_pool
+from anabranch.api.pool import PROCESSES, check_place, run_pool
 from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
 from anabranch.api.run import Run
@@ -35,7 +35,7 @@ from anabranch.reports.compare import Against
 from anabranch.reports.folders import has_ended
 from anabranch.reports.result import Result
 from anabranch.simulation.checkpoint import check_code
-from anabranch.simulation.executors.pool import check_no_worker_begins
+from anabranch.simulation.executors.pool import check_no_worker_begins, check_seen
 from anabranch.simulation.run import RunProgress
 from anabranch.workloads.app import App
 

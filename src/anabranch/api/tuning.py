@@ -15,7 +15,7 @@ from anabranch.api.configuration import UPDATES_TO_TARGET, is_config
 from anabranch.api.figures import Figure
 from anabranch.api.halving import SHARES, Halving, Leg, score
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
-from anabranch.api.pool import PROCESSES, RunPool, check_place, check_seen, run_pool
+from anabranch.api.pool import PROCESSES, RunPool, check_place, run_pool
 from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
 from anabranch.api.temporary import TemporaryFolder
@@ -44,7 +44,7 @@ from anabranch.reports.tuning import (
     with_front,
 )
 from anabranch.simulation.checkpoint import code_of
-from anabranch.simulation.executors.pool import check_no_worker_begins
+from anabranch.simulation.executors.pool import check_no_worker_begins, check_seen
 
 NO_MATTER = ("ranges", "parallel", "on")  # what a tuning does not follow from; its ranges stand apart
 DEALS = 20  # until there are as many different trials as were asked for, or nearly all that there can be
