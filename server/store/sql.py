@@ -178,7 +178,6 @@ class SqlStore:
                 self._database.lead(connection)
                 stored = self._enter(connection, info)
                 self._last_seq = log_end(connection)
-                self._begin = trimming.due(connection)
             if not self._database.is_sqlite:  # only now nobody else writes
                 self._check_whole()
             else:
@@ -605,26 +604,24 @@ class SqlStore:
             before = connection.scalar(select(func.min(s.applied_through_seq))) or 0
             upsert(connection, snapshots, [{**row, "created_at": at}])
             write_rows(connection, snapshot, applied_through_seq)
-            seqs, begin = trimming.retain(connection, keep)
-            clear_rows(connection, snapshot, before, seqs[0])
+            retained = trimming.retain(connection, keep)
+            clear_rows(connection, snapshot, before, retained.seqs[0])
         reach("snapshot_named")
-        self._clear_snapshots(seqs, begin)
+        self._clear_snapshots(retained)
         reach("snapshots_cleared")
 
     def retain(self, keep: Keep) -> None:
         """Of the snapshots that are there keep what `keep` needs; the log may begin with one of them."""
         self._check_place()
         with self._writing() as connection:
-            seqs, begin = trimming.retain(connection, keep)
-        if seqs:
-            self._clear_snapshots(seqs, begin)
+            retained = trimming.retain(connection, keep)
+        if retained.seqs:
+            self._clear_snapshots(retained)
 
-    def _clear_snapshots(self, seqs: Sequence[int], begin: int) -> None:
-        self._begin = max(self._begin, begin)
-        with self._reading() as connection:
-            kept = set(connection.scalars(select(snapshots.c.sha256)))
-        self.shelf.retain(seqs)
-        self._snapshots.remove_all_but(kept)
+    def _clear_snapshots(self, retained: trimming.Retained) -> None:
+        self._begin = max(self._begin, retained.begin)
+        self.shelf.retain(retained.seqs)
+        self._snapshots.remove_all_but(retained.sha256s)
 
     def trim(self, events_max: int) -> int:
         """Drop so many of the events that need not be kept; returns how many were."""

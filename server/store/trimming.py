@@ -9,7 +9,7 @@ on from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, inspect, select
@@ -41,6 +41,15 @@ class Piece:
     payloads: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class Retained:
+    """Snapshots that are kept, by event and by SHA-256; `begin`: the event the log may begin with, or 0."""
+
+    seqs: list[int]
+    sha256s: set[str]
+    begin: int
+
+
 def begins_late(connection: Connection) -> bool:
     """Whether the log begins with a snapshot, the oldest one, instead of its first event."""
     return (
@@ -54,20 +63,19 @@ def first_event(connection: Connection) -> int:
     return connection.scalar(select(events.c.seq).order_by(events.c.seq).limit(1)) or 1
 
 
-def retain(connection: Connection, keep: Keep) -> tuple[list[int], int]:
-    """Forget snapshots but those to keep. Their events, and the one the log may begin with, 0 for none."""
-    wanted, begin = _retained(connection, keep)
-    seqs = [mark.seq for mark in wanted.marks]
-    connection.execute(delete(snapshots).where(snapshots.c.applied_through_seq.not_in(seqs)))
-    return seqs, begin
-
-
-def _retained(connection: Connection, keep: Keep) -> tuple[KeptSnapshots, int]:
-    s, e = snapshots.c, events.c
+def retain(connection: Connection, keep: Keep) -> Retained:
+    """Forget snapshots but those to keep."""
+    s = snapshots.c
     found = connection.execute(select(snapshots).order_by(s.applied_through_seq)).all()
     marks = [SnapshotPoint(row.applied_through_seq, row.version, row.created_at) for row in found]
-    if not marks:
-        return KeptSnapshots((), None), 0
+    wanted, begin = _wanted(connection, marks, keep) if marks else (KeptSnapshots((), None), 0)
+    seqs = [mark.seq for mark in wanted.marks]
+    connection.execute(delete(snapshots).where(s.applied_through_seq.not_in(seqs)))
+    return Retained(seqs, {row.sha256 for row in found if row.applied_through_seq in seqs}, begin)
+
+
+def _wanted(connection: Connection, marks: Sequence[SnapshotPoint], keep: Keep) -> tuple[KeptSnapshots, int]:
+    e = events.c
     has_base, rolled_back = begins_late(connection), 0
     if not keep.is_all:
         rollbacks = select(func.max(e.seq)).where(e.kind == "rolled_back", e.seq > marks[0].seq)
@@ -81,15 +89,6 @@ def _retained(connection: Connection, keep: Keep) -> tuple[KeptSnapshots, int]:
     if row is None or row.head is None:  # of before there was a chain: it could not go on from here
         return kept(marks, Keep(), has_base), 0
     return wanted, row.applied_through_seq
-
-
-def due(connection: Connection) -> int:
-    """The event that the log may begin with by its oldest snapshot, 0 where it begins with its first one."""
-    if not begins_late(connection):
-        return 0
-    s, v = snapshots.c, model_versions.c
-    base = select(s.version).order_by(s.applied_through_seq).limit(1).scalar_subquery()
-    return connection.scalar(select(v.applied_through_seq).where(v.version == base)) or 0
 
 
 def oldest(connection: Connection, before: int, events_max: int, bytes_max: int = 0) -> int:
