@@ -19,8 +19,10 @@ from nursery import PIPE, Process
 import anabranch as ab
 from anabranch.api.tuning import PAGE, RECOMMENDED
 from anabranch.core.errors import ConfigError, DataError
+from anabranch.core.rng import seed_of
 from anabranch.reports.folders import CHECKPOINT, TRIALS_FILE, locked
 from anabranch.reports.result import Result
+from anabranch.workloads.synthetic import Synthetic
 
 RATE, SIZE, CODEC = "client.learning_rate", "strategy.buffer_size", "uplink.codec"
 SMALL: dict[str, Any] = {
@@ -226,6 +228,51 @@ def test_where_fresh_seeds_prefer_the_settings_as_given_it_is_said(rates: tuple[
     }
     is_worse = means["recommended"] < means.get("as given", 0.0)
     assert any("the settings as given did better" in said for said in tuned.report.said) == is_worse
+
+
+class Valley(Synthetic):
+    """One weight, in a valley that is steeper from every run's seed but 0; a step: w <- (1 - rate c) w."""
+
+    def model(self, seed: int = 0) -> dict[str, Any]:
+        c = 1.0 if seed == seed_of(0, "initial") else 3.0
+        return {"w": np.ones(1, np.float32), "c": np.full(1, c, np.float32)}
+
+    def units(self, model: Any) -> list[Any]:
+        return []
+
+    def train(self, model: Any, examples: Any, plan: Any, seed: int) -> dict[str, float]:
+        model["w"] *= 1 - plan.learning_rate * model["c"]
+        return {"steps": 1.0}
+
+    def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
+        return {"loss": float(model["w"][0] ** 2)}
+
+
+@pytest.mark.parametrize(
+    ("rates", "chosen", "shown", "said"),
+    [
+        ([0.2, 0.6], 0.2, ["recommended", "passed over: trial 1"], "trial 1 is passed over: from 2 of 2"),
+        ([0.6, 0.2], 0.2, ["recommended", "as given"], "trial 0 is passed over: from 2 of 2"),
+        (
+            [0.8, 0.6],
+            0.8,
+            ["recommended", "passed over: trial 1"],
+            "from 2 of 2 fresh seeds the recommendation came to",
+        ),
+    ],
+)
+def test_what_collapses_from_fresh_seeds_is_passed_over_for_what_stands(
+    rates: list[float], chosen: float, shown: list[str], said: str, tmp_path: Path
+) -> None:
+    given = {**SMALL, "settings": {RATE: rates[0]}, "out": tmp_path}
+    tuned = ab.tune(Valley(), {RATE: rates}, **given)
+    losses = {row["seed"]: row["loss"] for row in tuned.fresh if row["settings"] == "recommended"}
+    assert tuned.choice[RATE] == chosen
+    assert all(loss < 1 for loss in losses.values()) == (chosen == 0.2), "1 is what the first weights come to"
+    assert list(dict.fromkeys(tuned.fresh.column("settings"))) == shown
+    assert any(said in remark for remark in tuned.report.said)
+    assert any("take it with care" in remark for remark in tuned.report.said) == (chosen == 0.8)
+    assert ab.tune(Valley(), {RATE: rates}, **given).report == tuned.report
 
 
 def test_without_a_budget_what_is_recommended_ends_at_the_target_as_its_trials_do(tmp_path: Path) -> None:

@@ -40,6 +40,13 @@ def test_the_better_half_goes_on_from_the_same_seeds() -> None:
     assert halving.best() == 5
 
 
+def test_who_was_carried_further_ranks_before_who_was_not() -> None:
+    halving = Halving(trials=8, seeds=(0, 1))
+    carried(halving, lambda leg: peak(5)(leg) if leg.rung else peak(3)(leg))
+    assert [halving.alive(rung) for rung in range(3)] == [list(range(8)), [3, 2, 4, 1], [4, 3]]
+    assert halving.ranked() == [4, 3, 2, 1, 5, 0, 6, 7]
+
+
 @pytest.mark.parametrize("trials", [2, 3, 5, 16])
 def test_so_many_come_to_each_rung(trials: int) -> None:
     halving = Halving(trials, seeds=(3,))

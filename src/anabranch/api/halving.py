@@ -88,28 +88,37 @@ class Halving:
     def due(self) -> list[Leg]:
         """What is to be run before anything can be decided; none at the end. Any order will do."""
         for rung in range(len(self.shares)):
-            if missing := self._missing(self.alive(rung), rung):
+            if missing := self.missing(self.alive(rung), rung):
                 return missing
-        return self._missing(range(self.trials, self.trials + self.added), self.last)
+        return self.missing(range(self.trials, self.trials + self.added), self.last)
 
     def alive(self, rung: int) -> list[int]:
         """The trials that come as far as this rung, the best first; the rung before must be done."""
         if rung == 0:
             return list(range(self.trials))
-        before = self.alive(rung - 1)
-        ranked = sorted(before, key=lambda trial: (self.score(trial, rung - 1), -trial), reverse=True)
-        return ranked[: math.ceil(len(before) / HALF)]
+        before = self._by_score(self.alive(rung - 1), rung - 1)
+        return before[: math.ceil(len(before) / HALF)]
 
     def score(self, trial: int, rung: int) -> Score:
         """What a trial has come to on a rung. Raises `KeyError` where a seed of it is missing."""
         return score([self.told[Leg(trial, rung, seed)] for seed in self.seeds])
 
-    def best(self) -> int:
-        """The best of the trials that had the whole budget, once nothing is due."""
+    def ranked(self) -> list[int]:
+        """All trials, the best first, once nothing is due; who was carried further goes before."""
         whole = [*self.alive(self.last), *range(self.trials, self.trials + self.added)]
-        found: int = max(whole, key=lambda trial: (self.score(trial, self.last), -trial))
+        found = self._by_score(whole, self.last)
+        for rung in reversed(range(self.last)):
+            found += [trial for trial in self._by_score(self.alive(rung), rung) if trial not in found]
         return found
 
-    def _missing(self, trials: Sequence[int], rung: int) -> list[Leg]:
+    def best(self) -> int:
+        """The first of them."""
+        return self.ranked()[0]
+
+    def missing(self, trials: Sequence[int], rung: int) -> list[Leg]:
+        """The legs of these on a rung of which nothing is known."""
         legs = [Leg(trial, rung, seed) for trial in trials for seed in self.seeds]
         return [leg for leg in legs if leg not in self.told]
+
+    def _by_score(self, trials: Sequence[int], rung: int) -> list[int]:
+        return sorted(trials, key=lambda trial: (self.score(trial, rung), -trial), reverse=True)

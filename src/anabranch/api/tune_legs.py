@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from anabranch.api.halving import Leg, Merit
 from anabranch.api.simulating import StopRun, run_simulation
+from anabranch.core.config.goal import MIN
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
@@ -17,6 +19,7 @@ from anabranch.simulation.run import RunProgress
 from anabranch.workloads.app import App
 
 BEYOND = 1 + 1e-9  # a share that is greater than this one's is beyond it
+KEPT_GAIN = 0.5  # the share of a trial's gain below which a fresh seed's run has not come to the same
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class LegEnd:
     """Where a leg has ended: with the last measurement that its share had room for, or before, at its target.
 
     `value` is None where none was finite, `reached` says whether the target was. `metric` and `mode` are what
-    the run is judged by.
+    the run is judged by, and `first` is what the first weights came to: None where nobody knows it.
     """
 
     metric: str
@@ -52,6 +55,14 @@ class LegEnd:
     time_s: float
     updates: int
     traffic_bytes: int
+    first: float | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """By how much it is better than the first weights."""
+        if self.value is None or self.first is None:
+            return None
+        return self.first - self.value if self.mode == MIN else self.value - self.first
 
     def merit(self, aim: str) -> Merit:
         """As it is compared."""
@@ -66,7 +77,18 @@ class LegEnd:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LegEnd:
         """The inverse; other keys are passed over."""
-        return cls(**{name: data[name] for name in cls.__annotations__})
+        return cls(**{name: data[name] for name in cls.__annotations__ if name in data})
+
+
+def unstable(fresh: Sequence[LegEnd], trials: Sequence[LegEnd]) -> int:
+    """From how many fresh seeds a choice came to nothing finite, or to less than half of its trials' gain.
+
+    A choice at the edge of stability does well from a few seeds and collapses from others.
+    """
+    gains = [end.gain for end in trials if end.gain is not None]
+    least = KEPT_GAIN * statistics.fmean(gains) if gains else 0.0
+    collapsed = (least > 0 and end.gain is not None and end.gain < least for end in fresh)
+    return sum(end.value is None or fell for end, fell in zip(fresh, collapsed, strict=True))
 
 
 @dataclass(frozen=True)
@@ -116,6 +138,7 @@ def end_of(result: Result, budget: TuneBudget, share: float, at_target: bool) ->
         time_s=last.time_s,
         updates=last.updates,
         traffic_bytes=last.uplink_bytes + last.downlink_bytes,
+        first=goal.value(within[0].measured) if within[0].version == 0 else None,
     )
 
 

@@ -20,7 +20,7 @@ from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.api.tune_file import TuneTable, read_ranges, read_tune
-from anabranch.api.tune_legs import LegEnd, LegJob, TuneBudget, carry_leg
+from anabranch.api.tune_legs import LegEnd, LegJob, TuneBudget, carry_leg, unstable
 from anabranch.api.tune_log import LegKind, TuneLog
 from anabranch.api.tune_ranges import Choice, deal, default_ranges, settings_of, value_of
 from anabranch.core.config.goal import Goal
@@ -47,6 +47,7 @@ from anabranch.simulation.checkpoint import code_of
 from anabranch.simulation.executors.pool import check_no_worker_begins, check_seen
 
 NO_MATTER = ("ranges", "parallel", "on")  # what a tuning does not follow from; its ranges stand apart
+CANDIDATES = 3  # of the best, which fresh seeds are asked about until one stands
 DEALS = 20  # until there are as many different trials as were asked for, or nearly all that there can be
 RECOMMENDED, PAGE = "recommended.toml", "tune.html"
 HEAD = "# What `anabranch tune` recommends. From seeds that took no part in the choice:\n# {}\n\n"
@@ -86,7 +87,7 @@ class Tuning:
 
     @cached_property
     def fresh(self) -> Records:
-        """A row for each fresh seed, of the recommendation and of the settings as they were given."""
+        """A row for each fresh seed: of the recommendation, the settings as given, what was passed over."""
         return Records(
             {"settings": f.name, "seed": seed, f"{self.report.metric}": value, "reached": reached}
             | {"time_s": time_s, "updates": updates, "traffic_bytes": traffic}
@@ -161,7 +162,8 @@ def tune(
     Trials are choices of settings, the one that is given among them, each simulated from the same seeds and
     judged on the validation part. All are carried to a quarter of the budget, the better half to half of it,
     half of those to the end. Where the best is at the end of a range, the range is extended. What is best is
-    measured once more from fresh seeds, and so are the settings that were given.
+    measured once more from fresh seeds, and so are the settings that were given. Where it collapses from one
+    of them, the next best takes its place.
 
     Args:
         source: As for `simulate`; a file of settings may say all that follows in `[tune]`.
@@ -329,6 +331,7 @@ class TuneRun:
         self._halving = Halving(len(self._choices), asked.seeds)
         self._log = TuneLog(folder, asked.to_json(), asked.code)
         self._done = 0
+        self._passed: list[int] = []
         self._pool: RunPool | None = None
 
     def run(self) -> Tuning:
@@ -344,16 +347,27 @@ class TuneRun:
         return self._left(best)
 
     def _best(self) -> int:
-        """The best trial, once it has been measured from fresh seeds, and so have the settings as given."""
+        """The best trial that stands, as fresh seeds measure it and the settings as given."""
         while True:
             if due := self._halving.due():
                 self._carry("trial", due)
             elif not self._extend():
                 break
-        best = self._halving.best()
-        trials = list(dict.fromkeys([best, 0]))
-        self._carry("fresh", [Leg(t, self._halving.last, s) for t in trials for s in self._asked.fresh_seeds])
-        return best
+        candidates = self._halving.ranked()[:CANDIDATES]
+        for trial in candidates:
+            self._carry("trial", self._halving.missing([trial], self._halving.last))
+            self._carry("fresh", self._fresh_legs(list(dict.fromkeys([trial, 0]))))
+            if not self._unstable(trial):
+                return trial
+            self._passed.append(trial)
+        self._passed.remove(candidates[0])  # none of them stands: the best is recommended, with a warning
+        return candidates[0]
+
+    def _unstable(self, trial: int) -> int:
+        """From how many fresh seeds it does not come to what its trials did."""
+        legs = [Leg(trial, self._halving.last, seed) for seed in self._asked.seeds]
+        chosen_by = [end for leg in legs if (end := self._log.end("trial", leg))]
+        return unstable(self._fresh_ends(trial), chosen_by)
 
     # --- choices -------------------------------------------------------------------------------
 
@@ -469,8 +483,10 @@ class TuneRun:
         return replace(config, run=replace(config.run, updates_max=max(1, updates)))
 
     def _fresh_ends(self, trial: int) -> list[LegEnd]:
-        legs = [Leg(trial, self._halving.last, seed) for seed in self._asked.fresh_seeds]
-        return [end for leg in legs if (end := self._log.end("fresh", leg))]
+        return [end for leg in self._fresh_legs([trial]) if (end := self._log.end("fresh", leg))]
+
+    def _fresh_legs(self, trials: Sequence[int]) -> list[Leg]:
+        return [Leg(trial, self._halving.last, seed) for trial in trials for seed in self._asked.fresh_seeds]
 
     def _report(self, best: int) -> TuneReport:
         named = [end for end in self._fresh_ends(best) if end.metric != AUTO]
@@ -478,6 +494,7 @@ class TuneRun:
         points = with_front([*self._points()], mode)
         fresh = [self._fresh_figures("recommended", best)]
         fresh += [self._fresh_figures("as given", 0)] if best else []
+        fresh += [self._fresh_figures(f"passed over: trial {t}", t) for t in self._passed if t]
         ranges = self._tuned_ranges(best)
         return TuneReport(
             strategy=self._asked.base.strategy.name,
@@ -491,9 +508,19 @@ class TuneRun:
             best=best,
             ranges=ranges,
             fresh=fresh,
-            said=[*_said(ranges, best, fresh[0]), *([CHANCE] if self._is_chance(best) else [])],
+            said=[*_said(ranges, best, fresh[0]), *self._fresh_said(best)],
             toml="",
         )
+
+    def _fresh_said(self, best: int) -> Iterator[str]:
+        """What fresh seeds say of the choice."""
+        seeds = len(self._asked.fresh_seeds)
+        for trial in self._passed:
+            yield PASSED.format(trial=trial, fell=self._unstable(trial), seeds=seeds)
+        if fell := self._unstable(best):
+            yield UNSTABLE.format(fell=fell, seeds=seeds)
+        if self._is_chance(best):
+            yield CHANCE
 
     def _is_chance(self, best: int) -> bool:
         """Whether the settings as given did better, from seeds that took no part in the choice."""
@@ -542,6 +569,14 @@ CHANCE = (
     "from the fresh seeds the settings as given did better than what is recommended: it may be chance that "
     "has chosen; more seeds (tune.seeds) choose with less of it"
 )
+PASSED = (
+    "trial {trial} is passed over: from {fell} of {seeds} fresh seeds it came to nothing, or to less than "
+    "half of what it had gained when it was chosen"
+)
+UNSTABLE = (
+    "from {fell} of {seeds} fresh seeds the recommendation came to nothing, or to less than half of what it "
+    "had gained when it was chosen: take it with care, or try gentler settings"
+)
 AT_ONCE = "the first weights reach the target, before anything is learned: give another, or another run.mode"
 
 
@@ -556,8 +591,6 @@ def _said(ranges: Sequence[TunedRange], best: int, fresh: FreshFigures) -> list[
         found.append("nothing that was tried is better than the settings as given")
     if not any(fresh.updates):
         found.append(AT_ONCE if any(fresh.reached) else NO_VERSION)
-    if any(value is None for value in fresh.values):
-        found.append("the recommendation has diverged from some fresh seed: take it with care")
     return found
 
 
