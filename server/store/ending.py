@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, func, select
 
-from anabranch.core.errors import LogLost
+from anabranch.core.errors import ConfigError, LogLost
 from anabranch.server.store.base import Mark
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.schema import events, model_versions, snapshots
@@ -47,6 +47,20 @@ def check_alone(segments: Segments, marks: MarkFile, database: Path) -> None:
             "nothing was changed. Put back the file that belongs to it, make it anew from the log "
             "(`anabranch admin rebuild`), or put a backup into a folder of its own "
             "(`anabranch admin restore`); name a run in PostgreSQL by server.database, and for another run "
+            "another server.data_dir"
+        )
+
+
+def check_own(segments: Segments, marks: MarkFile, run_id: str) -> None:
+    """Raises `ConfigError` where PostgreSQL is to serve a run beside the log of another one, on SQLite.
+
+    That one's mark would be written over: then nobody could tell whether that run's log is whole.
+    """
+    mark = marks.read()
+    if mark is not None and mark.run_id != run_id and segments.state():
+        raise ConfigError(
+            f"{marks.path.parent} has run {mark.run_id} on SQLite, and server.database names PostgreSQL, "
+            "where that run is not: leave server.database out to go on with it, and for another run name "
             "another server.data_dir"
         )
 

@@ -37,6 +37,7 @@ from anabranch.server.store.ending import (
     check_alone,
     check_files,
     check_mark,
+    check_own,
     check_rows,
     check_snapshots,
     files_ahead,
@@ -177,6 +178,8 @@ class SqlStore:
                 revision.bring_up(connection)
                 self._database.lead(connection)
                 stored = self._enter(connection, info)
+                if not self._database.is_sqlite:
+                    check_own(self._segments, self._marks, stored.run_id)
                 self._last_seq = log_end(connection)
             if not self._database.is_sqlite:  # only now nobody else writes
                 self._check_whole()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from stores import (
@@ -18,8 +19,9 @@ from stores import (
     upload,
 )
 
-from anabranch.core.errors import StoreCorrupt, StoreError
-from anabranch.server.store.base import Store
+from anabranch.core.errors import ConfigError, StoreCorrupt, StoreError
+from anabranch.server.store.base import Mark, Store
+from anabranch.server.store.factory import open_store
 from anabranch.testing import StoreConformance
 
 
@@ -139,3 +141,19 @@ def test_a_snapshot_file_that_is_gone_is_passed_over(on_disk: Backend) -> None:
     on_disk.lose(on_disk.snapshots()[-1])
     assert store.load().applied_through_seq == 1
     store.close()
+
+
+def test_a_folder_of_a_run_on_sqlite_is_no_place_for_another_one(tmp_path: Path, postgresql_url: str) -> None:
+    """A setting that somebody forgot, or tries: its mark is left alone, and PostgreSQL gets no run."""
+    store = open_store("", tmp_path / "data")
+    store.start(INFO)
+    store.append([asked("t1")])
+    mark = Mark(INFO.run_id, 1, "ab" * 32)
+    store.acknowledge(mark)
+    store.close()
+    for _ in range(2):
+        other = open_store(postgresql_url, tmp_path / "data")
+        with pytest.raises(ConfigError, match=r"run-1 on SQLite.*leave server\.database out"):
+            other.start(replace(INFO, run_id="another"))
+        assert open_store(postgresql_url, tmp_path / "data").info() is None
+    assert open_store("", tmp_path / "data").mark() == mark
