@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,8 @@ class Resident:
     """`module` with the `spec` of its state dict; weights cross to its device as one flat vector.
 
     `frozen`: the tensors that are not aggregated, for tasks that bring none. `scratch`: what buffers
-    outside the state dict start every task with, so that nothing is carried over.
+    outside the state dict start every task with, so that nothing is carried over; nor is the form in which a
+    training leaves the module, as other libraries' trainers may: on another device, cast, with parts frozen.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class Resident:
         self._torch = import_torch()
         self.module, self.spec, self.scratch = module, spec, scratch
         self.frozen = frozen
+        self._device = next(iter(module.state_dict().values())).device  # of what crosses as one vector
+        self._form = {name: (t.device, t.dtype, t.requires_grad) for name, t in self._tensors()}
 
     def load(self, vector: Vector, frozen: Tensors) -> torch.Tensor:
         """Puts the weights into the module; returns them as one vector on the device.
@@ -43,16 +46,16 @@ class Resident:
         Raises `ManifestMismatch` for a vector of another size.
         """
         check_vector(self.spec, vector)
+        self.reset()
         slices, state = self.spec.slices, self.module.state_dict()
         given: torch.Tensor = self._torch.from_numpy(np.array(vector, self.spec.vector_dtype))
-        given = given.to(next(iter(state.values())).device)
+        given = given.to(self._device)
         with self._torch.no_grad():
             for name, tensor in state.items():
                 if name in slices:
                     tensor.copy_(given[slices[name]].view(tensor.shape))
                 else:
                     tensor.copy_(self._torch.tensor(frozen.get(name, self.frozen[name])))
-        self.reset()
         return given
 
     def check_part(self, part: TensorSet) -> None:
@@ -68,11 +71,23 @@ class Resident:
                 )
 
     def reset(self) -> None:
-        """Sets the buffers that are not in the state dict back."""
+        """Sets the form of the tensors back, and the buffers that are not in the state dict."""
+        for name, tensor in self._tensors():
+            device, dtype, is_trained = self._form.get(
+                name, (tensor.device, tensor.dtype, tensor.requires_grad)
+            )
+            if (tensor.device, tensor.dtype) != (device, dtype):
+                tensor.data = tensor.data.to(device, dtype)
+            if tensor.requires_grad != is_trained:
+                tensor.requires_grad_(is_trained)
         buffers = dict(self.module.named_buffers())
         with self._torch.no_grad():
             for name, start in self.scratch.items():
                 buffers[name].copy_(start)
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.module.named_parameters()
+        yield from self.module.named_buffers()
 
     def flat(self) -> torch.Tensor:
         """The weights as one vector on the device. Raises `AppError` when training changed their shape."""
@@ -82,9 +97,14 @@ class Resident:
                 f"train changed which tensors the model has ({', '.join(sorted(others))}): "
                 "they must stay those that `model` returned"
             )
+        if lost := next((name for name in self.spec.slices if state[name].is_meta), ""):
+            raise AppError(
+                f"train left {lost!r} on the meta device, without values: give the model its weights back "
+                "before train returns"
+            )
         dtype = self._torch.float64 if self.spec.vector_dtype == np.float64 else self._torch.float32
         found: torch.Tensor = self._torch.cat(
-            [state[name].reshape(-1).to(dtype) for name in self.spec.slices]
+            [state[name].reshape(-1).to(self._device, dtype) for name in self.spec.slices]
         )
         if found.numel() != self.spec.size:
             raise AppError(

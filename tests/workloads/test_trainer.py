@@ -178,6 +178,41 @@ def test_training_that_changes_which_tensors_there_are_is_an_app_error(change: A
         trainer.train(trainer.spec.flatten(trainer.initial(0)), {}, EXAMPLES, PLAN, 0)
 
 
+class Leaves(Own):
+    """Trains as the default does, and leaves the model in another form than it was given in."""
+
+    def __init__(self, left: Any) -> None:
+        super().__init__(Counting)
+        self._left = left
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> Any:
+        found = App.train(self, model, examples, plan, seed)
+        self._left(model)
+        return found
+
+
+@pytest.mark.parametrize(
+    "left",
+    [lambda model: model.double(), lambda model: model.out.requires_grad_(False)],
+    ids=["in another precision", "frozen"],
+)
+def test_the_form_in_which_a_training_leaves_the_model_is_not_carried_over(left: Any) -> None:
+    trainer = trainer_for(Leaves(left))
+    vector = trainer.spec.flatten(trainer.initial(0))
+    first = trainer.train(vector, {}, EXAMPLES, PLAN, 0)
+    measured = trainer.evaluate(vector, {}, EXAMPLES)
+    assert digest(first.delta) == digest(trainer.train(vector, {}, EXAMPLES, PLAN, 0).delta)
+    plain = trainer_for(Own(Counting))
+    assert digest(first.delta) == digest(plain.train(vector, {}, EXAMPLES, PLAN, 0).delta)
+    assert measured == plain.evaluate(vector, {}, EXAMPLES)
+
+
+def test_training_that_leaves_no_values_is_an_app_error() -> None:
+    trainer = trainer_for(Leaves(lambda model: model.to("meta")))
+    with pytest.raises(AppError, match=r"train left 'norm\.weight' on the meta device"):
+        trainer.train(trainer.spec.flatten(trainer.initial(0)), {}, EXAMPLES, PLAN, 0)
+
+
 def test_an_app_trains_without_a_trainer_too() -> None:
     app = Own(Counting)
     model = app.model()
