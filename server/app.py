@@ -90,6 +90,7 @@ class ServerInfo:
     # Where devices join, and the SHA-256 (hex) of the authority's certificate; empty without TLS.
     join_address: str = ""
     ca_sha256: str = ""
+    name: str = ""  # of the run, as its data have it
 
 
 Ready = Callable[[ServerInfo], None] | None
@@ -536,4 +537,5 @@ def _info(ports: Ports, recovered: Recovered, run: LiveRun) -> ServerInfo:
         replayed=recovered.replayed,
         join_address=ports.join_address,
         ca_sha256="" if identity is None else identity.authority.sha256,
+        name=recovered.info.name,
     )

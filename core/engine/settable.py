@@ -40,7 +40,7 @@ MASKED = "[secagg] sets it"
 SET_BY_SECAGG = ("clip", "buffer_max")
 REPORTED = "only the run's report reads it, which has what the run was started with"
 FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
-    "run.name": PROCESS,
+    "run.name": "its data and its devices know it by that",
     "run.seed": "every draw of the run comes of it",
     "run.workload": "it is what is learned",
     "run.data_path": JOINING,
@@ -134,13 +134,13 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 def as_started(stored: Config, given: Config) -> Config:
     """What a process was given, with the settings that may change as the run was started with.
 
-    And with its rules, where nobody says anything of them.
+    And with its name, and its rules where nobody says anything of them.
     """
     today = Config()
     unsaid = [
         path for path in RULES if path not in given.sources and value_of(given, path) == value_of(today, path)
     ]
-    return with_values(given, {path: value_of(stored, path) for path in (*SETTABLE, *unsaid)})
+    return with_values(given, {path: value_of(stored, path) for path in (*SETTABLE, *unsaid, "run.name")})
 
 
 def in_force(settings: EngineSettings, values: Mapping[str, Any]) -> EngineSettings:

@@ -110,6 +110,17 @@ def test_a_restart_takes_what_its_file_says_otherwise(tmp_path: Path, manifest: 
     assert verify(tmp_path / "data").problems == ()
 
 
+def test_a_run_keeps_its_name(tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture) -> None:
+    """One name, wherever it is told: by the server's own line, to operators, to trackers."""
+    caplog.set_level("INFO", "anabranch.server.recovery")
+    for name in ("first", "second"):
+        with Served(config(tmp_path, name=name), manifest) as served:
+            assert served.info is not None
+            said = status(served)
+            assert {served.info.name, said.run, said.config["run"]["name"]} == {"first"}
+    assert "run.name stays 'first'" in caplog.text
+
+
 def test_a_crash_keeps_what_was_set(tmp_path: Path, manifest: Manifest) -> None:
     """From the log alone: no snapshot was written after it."""
     with Served(config(tmp_path, updates_max=5), manifest) as served:

@@ -373,7 +373,7 @@ class _ServerVoice:
 
     def ready(self, info: ServerInfo) -> None:
         self.admin_address = info.admin_address
-        text = serving_text(visible(self.settings.run.name), info)
+        text = serving_text(visible(info.name), info)
         self.output.event("serving", text, **asdict(info))
         if self.cockpit is not None:
             self.cockpit.start(info.admin_address)

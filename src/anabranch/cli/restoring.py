@@ -62,12 +62,21 @@ def backup(
         admit_data(data_dir, "", load_code)
     with Ticker(output) as ticker:
         made = back_up(data_dir, to, not unproved, shown_by(ticker))
+    what = f"version {made.version}, {made.events} events, {bytes_text(made.size_bytes)}"
     sound = "" if unproved else ", sound"
-    output.result(
-        {"folder": str(to), **asdict(made)},
-        f"{to}: version {made.version}, {made.events} events, {bytes_text(made.size_bytes)}{sound}; "
-        f"put it back with:\n  anabranch admin restore {to} --data-dir DIR",
-    )
+    output.result({"folder": str(to), **asdict(made)}, f"{to}: {what}{sound}; {_use(to)}")
+
+
+def _use(backup: Path) -> str:
+    """What it is good for: not every run can be put back, and nobody should hear of that in the night."""
+    from anabranch.server.restored import refuse_private
+    from anabranch.server.verify import stored_config
+
+    try:
+        refuse_private(stored_config(backup))
+    except ConfigError as error:
+        return f"it helps `anabranch admin rebuild --from` and `report`, and cannot be put back: {error}"
+    return f"put it back with:\n  anabranch admin restore {backup} --data-dir DIR"
 
 
 def restore(
