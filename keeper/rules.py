@@ -22,7 +22,7 @@ from anabranch.core.privacy.accountant import epsilon_of, sensitivity
 from anabranch.core.secagg.cohort import Cohort, CohortMember
 from anabranch.core.secagg.ring import SEED_BYTES
 from anabranch.core.secagg.terms import Terms
-from anabranch.identity.certificates import Kind, Peer, is_issued_by, peer_of
+from anabranch.identity.certificates import Kind, Peer, is_issued_by, peer_of, time_text
 from anabranch.identity.seals import read_box, seal_info, unseal
 from anabranch.identity.signatures import DOMAIN, check_signature
 from anabranch.keeper.papers import KeeperPapers
@@ -208,7 +208,9 @@ def _papers_problem(
         if (peer.kind, peer.name) != (Kind.DEVICE, said["client_id"]):
             return Declined(Why.CERTIFICATE, f"its certificate is of {peer.kind} {peer.name!r}")
         if now is not None and not peer.not_before <= now < peer.not_after:
-            return Declined(Why.CERTIFICATE, "its certificate is not valid now, by this machine's clock")
+            counts = f"from {time_text(peer.not_before)} to {time_text(peer.not_after)}"
+            here = f"by this keeper's clock it is {time_text(now)}"
+            return Declined(Why.CERTIFICATE, f"its certificate counts {counts}, and {here}")
         check_signature(peer.key, member.signature, member.signed)
     except NotAuthenticated as error:
         return Declined(Why.CERTIFICATE, str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import signal
 import stat
 import subprocess
@@ -388,6 +389,16 @@ def test_it_refuses_and_remembers_nothing_of_it(either: Place, reason: str, aske
     assert remembered(either.papers.folder) == before
     sent = either.sent(run, prefix="good")  # nothing is spoiled for who keeps to the rules
     assert either.summed(cohort_of(run, either.terms, sent, number=7), sent) == wanted(sent)
+
+
+def test_a_clock_that_is_wrong_can_be_seen_from_what_the_server_is_told(place: Place) -> None:
+    """Else somebody drops a sum, and its updates, that the keeper would unmask once its clock is right."""
+    found = place.link.unmask(of_yesterday(place, place.run()))
+    assert isinstance(found, KeeperRefusal)
+    clock = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    assert re.search(
+        f"counts from {clock} to {clock}, and by this keeper's clock it is {clock}", found.detail
+    )
 
 
 PRIVATE: dict[str, Any] = {"noise": 1.0, "participations": 2, "separation": 3}
