@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import signal
 import socket
 import ssl
 import threading
@@ -22,6 +21,7 @@ from anabranch.cockpit.runs import Runs
 from anabranch.cockpit.visitors import Visitors
 from anabranch.core.errors import ConfigError, PortInUse
 from anabranch.identity.addresses import host_and_port, is_loopback
+from anabranch.support.stop_signals import stop_signals
 
 LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 GRACE_S = 2
@@ -60,7 +60,7 @@ async def serve(
     opened: Callable[[str], None],
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`. `opened` is told each one-time link, the first and the next.
+    """Serve until one of `stop_signals` or `stop`. `opened` is told each one-time link.
 
     Raises `ConfigError` for an address that others reach without TLS, and `PortInUse`.
     """
@@ -150,7 +150,7 @@ def _ending(server: _Uvicorn, stop: threading.Event | None) -> Iterator[None]:
         server.should_exit = True
 
     with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # not the main thread
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, end)
     if stop is not None:
         waiting = threading.Thread(target=_await, args=(stop, loop, end), daemon=True)

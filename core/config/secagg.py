@@ -88,6 +88,8 @@ class SecaggTable:
                 "secagg.mode is 'keeper' and secagg.keepers names none: give the names that their people "
                 "read in `anabranch keeper show`"
             )
+        if "" in self.keepers:
+            raise ConfigError("secagg.keepers has an empty name: `anabranch keeper show` says a keeper's")
         if len(set(self.keepers)) < len(self.keepers):
             raise ConfigError("secagg.keepers names a keeper twice: name each once")
         if privacy.on and self.clip not in (0, privacy.clip):

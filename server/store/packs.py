@@ -38,8 +38,8 @@ class Packs:
 
     def path(self, number: int) -> Path:
         """The file of a number, relative to the data directory; a segment's where there is none."""
-        log, pack = (Path(folder) / f"{number:06d}{end}" for folder, end in FOLDERS.items())
-        return pack if (self._data_dir / pack).exists() else log
+        log, pack = _names(number)
+        return Path(pack if (self._data_dir / pack).exists() else log)
 
     def missing(self, numbers: set[int]) -> list[Path]:
         """The files of numbers that are not there."""
@@ -53,7 +53,7 @@ class Packs:
     def read(self, place: PackPlace, size_bytes: int, digest: str) -> bytes:
         """The bytes of a payload, its digest checked. Raises `StoreCorrupt`."""
         try:
-            descriptor = open_file(self._data_dir / self.path(place.pack), os.O_RDONLY)
+            descriptor = self._opened(place.pack)
             try:
                 data = os.pread(descriptor, size_bytes, place.offset)
             finally:
@@ -62,6 +62,14 @@ class Packs:
             raise StoreCorrupt(f"payload {digest} cannot be read ({error}): restore a backup") from error
         check_content(data, digest)
         return data
+
+    def _opened(self, number: int) -> int:
+        """A descriptor of the file of a number, which is nearly always a segment."""
+        log, pack = (self._data_dir / name for name in _names(number))
+        try:
+            return open_file(log, os.O_RDONLY)
+        except FileNotFoundError:
+            return open_file(pack if pack.exists() else log, os.O_RDONLY)
 
     def remove_before(self, first: int) -> None:
         """Remove the files before this one: no row names any of them, and none is written any more."""
@@ -77,6 +85,11 @@ class Packs:
             for path in (self._data_dir / folder).glob(f"*{end}"):
                 if path.stem.isdecimal():
                     yield int(path.stem), path
+
+
+def _names(number: int) -> list[str]:
+    """What a segment of this number is called, and what a pack."""
+    return [f"{folder}/{number:06d}{end}" for folder, end in FOLDERS.items()]
 
 
 def named_files(connection: Connection) -> tuple[set[str], set[int]]:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import URL, Connection, bindparam, func, insert, or_, select
+from sqlalchemy import URL, Connection, Row, Select, bindparam, func, insert, or_, select
 
 from anabranch.core.engine.shelf import check_row
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreError, StoreFull
@@ -132,6 +133,7 @@ class SqlStore:
         self._is_ahead = False  # a snapshot is of a version that no row has published
         self._begin = 0  # the event that the log may begin with
         self._dropped: set[str] = set()  # payloads of events that are gone, which are files still
+        self._dropping = trimming.Progress()
 
     @property
     def blobs(self) -> BlobStore:
@@ -453,11 +455,13 @@ class SqlStore:
     # --- look-ups ----------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def _reading(self, anew: bool = True) -> Iterator[Connection]:
+        """A look at all of the log; not `anew`: as it was when it was looked at last, or with more."""
         if not self._database.exists():
             raise StoreError(f"{self._database.name} does not exist: check data_dir")
         with stored_values(self._database.name):
-            self._see_all()
+            if anew:
+                self._see_all()
             with self._database.transaction() as connection:
                 yield connection
 
@@ -499,10 +503,15 @@ class SqlStore:
         """The bytes of an update, or of a keeper's answer. Raises `StoreCorrupt`."""
         # A keeper's answer is of a ring; data of older releases have neither that nor the table.
         queries = (_PAYLOAD, _MASK_SUM) if reference.codec.startswith(RING) else (_PAYLOAD,)
-        with self._reading() as connection:
-            found = (connection.execute(query, {"sha256": reference.sha256}).first() for query in queries)
-            row = next((row for row in found if row is not None), None)
+        # A replay asks for one after the other: to look each time for what is new was most of the time.
+        rows_seen = (self._payload_row(queries, reference.sha256, anew) for anew in (False, True))
+        row = next((row for row in rows_seen if row is not None), None)
         return self._blobs.read(reference.sha256) if row is None else read_payload(row, self._packs)
+
+    def _payload_row(self, queries: Sequence[Select[Any]], sha256: str, anew: bool) -> Row[Any] | None:
+        with self._reading(anew) as connection:
+            found = (connection.execute(query, {"sha256": sha256}).first() for query in queries)
+            return next((row for row in found if row is not None), None)
 
     def receipt(self, update_id: str) -> Receipt | None:
         """What was decided of an update, from the projections."""
@@ -633,6 +642,7 @@ class SqlStore:
         self._check_place()
         bytes_max = 0 if self._archive is None else ARCHIVED_BYTES
         with self._reading() as connection:
+            self._dropping.goes_on(first := trimming.first_event(connection), self._begin)
             last = trimming.oldest(connection, self._begin, events_max, bytes_max)
             going = trimming.archived(connection, last) if self._archive is not None else []
         if going and self._archive is not None:
@@ -643,7 +653,9 @@ class SqlStore:
             gone = trimming.unnamed(connection, self._dropped)
             packs = [connection.scalar(select(func.min(of.c.pack))) for of in (updates, mask_sums)]
             first_pack = min((pack for pack in packs if pack is not None), default=None)
-        self._begin = self._begin if piece.events else 0
+        if not piece.events:
+            self._begin = 0
+            self._dropping.over(first)
         self._dropped = self._blobs.remove(gone)
         newest = self._packs.newest()  # it may be written into
         if first_pack is None or first_pack >= newest:

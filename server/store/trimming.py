@@ -9,6 +9,7 @@ on from it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,10 @@ from anabranch.server.store.schema import (
 )
 
 LINKS_IN_ROW = 4096
+TOLD_EVENTS = 10_000  # to be dropped: so many take a while
 _BY_EVENT = "ix_model_versions_applied_through_seq"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,25 @@ class Retained:
     seqs: list[int]
     sha256s: set[str]
     begin: int
+
+
+class Progress:
+    """Of a log of which much is dropped: said when it begins, and when it has ended. Else it is not seen."""
+
+    def __init__(self) -> None:
+        self._first = 0  # the event with which the log began then
+
+    def goes_on(self, first: int, begin: int) -> None:
+        """The log begins with one event, and may with another."""
+        if not self._first and begin - first >= TOLD_EVENTS:
+            self._first = first
+            log.info("dropping %d events up to event %d: server.keep lets them go", begin - first, begin - 1)
+
+    def over(self, first: int) -> None:
+        """Nothing is left to be dropped."""
+        if self._first:
+            log.info("dropped %d events: the log begins with event %d", first - self._first, first)
+        self._first = 0
 
 
 def begins_late(connection: Connection) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -194,8 +195,10 @@ def test_one_of_two_is_named(whole: Path, tmp_path: Path) -> None:
     assert (done.returncode, "one of them" in done.stderr) == (2, True)
 
 
-def test_a_port_that_is_taken_is_named(whole: Path, tmp_path: Path) -> None:
-    with cockpit(whole, cwd=tmp_path) as printed:
+def test_a_port_that_is_taken_is_named_and_its_holder_ends_with_its_terminal(
+    whole: Path, tmp_path: Path
+) -> None:
+    with cockpit(whole, cwd=tmp_path, by=signal.SIGHUP) as printed:
         where = Browser(first(printed)).host
         done = run(COMMAND, "ui", whole, "--listen", where, cwd=tmp_path)
     assert (done.returncode, where in done.stderr) == (34, True), done.stderr

@@ -116,6 +116,22 @@ def check(reader: Store, known: list[Entry]) -> None:
             assert bytes(reader.payload(reference(entry))) == entry.inline
 
 
+def test_payloads_are_read_one_after_the_other_without_a_look_at_the_log_for_each(tmp_path: Path) -> None:
+    writer, reader, many = started(tmp_path), opened(tmp_path), 30
+    writer.append([update(number) for number in range(many)])
+    statements: list[str] = []
+    assert reader.payload(reference(update(0))), "which looks"
+    raw = reader._database._connection.connection.dbapi_connection  # type: ignore[union-attr]
+    raw.set_trace_callback(statements.append)  # type: ignore[union-attr]
+    for number in range(many):
+        assert reader.payload(reference(update(number)))
+    assert sum(each.startswith("SELECT") for each in statements) == many
+    writer.append([update(many)])
+    assert reader.payload(reference(update(many))), "which has come since"
+    for store in (reader, writer):
+        store.close()
+
+
 def test_a_look_that_fails_leaves_the_next_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, reader = started(tmp_path), opened(tmp_path)
     known = [update(1), asked("t2"), update(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import shutil
 from collections.abc import Iterator
@@ -143,6 +144,32 @@ def test_what_a_start_says_to_keep_drops_by_the_snapshots_that_are_there(place: 
     busy(last, 20, first=60)
     assert last.store.problems() == []
     last.drop()
+
+
+def test_that_much_is_dropped_is_said_when_it_begins_and_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
+    desk = place.open("all")
+    busy(desk, 60)
+    desk.drop()
+    monkeypatch.setattr("anabranch.server.store.trimming.TOLD_EVENTS", 60)
+    monkeypatch.setattr("anabranch.server.books.TRIMMED_AT_ONCE", 40)
+    again = place.open("versions:1")
+    with caplog.at_level(logging.INFO, "anabranch.server.store.trimming"):
+        for device in range(12):
+            again.enrol(f"d{device}")  # no version of the model
+    begin = seqs(again.store)[0]
+    assert caplog.messages == [
+        f"dropping {begin - 1} events up to event {begin - 1}: server.keep lets them go",
+        f"dropped {begin - 1} events: the log begins with event {begin}",
+    ]
+    assert begin > 2 * 40, "in several pieces"
+    caplog.clear()
+    busy(again, 20, first=60)
+    assert seqs(again.store)[0] > begin
+    assert caplog.messages == [], "nothing is said of little"
+    again.drop()
 
 
 @BACKENDS

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -201,6 +203,20 @@ def test_a_disk_without_room_for_a_copy_is_said_with_what_to_do(served: Served, 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == OUTCOMES[StoreFull].exit_code, done.stderr
     assert "are to be copied there: make room, or name another place" in done.stderr
+
+
+@pytest.mark.parametrize("served", ["log"], indirect=True)
+def test_one_that_is_ended_leaves_nothing(served: Served, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data" / "slow")  # a file that takes long to copy
+    command = (COMMAND, "admin", "backup", "backup", "--data-dir", "data")
+    with (
+        Process(*command, cwd=tmp_path, stdout=PIPE, stderr=PIPE) as process,
+        (tmp_path / "data" / "slow").open("wb"),  # once the other end is open
+    ):
+        assert (tmp_path / f"backup{PARTIAL}").exists()
+        process.terminate()
+        assert process.wait(600) == 128 + signal.SIGTERM
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "model"}
 
 
 def test_where_none_is_put_back(served: Served, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
@@ -154,14 +155,16 @@ class Printed:
 
 
 @contextmanager
-def cockpit(*words: object, cwd: Path, listen: str = "127.0.0.1:0") -> Iterator[Printed]:
+def cockpit(
+    *words: object, cwd: Path, listen: str = "127.0.0.1:0", by: signal.Signals = signal.SIGTERM
+) -> Iterator[Printed]:
     """`anabranch ui` with these words, on a port that is free; it ends well."""
     with (cwd / "cockpit.log").open("wb") as log:
         command = (COMMAND, "ui", *words, "--listen", listen, "--json")
         with Process(*command, cwd=cwd, stdout=PIPE, stderr=log) as process:
             printed = Printed(process)
             yield printed
-            process.terminate()
+            process.send_signal(by)
             assert process.wait(600) == 0, (cwd / "cockpit.log").read_text()
 
 

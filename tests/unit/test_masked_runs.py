@@ -167,6 +167,7 @@ ON = {"mode": "keeper", "keepers": ["north"], "clip": 1.0}
 BAD = {
     "mode": ({**ON, "mode": "cohort"}, "secagg.mode must be one of off, keeper, not 'cohort'"),
     "nobody": ({**ON, "keepers": []}, "secagg.keepers names none"),
+    "no name": ({**ON, "keepers": [""]}, "secagg.keepers has an empty name"),
     "twice": ({**ON, "keepers": ["north", "north"]}, "names a keeper twice"),
     "no clip": ({**ON, "clip": 0.0}, "secagg.clip is not set"),
     "negative": ({**ON, "clip": -1.0}, "secagg.clip must not be negative"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +28,7 @@ from anabranch.reports.folders import LIVE_DATA, claimed
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, counted, duration_text
-from anabranch.support.stop_signals import stop_signals
+from anabranch.support.stop_signals import leaving_in_order
 
 POLL_S = 0.5
 DEADLINE_S = 900.0
@@ -110,6 +109,7 @@ def demo(
             f" {settings.fleet.speed_ratio:g}; everything goes to {folder}"
         )
         with (
+            leaving_in_order(),
             _report_in_any_case(folder, settings, ours=not server),
             FleetProcesses(folder, settings, name) as fleet,
         ):
@@ -127,13 +127,6 @@ def demo(
 @contextmanager
 def _report_in_any_case(folder: Path, settings: Config, ours: bool) -> Iterator[None]:
     """The report of the server's data, once it has stopped: of a run that is interrupted as well."""
-
-    def terminated(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    for number in stop_signals():
-        if number != signal.SIGINT:
-            signal.signal(number, terminated)
     try:
         yield
     except BaseException:

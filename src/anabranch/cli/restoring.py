@@ -24,6 +24,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import time_text
 from anabranch.reports.text import bytes_text
+from anabranch.support.stop_signals import leaving_in_order
 
 DataDir = Annotated[
     Path,
@@ -60,7 +61,7 @@ def backup(
     check_source(data_dir)
     if not unproved:
         admit_data(data_dir, "", load_code)
-    with Ticker(output) as ticker:
+    with leaving_in_order(), Ticker(output) as ticker:
         made = back_up(data_dir, to, not unproved, shown_by(ticker))
     what = f"version {made.version}, {made.events} events, {bytes_text(made.size_bytes)}"
     sound = "" if unproved else ", sound"
@@ -171,7 +172,8 @@ def rebuild(
     from anabranch.server.rebuild import rebuild as make_anew
 
     output = Output(as_json)
-    found = make_anew(data_dir, backup, lambda config: admit_found(config, data_dir, load_code))
+    with leaving_in_order():
+        found = make_anew(data_dir, backup, lambda config: admit_found(config, data_dir, load_code))
     output.result(
         {"data_dir": str(data_dir), **asdict(found)},
         f"{data_dir}: run {found.run_id} is whole, version {found.version}, {found.events} events; "
