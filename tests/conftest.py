@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from blank import copy_tree
-from dealing import dealt
+from dealing import begun_at, dealt, file_of
 from hypothesis import settings
 from postgres import cluster, new_database
 from sharing import once
@@ -34,8 +34,12 @@ gc.disable()  # modules and tests stay, and nothing else is there yet: the end o
 
 
 @pytest.hookimpl(wrapper=True)  # in every process: that which deals the tests to others collects none
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is there by now stays to the end: no look for garbage goes through it, a tenth of all time."""
+    config = session.config
+    if hasattr(config, "workerinput") and config.args == ["tests"]:
+        number = int(config.workerinput["workerid"].removeprefix("gw"))
+        config.args = begun_at(number / config.workerinput["workercount"], ROOT / "tests")
     try:
         return (yield)
     finally:
@@ -48,7 +52,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The longest come first in each process; one of xdist no longer has its options in `config.option`."""
     if hasattr(config, "workerinput"):
         found = {item.nodeid: item for item in items}
-        items[:] = [found[name] for name in dealt(list(found), config.workerinput["workercount"])]
+        items[:] = [
+            found[name] for name in dealt(sorted(found, key=file_of), config.workerinput["workercount"])
+        ]
 
 
 @pytest.fixture(scope="session")

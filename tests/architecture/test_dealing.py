@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from dealing import LONGEST, dealt
+from dealing import LONGEST, begun_at, dealt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +31,15 @@ def test_each_is_there_once_and_a_long_file_in_one_piece(names: list[str], proce
     assert sorted(order) == sorted(names)
     files = [file for file, _ in groupby(order, lambda name: name.partition("::")[0]) if "unit" not in file]
     assert len(files) == len(set(files))
+
+
+def test_each_process_begins_elsewhere_to_read_all_folders() -> None:
+    read = [begun_at(number / 4, TESTS) for number in range(4)]
+    assert len({folders[0] for folders in read}) == 4
+    everything = {str(file.relative_to(TESTS).parts[0]) for file in TESTS.rglob("test_*.py")}
+    for folders in read:
+        assert [Path(folder).parent for folder in folders] == [TESTS] * len(folders)
+        assert sorted(Path(folder).name for folder in folders) == sorted(everything)
 
 
 def test_what_is_named_is_there() -> None:

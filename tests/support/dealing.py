@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
+from pathlib import Path
 
 # The longest files, those that mostly wait beside those that mostly work. They come first, so that no process
 # is left alone with one at the end.
@@ -52,9 +53,27 @@ def dealt(names: Sequence[str], processes: int) -> list[str]:
     return [*order, *left]
 
 
+def begun_at(share: float, tests: Path) -> list[str]:
+    """All folders of tests, in turn, from one on that such a share of them comes before.
+
+    Each of several processes reads all of them. Where nothing of them is compiled yet, as in a fresh clone,
+    each compiles those with which it begins, and finds the others done.
+    """
+    sizes = {folder: sum(f.stat().st_size for f in folder.rglob("test_*.py")) for folder in tests.iterdir()}
+    folders = sorted(folder for folder, size in sizes.items() if size)
+    before = accumulate((sizes[folder] for folder in folders), initial=0)
+    first = sum(size < share * sum(sizes.values()) for size in before) % len(folders)
+    return [str(folder) for folder in (*folders[first:], *folders[:first])]
+
+
+def file_of(name: str) -> str:
+    """The file of a test."""
+    return name.partition("::")[0]
+
+
 def _turn(name: str) -> tuple[int, str]:
     """When the file of a test has its turn among the longest."""
-    return _place(name), name.partition("::")[0]
+    return _place(name), file_of(name)
 
 
 def _place(name: str) -> int:
