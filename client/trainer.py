@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from anabranch.client.masking import Masker  # the extra [secagg] alone has what it needs
 
 SMALL_MODEL_VALUES = 1_000_000
+WRAPPERS = ("_orig_mod.", "module.")  # what torch's wrappers of modules put into the names of tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +257,11 @@ class LocalTrainer:
         detail = f"the App has {len(ours)} tensors, the server {len(theirs)}"
         if differ:
             detail = f"the App has {_described(differ[0][0])}, the server {_described(differ[0][1])}"
+        if wrapper := _wrapper(ours, theirs):
+            detail += (
+                f"; torch.compile and parallel training put {wrapper!r} into names: give the module that was "
+                "wrapped, which has the same weights"
+            )
         raise ManifestMismatch(f"the server's run is of another model than {self._app.name}: {detail}")
 
     def decode(
@@ -406,6 +412,12 @@ class LocalTrainer:
 def _described(tensor: TensorSpec) -> str:
     state = " frozen" if tensor.is_float and not tensor.trained else ""
     return f"{tensor.name} {tensor.shape} {tensor.dtype}{state}"
+
+
+def _wrapper(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str:
+    """What alone makes our names other than theirs, where it is of torch's wrappers of modules."""
+    names = [tensor.name for tensor in theirs]
+    return next((w for w in WRAPPERS if [tensor.name.replace(w, "") for tensor in ours] == names), "")
 
 
 def _told(stage: ModelStage | None) -> str:

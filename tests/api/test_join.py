@@ -180,6 +180,17 @@ def test_what_is_wrong_is_said() -> None:
             next(iter(ab.join(server, 3, id="c")))
 
 
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "module"])  # of torch.compile, which takes long, and others
+def test_a_module_in_a_wrapper_of_torchs_is_named(wrapper: str) -> None:
+    plain = torch.nn.Linear(2, 2)
+    with ab.Server.local(plain, strategy="fedasync", until=ab.Until(updates=1)) as server:
+        with pytest.raises(ManifestMismatch, match=f"put '{wrapper}.' into names: give the module that"):
+            next(iter(ab.join(server, torch.nn.ModuleDict({wrapper: plain}), id="wrapped")))
+        for _task in (fed := ab.join(server, plain, id="plain")):
+            fed.push(examples=1)
+    assert server.version == 1
+
+
 def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
     made = anabranch(tmp_path, "init", EXAMPLES / "plain_torch.py:make_model")
     assert made.returncode == 0, made.stderr
