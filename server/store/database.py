@@ -112,6 +112,7 @@ class Database:
         try:
             self._connection = self._engine.connect()
             if writes and not self.is_sqlite:
+                self._check_takes(self._connection)
                 leader.lock(self._connection)
                 with self._connection.begin():
                     self.lead(self._connection)
@@ -123,6 +124,15 @@ class Database:
         except BaseException:
             self.close()
             raise
+
+    def _check_takes(self, connection: Connection) -> None:
+        """Raises `StoreUnreachable` where PostgreSQL takes nothing: it may yet, as a standby of its does."""
+        with connection.begin():
+            if connection.exec_driver_sql("SHOW transaction_read_only").scalar() == "on":
+                raise StoreUnreachable(
+                    f"{self.name} only reads: it is a standby that was not promoted, or "
+                    "default_transaction_read_only is on"
+                )
 
     def lead(self, connection: Connection) -> None:
         """Begin this server's epoch, once the tables are there; for the writer."""

@@ -64,6 +64,38 @@ def test_a_database_that_comes_later_is_waited_for(
     assert "cannot be reached" in why
 
 
+def test_a_database_that_only_reads_is_waited_for(
+    tmp_path: Path, manifest: Manifest, postgresql_url: str
+) -> None:
+    """As a copy of it does until it is promoted: whoever serves then need not be started again."""
+    name = urlsplit(postgresql_url).path[1:]
+
+    def takes(writes: bool) -> None:
+        with psycopg.connect(postgresql_url, autocommit=True) as admin:
+            admin.execute("SET default_transaction_read_only = off")
+            only_reads = "off" if writes else "on"
+            admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {only_reads}".encode())
+
+    said: list[str] = []
+    served: list[ServerInfo] = []
+    stop = asyncio.Event()
+
+    def waiting(why: str) -> None:
+        said.append(why)
+        takes(writes=True)
+
+    def ready(info: ServerInfo) -> None:
+        served.append(info)
+        stop.set()
+
+    takes(writes=False)
+    config = server_config(tmp_path / "data", server={"database": postgresql_url})
+    assert asyncio.run(serve(config, manifest, ready=ready, waiting=waiting, stop=stop)) == 0
+    assert len(served) == 1
+    (why,) = said
+    assert "only reads: it is a standby that was not promoted" in why
+
+
 def test_one_that_lets_nobody_in_is_not_waited_for(
     tmp_path: Path, manifest: Manifest, postgresql_url: str
 ) -> None:
