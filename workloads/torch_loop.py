@@ -251,7 +251,7 @@ def evaluate(
     count = 0
     was_training = model.training
     model.eval()
-    with import_torch().inference_mode():
+    with import_torch().no_grad():  # a part that is TorchScript may not see tensors of inference
         for x, y in runtime.in_order(examples, dtype):
             with _shapes_noted(x, y):
                 found, rows = objective.measured(forward(model, x), y)

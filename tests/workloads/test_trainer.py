@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,17 @@ class Own(App):
 
 
 EXAMPLES = Own(Counting).data(Shard("train"))
+
+
+def layers() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+
+
+def scripted() -> Any:
+    with warnings.catch_warnings(action="ignore"):  # that newer ways are to be taken
+        return torch.jit.script(layers())
+
+
 PLAN = LocalPlan(epochs=2, batch_size=32)
 
 
@@ -81,6 +93,17 @@ def test_the_vector_follows_the_state_dict() -> None:
     assert [t.name for t in trainer.spec.tensors] == list(state)
     vector = trainer.spec.flatten(state)
     assert not trainer.train(vector, {}, EXAMPLES, PLAN, 0).delta.any()
+
+
+def test_a_scripted_model_is_measured_as_the_plain_one_and_trains_on() -> None:
+    """TorchScript compiles it as it was first called: with gradients, for which it keeps tensors."""
+    trainer, plain = (trainer_for(Own(made)) for made in (scripted, layers))
+    vector = trainer.spec.flatten(trainer.initial(0))
+    for seed in range(2):
+        found, expected = (each.train(vector, {}, EXAMPLES, PLAN, seed) for each in (trainer, plain))
+        np.testing.assert_allclose(found.delta, expected.delta, atol=1e-6)
+        vector = vector + found.delta
+        assert trainer.evaluate(vector, {}, EXAMPLES) == pytest.approx(plain.evaluate(vector, {}, EXAMPLES))
 
 
 def test_torch_generators_outside_go_on_undisturbed() -> None:
