@@ -28,10 +28,6 @@ def _hash(seed: int, names: tuple[Name, ...]) -> hashlib.blake2b:
     return hashlib.blake2b(text.encode(), digest_size=16)
 
 
-def _digest(seed: int, names: tuple[Name, ...]) -> bytes:
-    return _hash(seed, names).digest()
-
-
 class _Seed(ISpawnableSeedSequence):
     """numpy's sequence of 16 bytes: to make that and ask it for its words takes ten times as long."""
 
@@ -53,23 +49,23 @@ class _Seed(ISpawnableSeedSequence):
 
 def seed_of(seed: int, *names: Name) -> int:
     """A 63-bit seed of its own for the named purpose."""
-    return int.from_bytes(_digest(seed, names)[:8], "little") >> 1
+    return int.from_bytes(_hash(seed, names).digest()[:8], "little") >> 1
 
 
 def stream(seed: int, *names: Name) -> np.random.Generator:
     """A generator of its own for the named purpose."""
-    words: Any = _Seed(_digest(seed, names))  # numpy takes any such, and does not say so
+    words: Any = _Seed(_hash(seed, names).digest())  # numpy takes any such, and does not say so
     return np.random.Generator(np.random.PCG64(words))
 
 
 def permutation(seed: int, *names: Name, count: int) -> Indices:
     """What `stream(seed, *names).permutation(count)` gives first, in a third of the time."""
-    return loops.permuted(_digest(seed, names), count)
+    return loops.permuted(_hash(seed, names).digest(), count)
 
 
 def rank(seed: int, *names: Name) -> float:
     """A uniform number in [0, 1) of its own for the named purpose: the cheapest draw there is."""
-    return (int.from_bytes(_digest(seed, names)[:7], "little") >> 3) / 2.0**53
+    return (int.from_bytes(_hash(seed, names).digest()[:7], "little") >> 3) / 2.0**53
 
 
 def lowest(seed: int, *names: Name, of: Sequence[str], count: int) -> list[str]:

@@ -122,7 +122,8 @@ class Run:
         if settled.event is None:
             return settled
         log(settled.event)
-        return Settlement(settled.event, self.apply(settled))
+        settled.effects = self.apply(settled)
+        return settled
 
     def tick(self, now: float) -> ev.Ticked | None:
         """What is due by then: leases that end, a strategy's timer; None where nothing is."""
@@ -132,7 +133,8 @@ class Run:
     def begin(self, events: Iterable[ev.Event] = ()) -> None:
         """A batch of these events is settled next; one by itself has none that come with it."""
         self.line.begin()
-        self._beaten, self._coming = set(), set()
+        self._beaten.clear()
+        self._coming.clear()
         for event in events:
             if isinstance(event, ev.UpdateArrived):
                 self._coming.add(event.update.task_id)

@@ -43,7 +43,7 @@ from anabranch.simulation.clock import Action
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.faults import RIGHT, DeviceClock
 from anabranch.simulation.lanes import Lane
-from anabranch.simulation.network import NetworkLink, down, up
+from anabranch.simulation.network import DOWN, UP, NetworkLink
 from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server import Exchange, Granting, PushOutcome
 from anabranch.simulation.surroundings import Surroundings, View
@@ -87,7 +87,7 @@ class Device(Talker, DeviceShell):
     def __init__(
         self, index: int, examples: int, session: Session, around: Surroundings, time: DeviceClock = RIGHT
     ) -> None:
-        super().__init__(around, NetworkLink.of(around.profiles, index), time)
+        super().__init__(session.client_id, around, NetworkLink.of(around.profiles, index), time)
         self.index = index
         self.examples = examples
         self.session = session
@@ -104,11 +104,6 @@ class Device(Talker, DeviceShell):
         self._offer: Offer | None = None
         self._disk = around.storage
         self._training: Pending[LocalResult] | None = None
-
-    @property
-    def client_id(self) -> str:
-        """Its name."""
-        return self.session.client_id
 
     @property
     def _pushes(self) -> Lane:
@@ -389,14 +384,14 @@ class Device(Talker, DeviceShell):
 
         def answer(said: Advice | StoreFull) -> None:
             if isinstance(said, Advice) and said.notice in self.heeds:
-                self._network.send(down(client_id), self._soon, partial(told, said.notice))
+                self._network.send(client_id, DOWN, self._soon, partial(told, said.notice))
 
         def told(notice: AdviceKind) -> None:
             if self.is_there:
                 self._noticed(task_id, notice)
 
         beat = partial(self._server.renew, client_id, task_id, progress, self._process, answer)
-        self._network.send(up(client_id), true_s + self.link.latency_s, beat)
+        self._network.send(client_id, UP, true_s + self.link.latency_s, beat)
 
     def _unwanted(self, task_id: str) -> None:
         self._cancelled(task_id)

@@ -148,9 +148,9 @@ class Faults:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def send(self, link: str, due_s: float, action: Action) -> None:
+    def send(self, client_id: str, way: str, due_s: float, action: Action) -> None:
         """See `Network`."""
-        client_id, now = link.split()[0], self._clock.now
+        link, now = f"{client_id} {way}", self._clock.now
         if now < self._cut_until.get(client_id, -math.inf):
             self.counts["partitioned"] += 1
             return

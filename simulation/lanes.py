@@ -6,7 +6,7 @@ A device that overlaps has two lanes: its work, and its pushes.
 from __future__ import annotations
 
 from anabranch.simulation.clock import Action, VirtualClock
-from anabranch.simulation.network import Network, down
+from anabranch.simulation.network import DOWN, Network
 from anabranch.simulation.transfers import Transfer
 
 
@@ -23,7 +23,9 @@ class Lane:
     def end(self) -> None:
         """Nothing is waited for any more."""
         self._call += 1
-        self._let_go()
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:  # bytes of a call that is over are not wanted any more
+            transfer.cancel()
 
     def begin(self, unanswered: Action, transfer: Transfer | None = None) -> int:
         """A new call, with these bytes, if it has any; returns its number."""
@@ -44,15 +46,9 @@ class Lane:
         if call == self._call:
             self.at(at_s, unanswered)
 
-    def _let_go(self) -> None:
-        """Bytes of a call that is over are not wanted any more."""
-        transfer, self._transfer = self._transfer, None
-        if transfer is not None:
-            transfer.cancel()
-
     def hear(self, call: int, step: Action, due_s: float) -> None:
         """The server's answer to a call, due at a moment, unless the call is over by then."""
-        self._network.send(down(self._client_id), due_s, _Answer(self, call, step))
+        self._network.send(self._client_id, DOWN, due_s, _Answer(self, call, step))
 
     def after(self, delay_s: float, step: Action) -> None:
         """Go on with the call in hand after so many seconds, unless it is over by then."""

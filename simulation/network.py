@@ -16,6 +16,8 @@ from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.workloads.profiles import DeviceProfiles
 from anabranch.workloads.traces import DeviceMoment
 
+UP, DOWN = "up", "down"  # from a device to the server, and back
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkLink:
@@ -79,8 +81,8 @@ class Network(Protocol):
 
     timeout_s: float | None
 
-    def send(self, link: str, due_s: float, action: Action) -> None:
-        """A message leaves now and is due then; `action` is what it brings about when it arrives."""
+    def send(self, client_id: str, way: str, due_s: float, action: Action) -> None:
+        """A message of a device leaves now, `UP` or `DOWN`, is due then and brings `action` about."""
         ...
 
 
@@ -92,16 +94,6 @@ class PerfectNetwork:
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
 
-    def send(self, link: str, due_s: float, action: Action) -> None:  # noqa: ARG002
+    def send(self, client_id: str, way: str, due_s: float, action: Action) -> None:  # noqa: ARG002
         """See `Network`."""
         self._clock.at(due_s, action)
-
-
-def up(client_id: str) -> str:
-    """The name of the link from a device to the server."""
-    return f"{client_id} up"
-
-
-def down(client_id: str) -> str:
-    """The name of the link from the server to a device."""
-    return f"{client_id} down"

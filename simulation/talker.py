@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 from anabranch.simulation.clock import Action
 from anabranch.simulation.faults import DeviceClock
-from anabranch.simulation.network import NetworkLink, up
+from anabranch.simulation.network import UP, NetworkLink
 from anabranch.simulation.presence import DevicePresence
 from anabranch.simulation.surroundings import Surroundings
 
 
 class Talker(DevicePresence):
-    """Base of a device, under its sessions and tasks."""
+    """Base of a device, under its sessions and tasks. `client_id` is its name."""
 
-    __slots__ = ("_around", "_life", "_network", "_time", "link")
+    __slots__ = ("_around", "_life", "_network", "_time", "client_id", "link")
 
-    def __init__(self, around: Surroundings, link: NetworkLink, time: DeviceClock) -> None:
+    def __init__(self, client_id: str, around: Surroundings, link: NetworkLink, time: DeviceClock) -> None:
         super().__init__(around.clock, around.fleet, around.horizon_s)
+        self.client_id = client_id
         self._around, self._network, self.link, self._time = around, around.network, link, time
         self._life = 0  # counts how often it has vanished: what it had sent by then is gone
-
-    @property
-    @abstractmethod
-    def client_id(self) -> str:
-        """Its name."""
 
     @property
     def _now(self) -> float:
@@ -42,7 +36,7 @@ class Talker(DevicePresence):
 
     def _say(self, due_s: float, action: Action) -> None:
         """A message to the server, unless the device vanishes before it is there."""
-        self._network.send(up(self.client_id), due_s, _Message(self, action))
+        self._network.send(self.client_id, UP, due_s, _Message(self, action))
 
 
 class _Message:

@@ -244,18 +244,16 @@ class World:
             self.acknowledge()
         self._plan_tick()
 
-    def _handle(self, event: ev.Event, payload: Data | None = None) -> list[Effect]:
+    def _handle(self, message: ev.Event, payload: Data | None = None) -> list[Effect]:
         with self.whole:
-            return self._handled(event, payload)
+            done = self.host.take(message, lambda event: self._journal.append(to_record(event), payload))
+            part = message.update.submodel if isinstance(message, ev.UpdateArrived) else None
+            self._teller.tell(self.clock.now, self.host.engine, done.effects, part)
+            if done.event is not None:  # else it is an answer, which changes nothing
+                self._handled(done.event, done.effects)
+            return done.effects
 
-    def _handled(self, message: ev.Event, payload: Data | None) -> list[Effect]:
-        done = self.host.take(message, lambda event: self._journal.append(to_record(event), payload))
-        event, effects = done.event, done.effects
-        arrived = message if isinstance(message, ev.UpdateArrived) else None
-        part = None if arrived is None else arrived.update.submodel
-        self._teller.tell(self.clock.now, self.engine, effects, part)
-        if event is None:  # an answer, which changes nothing
-            return effects
+    def _handled(self, event: ev.Event, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Published(version) if self.disk is not None:
@@ -269,10 +267,9 @@ class World:
         if self.disk is not None:
             self.disk.save_if_due(self.engine)
         self._plan_tick()
-        return effects
 
     def _plan_tick(self) -> None:
-        due = self.engine.next_deadline()
+        due = self.host.engine.next_deadline()
         if due is None:
             return
         at = self.time.moment(due)

@@ -95,31 +95,28 @@ class Application:
 
     def _barred(self) -> Refusal | None:
         """What is against the client itself."""
-        client_id, books = self._ask.client_id, self._books
-        live = books.ledger.live_of(client_id)
-        if live:
+        client_id, books, settings = self._ask.client_id, self._books, self._books.settings
+        others = 0
+        if live := books.ledger.live_of(client_id):
             self._gone = [task for task in superseded(self._ask, books) if task.state is TaskState.LEASED]
-        others = len(live) - len(self._gone)
-        return (
-            _unmasked(client_id, books)
-            or _spent(client_id, others, books)
-            or books.guard.refusal(client_id, others, self._now, books.settings)
-        )
+            others = len(live) - len(self._gone)
+        found = None if books.cohorts is None else _unmasked(client_id, books.cohorts, books)
+        if found is None and settings.participations_max:
+            found = _spent(client_id, others, books)
+        return found or books.guard.refusal(client_id, others, self._now, settings)
 
 
 def _spent(client_id: str, live: int, books: AdmissionView) -> Refusal | None:
     """That a client has given, or is about to, all the updates that it may give in the run."""
     most = books.settings.participations_max
-    if not most or books.ledger.clients[client_id].accepted + live < most:
+    if books.ledger.clients[client_id].accepted + live < most:
         return None
     return Refusal(Reason.OVER_SHARE, f"has given the {most} updates that [privacy] lets one device give")
 
 
-def _unmasked(client_id: str, books: AdmissionView) -> Refusal | None:
+def _unmasked(client_id: str, cohorts: Cohorts, books: AdmissionView) -> Refusal | None:
     """That a client cannot mask, or that so many sums wait for their keepers that more would be of no use."""
-    cohorts, settings = books.cohorts, books.settings
-    if cohorts is None:
-        return None
+    settings = books.settings
     if missing := lacks(books.ledger.clients[client_id].capability.codecs, settings.uplink):
         detail = f"updates are masked here, and the device does not say that it has {missing[0]!r}"
         return Refusal(Reason.NO_MASKS, detail)
@@ -138,12 +135,12 @@ def superseded(ask: Ask, books: AdmissionView) -> list[Task]:
     What is left may still be answered: the result of an expired task may be on its way. Where a client's
     share is bounded none is left, or whoever lets its leases expire could answer more than its share at once.
     """
-    settings = books.settings
+    settings, ledger = books.settings, books.ledger
+    if not ledger.has_open(ask.client_id):  # as nearly all who ask
+        return []
     bounded = bool(settings.buffer_max or settings.window_max)
-    expired = books.ledger.expired_of(ask.client_id)
-    mine = expired + books.ledger.live_of(ask.client_id)
-    if not mine:
-        return mine
+    expired = ledger.expired_of(ask.client_id)
+    mine = expired + ledger.live_of(ask.client_id)
     given_up = len(expired) if bounded else 0
     return mine[: max(given_up, len(mine) - settings.tasks_per_client + 1)]
 

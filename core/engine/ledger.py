@@ -219,6 +219,10 @@ class Ledger:
         """The clients that have a live task."""
         return {t.client_id for t in self.leased()}
 
+    def has_open(self, client_id: str) -> bool:
+        """Whether the client has any task, live or expired."""
+        return client_id in self._by_client
+
     def live_of(self, client_id: str) -> list[Task]:
         """The client's live tasks, oldest first."""
         return self._of(client_id, TaskState.LEASED) if client_id in self._by_client else []

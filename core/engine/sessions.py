@@ -94,7 +94,9 @@ class Sessions:
         if device is None or not ask.session or (ask.session == device.owner and not device.coming):
             return None
         tasks = engine.ledger.live_of(ask.client_id)
-        holders = set(device.coming.values()) | ({device.owner} if tasks else set())
+        holders = {*device.coming.values(), *([device.owner] if tasks else [])}
+        if not holders:
+            return None
         lease_s = max((task.lease_s for task in tasks), default=engine.settings.lease_s)
         left_s = max((_left_s(device, holder, ask, now, lease_s) for holder in holders), default=0.0)
         if left_s <= 0:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from anabranch.core.config.ranges import TASKS, TURNS
 from anabranch.core.effects import Effect, Granted, Refused
@@ -32,12 +31,13 @@ from anabranch.core.engine.strategy import Refusal
 from anabranch.core.events import LeaseRenewed
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Reason, Task
+from anabranch.core.unwritten import dataclass
 
 GRACE_S = 0.5  # for the way there and back; a device that is later is not waited for
 KEPT_S = 60.0  # and one that is so much later has lost its turn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Waiter:
     """A device in the line: a lower `ticket` comes first. After `until` it is not waited for."""
 
@@ -126,8 +126,10 @@ class WaitingLine:
 
     def ahead(self, client_id: str) -> int:
         """How many devices wait whose turn comes before this one's."""
-        like = self._before(self._passed, client_id) if client_id in self._lapses else 0
-        return self._before(self._tickets, client_id) + like
+        ahead = self._before(self._tickets, client_id)
+        if self._passed and client_id in self._lapses:
+            ahead += self._before(self._passed, client_id)
+        return ahead
 
     # --- the line ----------------------------------------------------------------------------
 
