@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ def test_the_page_is_what_the_figures_say() -> None:
     assert benchmarks.PAGE.read_text(encoding="utf-8") == benchmarks.page()
     known = {f"{name}{kind}" for name in benchmarks.SECTIONS for kind in (".md", ".remarks.md")}
     assert {file.name for file in benchmarks.FIGURES.iterdir()} <= known, "and there are no others"
+    for file in benchmarks.FIGURES.iterdir():
+        if not file.name.endswith(".remarks.md"):
+            assert re.search(r"^\*20\d\d-\d\d-\d\d, ", file.read_text(encoding="utf-8"), re.M), file.name
 
 
 def test_a_section_is_measured_alone(elsewhere: Path) -> None:
