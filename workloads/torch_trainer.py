@@ -61,6 +61,7 @@ class TorchTrainer:
             check_no_copies(module, app.name)
         module = module.to(self.runtime.device)
         built = self._arrays(module)
+        self._names = built.keys()
         trained = self._trained(module, built)
         self.whole_widths: tuple[WholeWidth, ...] = ()
         groups, self.whole_because = self._units(module, trained)
@@ -77,8 +78,17 @@ class TorchTrainer:
         return self._whole.frozen
 
     def initial(self, seed: int) -> dict[str, Array]:
-        """The state dict of a new model, built with torch's generators seeded."""
-        return self._arrays(self._built(seed))
+        """The state dict of a new model, built with torch's generators seeded.
+
+        Raises `AppError` where it has other names than the first that was built.
+        """
+        found = self._arrays(self._built(seed))
+        if changed := sorted(found.keys() ^ self._names):
+            raise AppError(
+                f"{self.app.name}: model() must name its tensors the same each time, and has not: "
+                f"{', '.join(changed[:4])}; give each layer a name of your own (Keras numbers those without)"
+            )
+        return found
 
     def train(
         self,

@@ -169,6 +169,13 @@ def test_a_model_that_cannot_be_trained_is_an_app_error(made: Any, text: str) ->
         trainer_for(Own(made))
 
 
+def test_a_model_that_names_its_tensors_anew_each_time_is_an_app_error() -> None:
+    counts = iter(range(9))
+    trainer = trainer_for(Own(lambda: torch.nn.ModuleDict({f"dense_{next(counts)}": torch.nn.Linear(6, 3)})))
+    with pytest.raises(AppError, match=r"same each time.*: dense_\d.bias, .*Keras"):
+        trainer.initial(1)
+
+
 def test_the_contract_of_train_and_evaluate() -> None:
     trainer = trainer_for(Own(Counting, lambda model: "done"))
     vector = trainer.spec.flatten(trainer.initial(0))
