@@ -72,6 +72,8 @@ class Resident:
 
     def reset(self) -> None:
         """Sets the form of the tensors back, and the buffers that are not in the state dict."""
+        if any(tensor.is_meta for _, tensor in self._tensors()):  # without values, which whoever loads brings
+            self.module.to_empty(device=self._device)
         for name, tensor in self._tensors():
             device, dtype, is_trained = self._form.get(
                 name, (tensor.device, tensor.dtype, tensor.requires_grad)

@@ -152,10 +152,11 @@ class TorchTrainer:
         if submodel.small not in self._costs:
             units, tensors = (submodel, None) if isinstance(submodel, UnitMap) else (None, submodel)
             resident, backward = self.resident(units), self.app.zeroth is None
+            for each in (self._whole, resident):  # a training may have left them in another form
+                each.reset()
             with self._only(resident, tensors):
                 part = operations(resident.module, examples, self.runtime, backward)
             whole = operations(self._whole.module, examples, self.runtime, backward)
-            resident.reset()
             ratio = part / whole if part and whole else submodel.size / self.spec.size
             self._costs[submodel.small] = min(1.0, ratio)
         return self._costs[submodel.small]

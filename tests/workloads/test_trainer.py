@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
 from anabranch.core.model.params import Vector, digest
-from anabranch.core.model.submodels import UnitMap, unit_map
+from anabranch.core.model.submodels import UnitMap, tensor_set, unit_map
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
@@ -212,7 +212,7 @@ class Leaves(Own):
     """Trains as the default does, and leaves the model in another form than it was given in."""
 
     def __init__(self, left: Any) -> None:
-        super().__init__(Counting)
+        super().__init__(Widened)
         self._left = left
 
     def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> Any:
@@ -223,24 +223,29 @@ class Leaves(Own):
 
 @pytest.mark.parametrize(
     "left",
-    [lambda model: model.double(), lambda model: model.out.requires_grad_(False)],
+    [lambda model: model.double(), lambda model: model.hidden.requires_grad_(False)],
     ids=["in another precision", "frozen"],
 )
 def test_the_form_in_which_a_training_leaves_the_model_is_not_carried_over(left: Any) -> None:
-    trainer = trainer_for(Leaves(left))
+    trainer, plain = trainer_for(Leaves(left)), trainer_for(Own(Widened))
     vector = trainer.spec.flatten(trainer.initial(0))
     first = trainer.train(vector, {}, EXAMPLES, PLAN, 0)
+    hidden = tensor_set(trainer.spec, [0, 1])
+    assert trainer.step_cost(hidden, EXAMPLES) == plain.step_cost(hidden, EXAMPLES)
+    trainer.train(vector, {}, EXAMPLES, PLAN, 0)
     measured = trainer.evaluate(vector, {}, EXAMPLES)
     assert digest(first.delta) == digest(trainer.train(vector, {}, EXAMPLES, PLAN, 0).delta)
-    plain = trainer_for(Own(Counting))
     assert digest(first.delta) == digest(plain.train(vector, {}, EXAMPLES, PLAN, 0).delta)
     assert measured == plain.evaluate(vector, {}, EXAMPLES)
 
 
-def test_training_that_leaves_no_values_is_an_app_error() -> None:
-    trainer = trainer_for(Leaves(lambda model: model.to("meta")))
-    with pytest.raises(AppError, match=r"train left 'norm\.weight' on the meta device"):
-        trainer.train(trainer.spec.flatten(trainer.initial(0)), {}, EXAMPLES, PLAN, 0)
+def test_training_that_leaves_no_values_is_an_app_error_and_no_more() -> None:
+    trainer, plain = trainer_for(Leaves(lambda model: model.to("meta"))), trainer_for(Own(Widened))
+    vector = trainer.spec.flatten(trainer.initial(0))
+    for _ in range(2):
+        with pytest.raises(AppError, match=r"train left 'hidden\.weight' on the meta device"):
+            trainer.train(vector, {}, EXAMPLES, PLAN, 0)
+        assert trainer.evaluate(vector, {}, EXAMPLES) == plain.evaluate(vector, {}, EXAMPLES)
 
 
 def test_an_app_trains_without_a_trainer_too() -> None:
