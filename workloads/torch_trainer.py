@@ -61,7 +61,7 @@ class TorchTrainer:
             check_no_copies(module, app.name)
         module = module.to(self.runtime.device)
         built = self._arrays(module)
-        self._names = built.keys()
+        self._names = frozenset(built)  # a view of the keys would keep the arrays
         trained = self._trained(module, built)
         self.whole_widths: tuple[WholeWidth, ...] = ()
         groups, self.whole_because = self._units(module, trained)

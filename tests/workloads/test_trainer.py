@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -174,6 +175,15 @@ def test_a_model_that_names_its_tensors_anew_each_time_is_an_app_error() -> None
     trainer = trainer_for(Own(lambda: torch.nn.ModuleDict({f"dense_{next(counts)}": torch.nn.Linear(6, 3)})))
     with pytest.raises(AppError, match=r"same each time.*: dense_\d.bias, .*Keras"):
         trainer.initial(1)
+
+
+def test_a_trainer_keeps_no_copy_of_the_first_weights() -> None:
+    trainer_for(Own(lambda: torch.nn.Linear(6, 3)))  # what is imported for the first of them
+    tracemalloc.start()
+    trainer = trainer_for(Own(lambda: torch.nn.Linear(1000, 1000)))
+    kept, _ = tracemalloc.get_traced_memory()  # of numpy's arrays, not of torch's tensors
+    tracemalloc.stop()
+    assert kept < trainer.spec.size
 
 
 def test_the_contract_of_train_and_evaluate() -> None:
