@@ -305,7 +305,8 @@ class Post:
     def send(self, at: float, link: str, text: str, takes_s: float = 1.0) -> None:
         """Send at this time."""
         arrive = lambda: self.got.append((round(self.clock.now, 6), text))  # noqa: E731
-        self.clock.at(at, lambda: self.faults.send(*link.split(), at + takes_s, arrive))
+        client_id, _, way = link.partition(" ")
+        self.clock.at(at, lambda: self.faults.send(client_id, way, at + takes_s, arrive))
 
 
 def test_a_lost_message_does_not_come_and_a_duplicate_comes_twice() -> None:
