@@ -87,8 +87,9 @@ def unstable(fresh: Sequence[LegEnd], trials: Sequence[LegEnd]) -> int:
     """
     gains = [end.gain for end in trials if end.gain is not None]
     least = KEPT_GAIN * statistics.fmean(gains) if gains else 0.0
-    collapsed = (least > 0 and end.gain is not None and end.gain < least for end in fresh)
-    return sum(end.value is None or fell for end, fell in zip(fresh, collapsed, strict=True))
+    return sum(
+        end.value is None or (end.gain is not None and least > 0 and end.gain < least) for end in fresh
+    )
 
 
 @dataclass(frozen=True)

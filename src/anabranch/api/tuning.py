@@ -249,20 +249,20 @@ class TuneRun:
             elif not self._extend():
                 break
         candidates = self._halving.ranked()[:CANDIDATES]
-        for trial in candidates:
+        for before, trial in enumerate(candidates):
             self._carry("trial", self._halving.missing([trial], self._halving.last))
-            self._carry("fresh", self._fresh_legs(list(dict.fromkeys([trial, 0]))))
+            measured = dict.fromkeys([trial] if before else [trial, 0])
+            self._carry("fresh", [leg for each in measured for leg in self._fresh_legs(each)])
             if not self._unstable(trial):
+                self._passed = candidates[:before]
                 return trial
-            self._passed.append(trial)
-        self._passed.remove(candidates[0])  # none of them stands: the best is recommended, with a warning
+        self._passed = candidates[1:]  # none of them stands: the best is recommended, with a warning
         return candidates[0]
 
     def _unstable(self, trial: int) -> int:
         """From how many fresh seeds it does not come to what its trials did."""
         legs = [Leg(trial, self._halving.last, seed) for seed in self._asked.seeds]
-        chosen_by = [end for leg in legs if (end := self._log.end("trial", leg))]
-        return unstable(self._fresh_ends(trial), chosen_by)
+        return unstable(self._fresh_ends(trial), self._ends("trial", legs))
 
     # --- choices -------------------------------------------------------------------------------
 
@@ -378,10 +378,14 @@ class TuneRun:
         return replace(config, run=replace(config.run, updates_max=max(1, updates)))
 
     def _fresh_ends(self, trial: int) -> list[LegEnd]:
-        return [end for leg in self._fresh_legs([trial]) if (end := self._log.end("fresh", leg))]
+        return self._ends("fresh", self._fresh_legs(trial))
 
-    def _fresh_legs(self, trials: Sequence[int]) -> list[Leg]:
-        return [Leg(trial, self._halving.last, seed) for trial in trials for seed in self._asked.fresh_seeds]
+    def _fresh_legs(self, trial: int) -> list[Leg]:
+        return [Leg(trial, self._halving.last, seed) for seed in self._asked.fresh_seeds]
+
+    def _ends(self, kind: LegKind, legs: Sequence[Leg]) -> list[LegEnd]:
+        """Those of the legs that have ended."""
+        return [end for leg in legs if (end := self._log.end(kind, leg))]
 
     def _report(self, best: int) -> TuneReport:
         named = [end for end in self._fresh_ends(best) if end.metric != AUTO]
@@ -429,7 +433,7 @@ class TuneRun:
         for trial in range(len(self._choices)):
             before: list[LegEnd] = []
             for rung, share in enumerate(self._halving.shares):
-                ends = [end for seed in seeds if (end := self._log.end("trial", Leg(trial, rung, seed)))]
+                ends = self._ends("trial", [Leg(trial, rung, seed) for seed in seeds])
                 if len(ends) < len(seeds) or ends == before:
                     continue
                 before = ends
