@@ -65,6 +65,9 @@ class DigestJournal:
         """Forget what came after a place."""
         self._digest = place.digest.copy()
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     @property
     def sha256(self) -> str:
         """The digest of the journal so far."""
@@ -154,15 +157,19 @@ class JournalWriter:
         """The digest of the journal so far."""
         return self._digest.hexdigest()
 
+    def close(self) -> None:
+        """What was appended is in the files, whole; nothing is appended any more."""
+        self._lines.close()
+        if self._payloads is not None:
+            self._payloads.close()
+
     def __enter__(self) -> JournalWriter:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._lines.close()
-        if self._payloads is not None:
-            self._payloads.close()
+        self.close()
 
 
 class JournalReader:

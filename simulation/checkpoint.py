@@ -259,6 +259,8 @@ class Checkpoint:
         try:
             if (found := ask("PRAGMA quick_check").fetchone()) != ("ok",):
                 raise sqlite3.DatabaseError(found[0])
+            if ask("SELECT name FROM sqlite_master").fetchone() is None:
+                raise sqlite3.DatabaseError("it is empty")
             facts = dict(ask("SELECT name, value FROM facts"))
             self._works = dict(ask("SELECT number, work FROM results"))
             self._written = {number for (number,) in ask("SELECT number FROM memories")}
@@ -274,7 +276,7 @@ class Checkpoint:
     def _write(self) -> None:
         if self._database is None:
             self._database = sqlite3.connect(self._path)
-            self._database.executescript(TABLES)
+            self._database.executescript(f"BEGIN; {TABLES}")  # they are there with what is put in first
         held = dict(self._memories)
         facts = {"origin": json.dumps(asdict(self.origin)), "wall_s": str(time.monotonic() - self._began)}
         results = [_result_row(number, *known) for number, known in self._unsaved.items()]

@@ -207,10 +207,9 @@ def open_simulation(
         key = noise_key or _noise_key(config, out, resume)
         retraces = resume and key is not None  # or there might be two sums with one noise
         journal = _journal(config, problem, out, keep_payloads, retraces)
-        if isinstance(journal, JournalWriter):
-            stack.enter_context(journal)
-            if checkpoint is not None:
-                checkpoint.is_proven = journal.has_retraced
+        stack.callback(journal.close)
+        if isinstance(journal, JournalWriter) and checkpoint is not None:
+            checkpoint.is_proven = journal.has_retraced
         began = started_now() if checkpoint is None else checkpoint.origin.started_at
         recorder = stack.enter_context(_recorder(config, problem, app, out, trackers or Trackers(), began))
         recorder.trackers.start(TrackedRun.of(config, "simulated", out))
@@ -426,7 +425,8 @@ class Simulation:
             tensors = spec.unflatten(best.model, self.frozen)
             write_model(out / BEST, tensors, best.version, best.metrics)
         write_report(result, out)
-        result.write(out)  # the last: by it the run has ended
+        self._journal.close()
+        result.write(out)  # the last: by it the run has ended, and is given back as it lies there
         if self._checkpoint is not None and result.status == "finished":
             self._checkpoint.remove()
 

@@ -102,6 +102,15 @@ def test_a_run_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     assert left(broken) == left(tmp_path / "whole")
 
 
+def test_a_run_that_is_killed_once_its_result_is_there_has_left_all_that_it_leaves(tmp_path: Path) -> None:
+    """It is given back as it is, and never looked at again."""
+    expected = broken_off.run("feedback", tmp_path / "whole")
+    killed("feedback", tmp_path / "broken", broken_off.ENDED)
+    assert (tmp_path / "broken" / CHECKPOINT).exists(), "killed before anything else was done"
+    assert broken_off.run("feedback", tmp_path / "broken").journal_sha256 == expected.journal_sha256
+    assert left(tmp_path / "broken") == left(tmp_path / "whole")
+
+
 class Interrupting(Ones):
     """Counts its trainings; one of them is interrupted by a signal that comes in it."""
 
@@ -446,6 +455,16 @@ def test_an_app_that_gives_something_else_is_found_out(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(ReplayMismatch, match="piece of work 5 was device 77"):
         simulate(LONG, tmp_path, app, resume=True)
+
+
+def test_of_a_checkpoint_that_could_not_be_written_there_is_nothing(tmp_path: Path) -> None:
+    origin = RunOrigin({}, {}, "", "", "")
+    with Checkpoint(tmp_path, origin, 1.0, resume=False) as checkpoint:
+        checkpoint.keep(1 << 70, "work", {"accuracy": 0.5})  # a number that SQLite does not take
+        checkpoint.save()
+    with sqlite3.connect(tmp_path / CHECKPOINT) as file:
+        assert file.execute("SELECT name FROM sqlite_master").fetchall() == []
+    file.close()
 
 
 def test_of_memories_the_file_has_those_that_devices_hold(tmp_path: Path) -> None:

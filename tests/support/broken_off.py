@@ -2,7 +2,7 @@
 
     python broken_off.py VARIANT OUT KILL_AT_VERSION
 
-Version 0 kills nobody.
+Version 0 kills nobody, and -1 as soon as the run's result is there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from rough import ALL
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.model.updates import LocalPlan
 from anabranch.reports.result import Result
+from anabranch.simulation.checkpoint import Checkpoint
 from anabranch.simulation.run import RunProgress, simulate
 from anabranch.workloads.app import Examples
 from anabranch.workloads.synthetic import Synthetic
 
 CHECKPOINT_S = 3.0
+ENDED = -1  # in the place of a version
 ROUGH = {"dropout": 0.2, "availability": 0.7, "availability_period_s": 15.0, "up_mbps": 1.0}
 FEEDBACK = "ef(0.9)|topk(0.1)|int8|gaps|zstd"
 STACKED = {
@@ -85,8 +87,11 @@ def run(variant: str, out: Path, kill_at: int = 0, seed: int = 0) -> Result:
     """Begin or go on."""
 
     def kill(progress: RunProgress) -> None:
-        if kill_at and progress.version >= kill_at:
+        if 0 < kill_at <= progress.version:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    if kill_at == ENDED:  # what is removed goes when the result is there
+        setattr(Checkpoint, "remove", lambda _: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
 
     settings = merge([("all", settings_of(variant).to_json()), ("seed", {"run": {"seed": seed}})])
     app = Keeping() if settings.run.workload == "synthetic" and variant == "kept" else None
