@@ -51,11 +51,12 @@ from anabranch.server.store.base import Entry
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.database import BUSY_TIMEOUT_MS
 from anabranch.server.store.ending import check_alone
-from anabranch.server.store.factory import SQLITE_FILE, open_store
+from anabranch.server.store.factory import open_store
 from anabranch.server.store.files import (
     ASIDE,
     LOCK,
     REBUILDING,
+    SQLITE_FILE,
     FolderLock,
     free_bytes,
     make_folder,
@@ -142,6 +143,7 @@ def put_back(
     `authority`: None for a federation without one. Raises `ConfigError`, `DataError`, `StoreError`.
     """
     backup, tell = read_backup(source), tell or _quiet
+    refuse_private(stored_config(source))  # before anything is there, for which no server would start
     with on_disk(data_dir):
         make_folder(data_dir)
         lock = FolderLock(data_dir)
@@ -150,7 +152,6 @@ def put_back(
             staged = data_dir / RESTORING
             make_folder(staged)
             _copy_all(source, staged, tell)
-            refuse_private(stored_config(staged))
             found = _looked_over(staged, proved, tell, data_dir)
             if (found.run_id, found.events) != (backup.run_id, backup.events):
                 raise StoreCorrupt(f"{source}: {FILE} is of another copy than the data beside it")

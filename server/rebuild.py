@@ -49,8 +49,16 @@ from anabranch.server.recovery import recover
 from anabranch.server.store import revision, rows
 from anabranch.server.store.base import Mark, RunInfo
 from anabranch.server.store.database import BUSY_TIMEOUT_MS, Database
-from anabranch.server.store.factory import SQLITE_FILE, open_store
-from anabranch.server.store.files import ASIDE, REBUILDING, FolderLock, make_folder, sync_file, sync_folder
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.files import (
+    ASIDE,
+    REBUILDING,
+    SQLITE_FILE,
+    FolderLock,
+    make_folder,
+    sync_file,
+    sync_folder,
+)
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.run_note import FILE as NOTE

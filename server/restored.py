@@ -23,6 +23,7 @@ from anabranch.identity.signatures import check_signature
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.history import head_at, history_at
 from anabranch.server.store.base import RunInfo, Store
+from anabranch.server.store.ending import check_own
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.files import FolderLock
 from anabranch.server.verify import stored_info
@@ -54,7 +55,8 @@ class Restored:
 def attest(data_dir: Path, database: str, authority: Authority | None) -> Restored:
     """Write down that the run in a data directory goes on from where it stands.
 
-    Raises `DataError`, and `StoreLocked` where a server is at work there.
+    Raises `DataError`, `StoreLocked` where a server is at work there, and `ConfigError` for a run that must
+    not go on from a backup, or where another one lies there.
     """
     store, lock = open_store(database, data_dir), None
     try:
@@ -62,6 +64,8 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
             make_private_folder(data_dir)  # on another machine no server has made it yet
         info = stored_info(store, data_dir)
         lock = FolderLock(data_dir)
+        if database:
+            check_own(data_dir, info.run_id)
         refuse_private(Config.from_json(info.config))
         version, seq = _newest(store)
         head = history_at(store, info, version, seq).head

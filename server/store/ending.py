@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from sqlalchemy import Connection, func, select
 
 from anabranch.core.errors import ConfigError, LogLost
 from anabranch.server.store.base import Mark
+from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.schema import events, model_versions, snapshots
 from anabranch.server.store.segments import Segments
@@ -51,18 +56,31 @@ def check_alone(segments: Segments, marks: MarkFile, database: Path) -> None:
         )
 
 
-def check_own(segments: Segments, marks: MarkFile, run_id: str) -> None:
-    """Raises `ConfigError` where PostgreSQL is to serve a run beside the log of another one, on SQLite.
+def check_own(data_dir: Path, run_id: str) -> None:
+    """Raises `ConfigError` where PostgreSQL is to serve a run beside another one, on SQLite.
 
-    That one's mark would be written over: then nobody could tell whether that run's log is whole.
+    That one's mark would be written over: then nobody could tell whether that run's log is whole. Where an
+    older release has done so, nothing is left to be kept.
     """
-    mark = marks.read()
-    if mark is not None and mark.run_id != run_id and segments.state():
+    mark = MarkFile(data_dir).read()
+    other = _run_on_sqlite(data_dir, mark)
+    if other not in (None, run_id) and (mark is None or mark.run_id == other):
         raise ConfigError(
-            f"{marks.path.parent} has run {mark.run_id} on SQLite, and server.database names PostgreSQL, "
-            "where that run is not: leave server.database out to go on with it, and for another run name "
-            "another server.data_dir"
+            f"{data_dir} has run {other} on SQLite, and server.database (--database) names PostgreSQL, "
+            "where that run is not: leave it out to go on with that run, and for another run name "
+            "another server.data_dir (--data-dir)"
         )
+
+
+def _run_on_sqlite(data_dir: Path, mark: Mark | None) -> str | None:
+    """The run of which SQLite's file tells, or, where that is lost, the log that the mark is of."""
+    path = data_dir / SQLITE_FILE
+    if path.exists() and path.stat().st_size > 0:  # to open an empty one removes SQLite's log beside it
+        address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as file:
+            if (row := file.execute("SELECT run_id FROM runs").fetchone()) is not None:
+                return str(row[0])
+    return mark.run_id if mark is not None and Segments(data_dir).has(mark.run_id) else None
 
 
 def check_mark(mark: Mark | None, end: int, name: str) -> None:

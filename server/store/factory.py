@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
@@ -16,13 +17,15 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.parts import PartKind, is_code, members
 from anabranch.server.store.archived import ArchivedStore
 from anabranch.server.store.base import Store
+from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
 from anabranch.support.code import let_in_one
 
 LEASE_S = ServerTable.leader_lease_s
-SQLITE_FILE = "anabranch.db"
 SCHEMES = ("postgresql://", "postgres://", "postgresql+psycopg://")  # libpq takes the first two for the same
+_HOST = r"[\w.-]+(?::\d+)?"
+_HOSTS = re.compile(rf"\w[\w+]*://(?:[^@/?]*@)?(?P<hosts>{_HOST}(?:,{_HOST})+)(?=[/?]|$)")
 _FORMS = (
     'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME; '
     "your own is path/to/file.py:Class"
@@ -87,7 +90,7 @@ def _postgresql(database: str) -> URL:
     if not database.startswith(SCHEMES):
         raise ConfigError(_FORMS)
     try:
-        url = make_url(database).set(drivername="postgresql+psycopg")
+        url = _read(database).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError):
         raise ConfigError(f"{_FORMS}; quote the special characters of a password as %XX") from None
     if "@" in f"{url.host}{url.database}":  # of a password, of which the rest would be named as a host
@@ -102,3 +105,11 @@ def _postgresql(database: str) -> URL:
     if importlib.util.find_spec("psycopg") is None:
         raise ConfigError(f"server.database is PostgreSQL: {how_to_install('psycopg')}")
     return url
+
+
+def _read(database: str) -> URL:
+    """An address; SQLAlchemy takes the hosts of libpq's list, `a:5432,b:5432`, in the query alone."""
+    if (found := _HOSTS.match(database)) is None:
+        return make_url(database)
+    url = make_url(database[: found.start("hosts")] + database[found.end("hosts") :])
+    return url.update_query_pairs([("host", host) for host in found["hosts"].split(",")], append=True)

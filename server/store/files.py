@@ -19,6 +19,7 @@ from anabranch.support.held import leads_to
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of its headers
+SQLITE_FILE = "anabranch.db"  # in a data directory: the rows of a run that is not in PostgreSQL
 ASIDE = "lost"  # in a data directory: a database that its operator has moved out of the way
 REBUILDING = "rebuilding"  # in a data directory: where a database is made anew (`server/rebuild.py`)
 LOCK = "lock"  # in a folder: whoever has it locked owns the folder

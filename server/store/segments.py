@@ -208,6 +208,14 @@ class Segments:
                 found.append((number, self._path(number).stat().st_size))
         return tuple(found)
 
+    def has(self, run_id: str) -> bool:
+        """Whether the log here is of this run, as a header says."""
+        try:
+            found = [self._segment(number, run_id) for number in self._numbers()]
+        except StoreCorrupt:  # of another
+            return False
+        return any(segment is not None and not segment.is_damaged for segment in found)
+
     def needed(self, run_id: str, after: int) -> list[Segment]:
         """The segments that have what follows an event, in order. Raises `LogLost`, `StoreCorrupt`.
 

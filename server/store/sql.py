@@ -181,7 +181,7 @@ class SqlStore:
                 self._database.lead(connection)
                 stored = self._enter(connection, info)
                 if not self._database.is_sqlite:
-                    check_own(self._segments, self._marks, stored.run_id)
+                    check_own(self._data_dir, stored.run_id)
                 self._last_seq = log_end(connection)
             if not self._database.is_sqlite:  # only now nobody else writes
                 self._check_whole()

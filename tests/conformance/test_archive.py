@@ -15,7 +15,8 @@ from anabranch.core.errors import ConfigError, DataError, StoreCorrupt
 from anabranch.server.books import Call
 from anabranch.server.export import export_run
 from anabranch.server.store.archive import Archive
-from anabranch.server.store.factory import SQLITE_FILE, open_data, open_store
+from anabranch.server.store.factory import open_data, open_store
+from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -143,7 +144,29 @@ def test_a_snapshot_file_that_is_gone_is_passed_over(on_disk: Backend) -> None:
     store.close()
 
 
-def test_a_folder_of_a_run_on_sqlite_is_no_place_for_another_one(tmp_path: Path, postgresql_url: str) -> None:
+def _keep_all(_: Path) -> None:
+    pass
+
+
+def _as_of_old_releases(data: Path) -> None:
+    """They had no segments, and older ones no mark."""
+    shutil.rmtree(data / "log")
+    (data / "run.json").unlink()
+
+
+def _without_mark(data: Path) -> None:
+    _as_of_old_releases(data)
+    (data / "acknowledged").unlink()
+
+
+def _without_rows(data: Path) -> None:
+    (data / "anabranch.db").unlink()
+
+
+@pytest.mark.parametrize("left", [_keep_all, _as_of_old_releases, _without_mark, _without_rows])
+def test_a_folder_of_a_run_on_sqlite_is_no_place_for_another_one(
+    left: Callable[[Path], None], tmp_path: Path, postgresql_url: str
+) -> None:
     """A setting that somebody forgot, or tries: its mark is left alone, and PostgreSQL gets no run."""
     store = open_store("", tmp_path / "data")
     store.start(INFO)
@@ -151,9 +174,31 @@ def test_a_folder_of_a_run_on_sqlite_is_no_place_for_another_one(tmp_path: Path,
     mark = Mark(INFO.run_id, 1, "ab" * 32)
     store.acknowledge(mark)
     store.close()
+    left(tmp_path / "data")
+    before = _bytes_in(tmp_path / "data")
     for _ in range(2):
         other = open_store(postgresql_url, tmp_path / "data")
-        with pytest.raises(ConfigError, match=r"run-1 on SQLite.*leave server\.database out"):
+        with pytest.raises(ConfigError, match=r"run-1 on SQLite.*leave it out"):
             other.start(replace(INFO, run_id="another"))
         assert open_store(postgresql_url, tmp_path / "data").info() is None
-    assert open_store("", tmp_path / "data").mark() == mark
+    assert _bytes_in(tmp_path / "data") == before
+
+
+def _bytes_in(data: Path) -> dict[str, bytes]:
+    """Of all files but SQLite's own, which readers make."""
+    files = [path for path in data.rglob("*") if path.is_file() and not path.name.endswith(("-wal", "-shm"))]
+    return {str(path.relative_to(data)): path.read_bytes() for path in files}
+
+
+def test_a_folder_whose_mark_is_of_postgresql_takes_the_next_database(
+    tmp_path: Path, postgresql_url: str
+) -> None:
+    """A database that was made anew, beside a run on SQLite whose mark an old release has written over."""
+    store = open_store("", tmp_path / "data")
+    store.start(INFO)
+    store.append([asked("t1")])
+    store.acknowledge(Mark("of PostgreSQL's former run", 1, "ab" * 32))
+    store.close()
+    other = open_store(postgresql_url, tmp_path / "data")
+    assert other.start(replace(INFO, run_id="another")).run_id == "another"
+    other.close()

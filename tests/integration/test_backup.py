@@ -38,7 +38,7 @@ from anabranch.server.backup import FILE, PARTIAL, RESTORING, back_up, put_back,
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import FILE as ATTESTED
 from anabranch.server.restored import attest
-from anabranch.server.store.factory import SQLITE_FILE
+from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.verify import verify
 
 VALUES = 30_000  # 120 KB: too large for a row, so in a pack; and a file of its own where `inline` is less

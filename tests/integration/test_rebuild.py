@@ -37,8 +37,8 @@ from anabranch.core.model.units import Member, UnitGroup
 from anabranch.server.backup import RESTORING, back_up, put_back
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.rebuild import LOST, rebuild
-from anabranch.server.store.factory import SQLITE_FILE, open_store
-from anabranch.server.store.files import REBUILDING
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.files import REBUILDING, SQLITE_FILE
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.run_note import FILE as NOTE
 from anabranch.server.store.run_note import note_run, noted_run

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from federations import BASE, first_weights
 from guarded import TENSORS, Federation, federation
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
-from stores import INFO
+from stores import INFO, asked
 from wire import Served, server_config
 
 from anabranch.client.agent import Agent
@@ -37,6 +38,7 @@ from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.identity.authority import Authority
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import FILE, attest, read_restored
+from anabranch.server.store.base import Mark
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 from anabranch.workloads.app import Shard
@@ -395,3 +397,21 @@ def held_by(folder: Path, name: str) -> BaseModel:
     record = read_record(folder / name / HELD)
     assert record is not None
     return BaseModel(int(record.facts["version"]), record.arrays[VECTOR], {})
+
+
+def test_a_word_for_postgresql_leaves_the_folder_of_a_run_on_sqlite(
+    tmp_path: Path, postgresql_url: str
+) -> None:
+    """A wrong `--data-dir`: that run keeps its mark, by which its losses are seen, and gets no word."""
+    ours, its = open_store("", tmp_path / "data"), open_store(postgresql_url, tmp_path / "other")
+    for store, run_id in ((ours, INFO.run_id), (its, "another")):
+        store.start(replace(INFO, run_id=run_id))
+        store.append([asked("t1")])
+        store.acknowledge(Mark(run_id, 1, "ab" * 32))
+        store.close()
+    mark = (tmp_path / "data/acknowledged").read_bytes()
+    with pytest.raises(ConfigError, match=r"has run run-1 on SQLite.*another server\.data_dir"):
+        attest(tmp_path / "data", postgresql_url, None)
+    assert (tmp_path / "data/acknowledged").read_bytes() == mark
+    assert not (tmp_path / "data" / FILE).exists()
+    assert attest(tmp_path / "other", postgresql_url, None).run_id == "another"

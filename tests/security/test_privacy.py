@@ -181,6 +181,7 @@ def test_a_backup_is_no_second_beginning(settings: Config, manifest: Manifest, t
     ):
         with pytest.raises(ConfigError, match="a private run cannot go on from a backup"):
             way()
+    assert not (tmp_path / "elsewhere").exists(), "nothing for which a server would not start there"
     told = anabranch(tmp_path, "admin", "backup", "another", "--data-dir", "data")
     assert "cannot be put back: a private run" in told.stdout, "who makes it hears of that, not who needs it"
     assert "admin restore" not in told.stdout

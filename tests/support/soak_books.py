@@ -21,7 +21,7 @@ import numpy as np
 from soak_device import SHAPE, delta_of
 
 from anabranch.core.model.params import digest
-from anabranch.server.store.factory import SQLITE_FILE
+from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.verify import VerifyReport
 
 WAL = f"{SQLITE_FILE}-wal"

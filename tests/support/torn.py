@@ -18,7 +18,8 @@ from anabranch.core.model.params import digest
 from anabranch.identity.wallet import Wallet
 from anabranch.server.manifest import Manifest
 from anabranch.server.recovery import recover
-from anabranch.server.store.factory import SQLITE_FILE, open_store
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.store.mark import FILE
 from anabranch.server.verify import verify
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from anabranch.core.errors import ConfigError, StoreError
+from anabranch.server.store import factory
 from anabranch.server.store.base import DiskFailed, RunInfo
+from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
@@ -35,6 +38,20 @@ def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
     assert isinstance(open_store(f"{scheme}://me:secret@nowhere/db", tmp_path), SqlStore)
 
 
+@pytest.mark.parametrize("hosts", ["a:5432,b-2.example:5433", "a:5432,b", "a,b:5433", "10.0.0.1,10.0.0.2"])
+def test_hosts_are_listed_as_libpq_lists_them(hosts: str, tmp_path: Path) -> None:
+    """By its own reading of the same address: which hosts, by which ports, in which order."""
+    address = f"postgresql://me:secret@{hosts}/db?target_session_attrs=read-write"
+    database = Database(factory._url(address, tmp_path))
+    engine = database._postgresql()
+    (_, given) = engine.dialect.create_connect_args(database.url)
+    names = ("host", "port", "user", "password", "dbname", "target_session_attrs")
+    libpq = conninfo_to_dict(address)
+    assert {n: str(given[n]) for n in names if n in given} == {n: libpq[n] for n in names if n in libpq}
+    assert "secret" not in database.name
+    assert all(host.partition(":")[0] in database.name for host in hosts.split(","))
+
+
 @pytest.mark.parametrize(
     "database",
     [
@@ -43,6 +60,8 @@ def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
         "postgresql://me:secret@host/",
         "postgresql://me:p@secret@host/db",
         "postgresql://me:p@secret/w#rd@host/db",
+        "postgresql://me:p@secret:1,secret:2@host/db",
+        "postgresql://me:p@secret:1,secret:port/db",
         "me:secret@host",
         "data.db",
     ],
