@@ -180,6 +180,18 @@ def test_a_server_that_is_down_is_missed_under_the_job_that_a_monitor_gives_it()
     assert [bool(re.fullmatch(job, name)) for name in watched] == [True]
 
 
+def test_the_alerts_are_those_that_a_prometheus_of_ones_own_has() -> None:
+    """Word for word: what is between braces is for Prometheus, not for helm."""
+    labels = {"release": "monitoring"}
+    metrics = {"serviceMonitor": True, "prometheusRule": True, "labels": labels}
+    found = rendered({"metrics": metrics})
+    rules = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text(encoding="utf-8"))
+    assert found["PrometheusRule", "fed-anabranch"]["spec"] == rules
+    for kind in ("PrometheusRule", "ServiceMonitor"):
+        assert labels.items() <= found[kind, "fed-anabranch"]["metadata"]["labels"].items()
+    assert ("PrometheusRule", "fed-anabranch") not in rendered(STANDBY)
+
+
 def test_a_backup_has_a_volume_of_its_own() -> None:
     pod = pod_of(rendered({"backup": {"existingClaim": "kept"}}))
     assert {"name": "backup", "persistentVolumeClaim": {"claimName": "kept"}} in pod["volumes"]
@@ -258,6 +270,7 @@ def test_what_no_keeper_is(values: dict[str, Any], why: str) -> None:
         ({"replicas": 2, "database": {"existingSecret": "db"}}, "share one authority"),
         ({"replicas": 2, "insecure": True, "database": {"existingSecret": "db"}}, "the same weights"),
         ({"metrics": {"enabled": False, "serviceMonitor": True}}, "metrics.enabled"),
+        ({"metrics": {"enabled": False, "prometheusRule": True}}, "metrics.enabled"),
         ({"insecure": "maybe"}, "want boolean"),
         ({"keepers": ["north"]}, "keepers"),
         ({"replica": 2}, "replica"),

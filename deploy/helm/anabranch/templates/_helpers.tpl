@@ -34,7 +34,7 @@ capabilities: {drop: [ALL]}
 {{- fail "replicas: all of them start from the same weights: name a volume that has them in model.existingClaim" }}
 {{- end }}
 {{- end }}
-{{- if and .Values.metrics.serviceMonitor (not .Values.metrics.enabled) }}
-{{- fail "metrics.serviceMonitor: there is nothing to be read without metrics.enabled" }}
+{{- if and (or .Values.metrics.serviceMonitor .Values.metrics.prometheusRule) (not .Values.metrics.enabled) }}
+{{- fail "metrics.serviceMonitor, metrics.prometheusRule: there is nothing to be read without metrics.enabled" }}
 {{- end }}
 {{- end }}
