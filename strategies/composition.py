@@ -165,6 +165,10 @@ class GatheringStrategy(ComposedStrategy):
 
         return combined
 
+    def may_publish(self, state: State, context: Context) -> bool:
+        """Where one update more may be enough."""
+        return self.lacking(state, context) <= 1
+
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Gather; apply what is enough."""
         dropped = self.replaced(state, update)

@@ -32,7 +32,16 @@ from typing import Any, ClassVar
 
 from anabranch.core.config.tables import NO_KEY, Config
 from anabranch.core.engine.answers import checked_decision, checked_plan
-from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
+from anabranch.core.engine.strategy import (
+    Context,
+    LongPartOf,
+    Plan,
+    Refusal,
+    State,
+    Step,
+    Strategy,
+    may_publish,
+)
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import Vector
@@ -288,6 +297,11 @@ class Phased:
         part = self.part(state)
         long_in = getattr(part, "long_in", None)  # there are older ones of others
         return 0 if long_in is None else long_in(self.inner(state), self._seen(state, context))
+
+    def may_publish(self, state: State, context: Context) -> bool:
+        """As in this phase, and where the next update is its last: what it holds is applied then."""
+        last = self._is_over(replace(state, updates=state.updates + 1), context.version)
+        return last or may_publish(self.part(state), self.inner(state), self._seen(state, context))
 
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
         """As this phase does; with its last version it ends."""

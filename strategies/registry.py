@@ -51,7 +51,12 @@ def _check(found: Any) -> None:
         )
 
 
-OPTIONAL = ("keeps_updates", "long_part", "long_in")  # they are younger than strategies of others
+OPTIONAL = (
+    "keeps_updates",
+    "long_part",
+    "long_in",
+    "may_publish",
+)  # they are younger than strategies of others
 NAMED_IN = ("strategy.name", "strategy.phases.strategy")
 STRATEGIES = PartKind("strategy", "strategies", NAMED_IN, PLACES, members(Strategy, OPTIONAL), _check)
 

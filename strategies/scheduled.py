@@ -14,7 +14,16 @@ from operator import attrgetter
 from typing import Any
 
 from anabranch.core.engine.answers import checked_decision, checked_plan, checked_refusal
-from anabranch.core.engine.strategy import Context, LongPartOf, Plan, Refusal, State, Step, Strategy
+from anabranch.core.engine.strategy import (
+    Context,
+    LongPartOf,
+    Plan,
+    Refusal,
+    State,
+    Step,
+    Strategy,
+    may_publish,
+)
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.chains import parse_chain
 from anabranch.core.model.params import Vector
@@ -134,6 +143,10 @@ class Scheduled:
         """As in the strategy."""
         long_in = getattr(self.strategy, "long_in", None)  # there are older ones of others
         return 0 if long_in is None else long_in(state.rest, context)
+
+    def may_publish(self, state: State, context: Context) -> bool:
+        """As the strategy."""
+        return may_publish(self.strategy, state.rest, context)
 
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
         """The strategy's."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.core.engine.strategy import Context, State, Step, Strategy
+from anabranch.core.engine.strategy import Context, State, Step, Strategy, may_publish
 from anabranch.core.kept_state import lost
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector
 from anabranch.core.model.submodels import Coordinates
@@ -108,6 +108,17 @@ class StrategyConformance:
             assert (step.decision.verdict is Verdict.PUBLISHED) == (step.vector is not None)
             if step.vector is not None:
                 assert (step.vector.shape, step.vector.dtype.name) == ((SIZE,), "float32")
+
+    def test_a_step_that_may_not_publish_leaves_the_model_alone(self, strategy: Strategy) -> None:
+        """It gets the model itself, which others read meanwhile, and can write nothing there."""
+        state, vector = start(strategy)
+        for i in range(12):
+            here = context(strategy, vector, i % 2)
+            vector.flags.writeable = may_publish(strategy, state, here)
+            step = strategy.step(state, vector, update(strategy, i, i % 2), here)
+            if not vector.flags.writeable:
+                assert step.vector is None, "`may_publish` said that it would not publish"
+            state, vector = step.state, vector if step.vector is None else step.vector
 
     def test_a_rejection_leaves_state_and_vector_identical(self, strategy: Strategy) -> None:
         state, vector = start(strategy)

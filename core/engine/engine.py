@@ -51,7 +51,16 @@ from anabranch.core.engine.planner import Applicant, Planner, PlannerState, born
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.shelf import Shelf
 from anabranch.core.engine.stepping import as_given, stepped
-from anabranch.core.engine.strategy import Context, State, Step, Strategy, Sums, held, rejected
+from anabranch.core.engine.strategy import (
+    Context,
+    State,
+    Step,
+    Strategy,
+    Sums,
+    held,
+    may_publish,
+    rejected,
+)
 from anabranch.core.model.chains import chain_for
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
@@ -294,7 +303,7 @@ class Engine:
             return self._gathered(self.cohorts, event, context)
         if event.flaw:  # no objection: the run is private
             update = replace(update, delta=np.zeros(self.spec.size, self.spec.vector_dtype))
-        return stepped(update, context, self, self._donated(context.base))
+        return stepped(update, context, self, self._model_for_step(context))
 
     # --- masked sums -------------------------------------------------------------------------
 
@@ -546,11 +555,18 @@ class Engine:
         client = self.ledger.clients[client_id]
         return chain_for(client.capability.codecs, self.settings.uplink, wanted)
 
+    def _model_for_step(self, context: Context) -> Vector:
+        """The vector for the strategy's next step: one to write on only where the step may publish."""
+        if may_publish(self.strategy, self.state, context):
+            return self._donated(context.base)
+        shown = self.vector.view()
+        shown.flags.writeable = False
+        return shown
+
     def _donated(self, base: Vector | None = None) -> Vector:
         """The vector for a strategy to write on: a copy where a live task may need the old one.
 
-        One that is lent stays the borrower's, and the engine goes on with a copy: one for each loan, however
-        many updates come before the next version.
+        One that is lent stays the borrower's, and the engine goes on with a copy.
         """
         is_base = self._keeps_history and self.ledger.bases.get(self.version)
         if is_base or base is self.vector:

@@ -211,6 +211,10 @@ class Strategy(Protocol):
         """The step of how many updates, at least, is the next one with a long part; 0: there is none."""
         ...
 
+    def may_publish(self, state: State, context: Context) -> bool:
+        """Whether the next step may publish. If not, its `vector` is the model itself, and read-only."""
+        ...
+
     def on_lost(self, state: State, task: Task, context: Context) -> State:
         """A live task ended without an update of use. Writes to no array; only a timer can publish."""
         ...
@@ -295,6 +299,10 @@ class AsyncStrategy:
         """Nothing takes long."""
         return 0
 
+    def may_publish(self, state: State, context: Context) -> bool:
+        """Each may."""
+        return True
+
     def on_lost(self, state: State, task: Task, context: Context) -> State:
         """Nobody waits for a lost task."""
         return state
@@ -318,6 +326,12 @@ class AsyncStrategy:
     def downlink(self, version: int) -> str:
         """As it is."""
         return RAW
+
+
+def may_publish(strategy: Strategy, state: State, context: Context) -> bool:
+    """What a strategy says of its next step. There are older ones of others, which say nothing."""
+    says = getattr(strategy, "may_publish", None)
+    return says is None or bool(says(state, context))
 
 
 def published(staleness: int, weight: float) -> Decision:

@@ -141,17 +141,16 @@ def test_what_is_first_made_after_the_engine_went_on_is_of_its_own_version(codec
     assert payloads[0] == payloads[1]
 
 
-def test_a_loan_costs_one_copy_however_many_updates_wait_for_the_next_version() -> None:
+def test_a_loan_costs_no_copy_before_the_update_that_makes_the_next_version() -> None:
     run = Run("raw", buffer_size=10)
-    loan, lent = run.engine.lend(), run.engine.vector
-    places = []
+    loan, lent, model = run.engine.lend(), run.engine.vector, bits(run.engine.vector)
     for delta in motion(9):
         run.push(run.ask(), delta)
-        places.append(run.engine.vector)
-    assert run.engine.version == 0
-    assert loan.vector is lent
-    assert places[0] is not lent
-    assert all(place is places[0] for place in places)
+        assert run.engine.vector is lent, "nobody writes on it yet"
+    run.push(run.ask(), *motion(1, seed=1))
+    assert run.engine.version == 1
+    assert run.engine.vector is not lent
+    assert bits(loan.vector) == model != bits(run.engine.vector)
 
 
 def test_the_newest_version_is_lent_and_copied_only_where_the_next_one_comes_too_soon() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -242,13 +242,13 @@ def test_asks_wait_in_rounds_whose_members_they_change() -> None:
 
 
 class Older:
-    """A strategy of before there were long parts."""
+    """A strategy of before there were long parts, and before a step could say that it does not publish."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("long_in", "long_part"):
+        if name in ("long_in", "long_part", "may_publish"):
             raise AttributeError(name)
         return getattr(self._strategy, name)
 
@@ -260,6 +260,16 @@ def test_a_strategy_that_knows_nothing_of_long_parts_has_none() -> None:
     parts, _ = parts_of(b)
     assert b.engine.long_part(event) is None
     assert parts.turn([Call(event)])[1] == []
+
+
+def test_a_strategy_that_says_nothing_of_its_next_step_may_publish_with_it() -> None:
+    b = Bench("fedbuff", buffer_size=2)
+    b.enrol("a")
+    b.ask("a", "a")
+    loan, older = b.engine.lend(), Older(b.engine.strategy)
+    b.engine.strategy = cast("Any", older)
+    b.push("a", "a")
+    assert b.engine.vector is not loan.vector, "it might have written there"
 
 
 def test_without_a_thread_for_it_a_part_is_made_in_its_turn() -> None:
