@@ -35,6 +35,7 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 from anabranch.core.model.updates import Task
 from anabranch.identity.files import make_private_folder, private, tighten
+from anabranch.server.store.files import write_all
 
 _APART = re.compile(r"frozen-[0-9a-f]{64}\.bin\Z")
 _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
@@ -257,8 +258,9 @@ class Models:
         start += f"{_named(wanted.holds)}-" if wanted.is_for_a_task and wanted.holds is not None else ""
         form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
         path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
-        with _cached(path), open(path, "wb", opener=private) as file:
-            file.writelines((made.body, made.tail))
+        with _cached(path), open(path, "wb", buffering=0, opener=private) as file:
+            write_all(file, made.body)
+            write_all(file, made.tail)
         return ModelFile(
             wanted.version,
             path,
@@ -274,8 +276,8 @@ class Models:
         data, sha256 = frozen_apart(self.spec, self.frozen), self.frozen_sha256
         path = self._folder / f"frozen-{sha256}.bin"
         # Anew at each start: a crash may have cut it short.
-        with _cached(path), open(path, "wb", opener=private) as file:
-            file.write(data)
+        with _cached(path), open(path, "wb", buffering=0, opener=private) as file:
+            write_all(file, data)
         return ModelFile(0, path, len(data), sha256, RAW)
 
     def _check(self, wanted: ModelRequest, path: Path, sha256: str) -> ModelFile:

@@ -41,10 +41,11 @@ from anabranch.core.content import (
     digits,
 )
 from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreError, TooLarge
-from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.mapped import MappedFile
 from anabranch.server.failpoints import reach
 from anabranch.server.store.files import (
+    PIECE_BYTES,
     begin_write_out,
     check_space,
     disk_errors,
@@ -57,9 +58,6 @@ from anabranch.server.store.files import (
 )
 
 SYNC_BYTES = 16 * MIB
-# At once to a file. Not whole pages of memory: pieces of 64 KiB to 1 MiB took the kernel five times as long
-# on a virtual machine (72 to 85 ms of 40 MB, and 17 of these), be they copied from whatever address.
-PIECE_BYTES = 255 * KIB
 ADOPTED_S = 60.0  # a blob that has its entry by then, or never
 PART_AGE_S = 24 * 3600.0  # a device may stay away this long before it starts its upload again
 

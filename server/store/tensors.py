@@ -21,6 +21,7 @@ from safetensors import safe_open
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import MIB
 from anabranch.core.model.arrays import Array, StoredTensors, dtype_of, little, pieces, shape_of, to_bytes
+from anabranch.server.store.files import write_all
 
 # In the order of the format's writer: the widest first, in a file of several.
 DTYPES = {
@@ -149,10 +150,3 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Array]) -> None:
     for name in names:
         for piece in pieces(tensors, name):
             write_all(file, to_bytes(piece))
-
-
-def write_all(file: IO[bytes], part: bytes | memoryview) -> None:
-    """All of it: an unbuffered file may take less at a time."""
-    view = memoryview(part)
-    while view:
-        view = view[file.write(view) :]
