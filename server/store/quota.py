@@ -27,7 +27,8 @@ class Quota:
         if self._bytes_max and self._look() > self._bytes_max:
             raise StoreFull(
                 f"{self._folder} holds {self._used} bytes, over server.disk_bytes_max = {self._bytes_max}: "
-                "start the server with more, or with a server.keep that drops what is old"
+                "start the server with more, or with a server.keep that drops what is old, and once more "
+                "when that has gone, which SQLite's file gives back at a start"
             )
 
     def of_disk(self, free: int, size: int) -> tuple[int, int]:

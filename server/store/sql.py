@@ -68,6 +68,7 @@ from anabranch.server.store.run_note import note_run
 from anabranch.server.store.schema import events, mask_sums, runs, snapshots, updates
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.shelf import StoredRows
+from anabranch.server.store.shrinking import shrink
 from anabranch.server.store.snapshots import SnapshotFiles, named_by
 from anabranch.server.store.tags import read_tags, write_tags
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
@@ -174,6 +175,8 @@ class SqlStore:
             check_space(self._data_dir, self._limits.free_disk_bytes_min, "and start the server again")
             if self._database.is_sqlite:  # a writer drops what it cannot read of SQLite's own log
                 self._check_whole()
+                self._database.close()
+                shrink(Path(str(self._database.url.database)), self._limits.free_disk_bytes_min)
             self._database.open(writes=True)
             self._following, self._writes = Following(), True
             with self._database.writing() as connection:

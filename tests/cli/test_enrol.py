@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import stat
 from pathlib import Path
 
@@ -159,3 +160,14 @@ def test_what_is_left_of_an_authority_without_its_key(place: Path) -> None:
     (folder / "register.db").write_bytes(b"")
     empty = anabranch(place, "admin", "enrol", "a")
     assert (empty.returncode, "register.db is empty or damaged" in empty.stderr) == (REFUSED, True)
+
+
+def test_what_is_said_next_is_for_the_authority_that_was_named(tmp_path: Path) -> None:
+    """A second one, as after a key was lost: a token of the usual one would let nobody in."""
+    anabranch(tmp_path, "admin", "ca", "init")
+    said = anabranch(tmp_path, "admin", "ca", "init", "--folder", "the new").stdout
+    command = shlex.split(said.splitlines()[-1].replace("NAME", "device-1"))
+    assert command[0] == "anabranch"
+    anabranch(tmp_path, *command[1:])
+    known = anabranch(tmp_path, "admin", "invitations", "--folder", "the new")
+    assert "device-1" in known.stdout

@@ -151,6 +151,23 @@ def test_a_device_outlives_a_wrong_clock_of_its_server_and_says_so(tmp_path: Pat
     assert re.search(r"is valid from .* to .*clock it is 20.*set the clock that is wrong", first["detail"])
 
 
+def test_a_call_within_another_tells_both_clocks_once(tmp_path: Path) -> None:
+    """As a download makes it."""
+    wall, request = Wall(), devices.EnrolRequest(client_id="device-1", protocol_version=1)
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS, wall) as guarded:
+        link = Link(guarded.address, wallet=guarded.joined("device-1"))
+        link.stub().Enrol(request)
+        wall.ahead_s = 30 * DAY_S
+        with (
+            pytest.raises(ClocksDisagree, match="by the server's clock") as told,
+            link.calling(),
+            link.calling(),
+        ):
+            link.stub().Enrol(request)
+        assert str(told.value).count("this machine's") == str(told.value).count("set the clock") == 1
+        link.close()
+
+
 def test_who_joins_by_a_token_that_a_wrong_clock_has_ended_is_told_both_clocks(tmp_path: Path) -> None:
     wall = Wall()
     with federation(tmp_path, TENSORS, DEFAULT_LIMITS, wall) as guarded:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +28,10 @@ from anabranch.identity.wallet import Wallet, read_wallet
 
 ca_app = typer.Typer(help="The federation's own certificate authority.", no_args_is_help=True)
 
+FOLDER_VARIABLE = "ANABRANCH_IDENTITY_FOLDER"
 Folder = Annotated[
     Path,
-    typer.Option(
-        "--folder", envvar="ANABRANCH_IDENTITY_FOLDER", help="The authority's folder.", metavar="DIR"
-    ),
+    typer.Option("--folder", envvar=FOLDER_VARIABLE, help="The authority's folder.", metavar="DIR"),
 ]
 Name = Annotated[str, typer.Argument(help="1 to 64 letters, digits, '.', '_', '-'.", metavar="NAME")]
 FOLDER = Path(IdentityTable.folder)
@@ -45,8 +46,14 @@ def ca_init(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     Output(as_json).result(
         {"folder": str(folder), "ca_sha256": sha256},
         f"{folder}: an authority; keep a copy of this folder where nobody else can read it\n"
-        f"ca-sha256: {sha256}\nlet devices in with:\n  anabranch admin enrol NAME",
+        f"ca-sha256: {sha256}\nlet devices in with:\n  {_of('enrol NAME', folder)}",
     )
+
+
+def _of(command: str, folder: Path) -> str:
+    """A command for this authority, and not for that of the usual folder."""
+    usual = folder == Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
+    return f"anabranch admin {command}{'' if usual else f' --folder {shlex.quote(str(folder))}'}"
 
 
 @ca_app.command("show")
@@ -81,7 +88,7 @@ def ca_restored(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     """
     with Authority.open(folder) as authority:
         authority.declare_restored()
-    text = f"{folder}: no token of before counts; look at `anabranch admin members`, and revoke again"
+    text = f"{folder}: no token of before counts; look at `{_of('members', folder)}`, and revoke again"
     Output(as_json).result({"folder": str(folder)}, text)
 
 
@@ -240,7 +247,7 @@ def invitations(
         found, now = authority.invitations(), authority.now()
         if withdraw or expired or everyone:
             if unknown := set(withdraw or ()) - {i.name for i in found}:
-                raise ConfigError(f"{min(unknown)!r} has no open token: see `anabranch admin invitations`")
+                raise ConfigError(f"{min(unknown)!r} has no open token: see `{_of('invitations', folder)}`")
             named, old = set(withdraw or ()), now if expired else 0.0
             gone = [i for i in found if everyone or i.name in named or i.expires_at <= old]
             count = authority.withdraw(gone)
@@ -285,7 +292,7 @@ def revoke(name: Name, folder: Folder = FOLDER, as_json: AsJson = False) -> None
     with Authority.open(folder) as authority:
         count = authority.revoke(name)
     if not count:
-        raise ConfigError(f"{name!r} has no certificate or token that counts: see `anabranch admin members`")
+        raise ConfigError(f"{name!r} has no certificate or token that counts: see `{_of('members', folder)}`")
     Output(as_json).result({"name": name, "revoked": count}, f"{name} is revoked")
 
 

@@ -1,0 +1,108 @@
+"""SQLite's file is made smaller at a start where much of it is free, or is left as it is."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from stores import INFO, LIMITS, asked
+
+from anabranch.core.errors import StoreFull
+from anabranch.core.limits import MIB
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.shrinking import FREE_BYTES, NEW, shrink
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a run with two events."""
+    store = open_store("", tmp_path / "data")
+    store.start(INFO)
+    store.append([asked("t1"), asked("t2")])
+    store.close()
+    return tmp_path / "data/anabranch.db"
+
+
+def free(path: Path, free_bytes: int, kept_bytes: int = 0) -> None:
+    """Put so much into the file and take it out again, and so much that stays."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        for name, size in (("gone", free_bytes), ("stays", kept_bytes)):
+            file.execute(f"CREATE TABLE {name} (data BLOB)")
+            file.execute(f"INSERT INTO {name} VALUES (zeroblob({size}))")
+        file.execute("DROP TABLE gone")
+
+
+def told(path: Path) -> list[str]:
+    """All that SQLite can tell of the file."""
+    with closing(sqlite3.connect(path)) as file:
+        return list(file.iterdump())
+
+
+def test_what_is_free_is_given_back_and_the_run_goes_on(path: Path) -> None:
+    free(path, FREE_BYTES + MIB)
+    before = told(path)
+    shrink(path, 0)
+    assert path.stat().st_size < MIB
+    assert told(path) == before
+    assert path.stat().st_mode & 0o077 == 0
+    assert not path.with_name(f"{path.name}{NEW}").exists()
+    store = open_store("", path.parent)
+    store.start(INFO)
+    assert store.append([asked("t3")]) == [3]
+    store.close()
+
+
+def test_a_server_that_held_too_much_takes_updates_again(path: Path) -> None:
+    """As after a start with `server.keep`, which has dropped what was old: the file was counted for ever."""
+    free(path, FREE_BYTES + MIB)
+    store = open_store("", path.parent, LIMITS, disk_bytes_max=FREE_BYTES // 2)
+    store.start(INFO)
+    assert store.append([asked("t3")]) == [3]
+    store.close()
+    store = open_store("", path.parent, LIMITS, disk_bytes_max=MIB // 100)
+    store.start(INFO)
+    with pytest.raises(StoreFull, match="and once more when that has gone"):
+        store.append([asked("t4")])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "kept_bytes", "room_min"),
+    [
+        (FREE_BYTES - MIB, 0, 0),  # not much
+        (FREE_BYTES + MIB, FREE_BYTES + 2 * MIB, 0),  # less than half
+        (FREE_BYTES + MIB, 0, 1 << 60),  # no room for the copy
+    ],
+)
+def test_where_it_is_not_worth_it_or_there_is_no_room_it_stays(
+    path: Path, free_bytes: int, kept_bytes: int, room_min: int
+) -> None:
+    free(path, free_bytes, kept_bytes)
+    before = path.stat()
+    shrink(path, room_min)
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+
+
+def test_a_file_that_somebody_reads_stays_as_it_is(path: Path) -> None:
+    free(path, FREE_BYTES + MIB)
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM events").fetchone() == (2,)
+        store = open_store("", path.parent)
+        store.start(INFO)
+        store.append([asked("t3")])
+        store.append([])
+        assert path.stat().st_size > FREE_BYTES
+        assert reader.execute("SELECT count(*) FROM events").fetchone() == (2,)
+        reader.execute("COMMIT")
+        assert reader.execute("SELECT count(*) FROM events").fetchone() == (3,)
+        store.close()
+
+
+def test_what_one_that_was_killed_has_left_goes(path: Path) -> None:
+    left = path.with_name(f"{path.name}{NEW}")
+    left.write_bytes(b"half of it")
+    shrink(path, 0)
+    assert not left.exists()
