@@ -46,6 +46,7 @@ class Upload:
         # Whether it is in memory as a whole.
         self.inline = not self.is_large
         self.received: int | None = None  # None before the first chunk
+        self.adopted = False  # it is a blob
         self._uploads = uploads
         self._chunks: list[Bytes] = []
         self._gathered = self._held = 0
@@ -133,6 +134,7 @@ class Upload:
         """Make a large upload a durable blob. For a worker thread: it waits for the disk."""
         if not self.inline:
             self._uploads.blobs.adopt(self.name, self.digest)
+            self.adopted = True
 
     def drop(self) -> None:
         """Forget what was spooled."""
@@ -371,6 +373,8 @@ class Uploads:
         upload.forget()
         if self._release(upload):
             await self._settle(upload)
+        if upload.adopted and not self._closed:  # it is folded: a strategy that keeps it has a copy
+            self._threads.submit(self.blobs.cool, upload.digest)
         if upload.size_bytes >= WRITE_BYTES and self.now() >= self._trimmed_at + TRIM_EVERY_S:
             self._trimmed_at = self.now()
             await self.in_thread(trim_heap)

@@ -170,6 +170,10 @@ class Blobs(Protocol):
         """Make a sealed upload a durable blob: before its entry is appended. May be repeated."""
         ...
 
+    def cool(self, digest: str) -> None:
+        """Nobody will read a blob soon: what is kept of it beside its bytes may go. Raises nothing."""
+        ...
+
     def discard(self, update_id: str) -> None:
         """Forget an upload, if it is there."""
         ...

@@ -55,6 +55,7 @@ from anabranch.server.store.files import (
     open_file,
     sync_file,
     sync_folder,
+    uncache,
 )
 
 SYNC_BYTES = 16 * MIB
@@ -231,6 +232,14 @@ class BlobStore:
                     taken.unlink(missing_ok=True)
                 raise
         reach("payload_durable")
+
+    def cool(self, digest: str) -> None:
+        """Let the system use the pages of its cache for the next upload.
+
+        A virtual machine has to ask its host for those that it never had: 40 MB written took the kernel 70 to
+        85 ms of processor time then, and 11 into pages that had been given back so.
+        """
+        uncache(self.path(digest))
 
     def _note_adopted(self, digest: str) -> None:
         now = self._monotonic()

@@ -135,6 +135,18 @@ def begin_write_out(descriptor: int) -> None:
         _SYNC_FILE_RANGE(descriptor, whole, whole, _WRITE)
 
 
+def uncache(path: Path) -> None:
+    """Have the system take what the disk has of a file out of its cache; nothing where it cannot."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(OSError):
+        descriptor = open_file(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable. It may be a link: data may lie on another disk."""
     _sync(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
