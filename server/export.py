@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import DataError
 from anabranch.core.journal import payload_of
 from anabranch.reports.journal_files import JournalWriter
+from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_data
 from anabranch.server.verify import stored_run
 
@@ -43,8 +44,18 @@ def export_run(data_dir: Path, database: str, folder: Path, archive: Path | None
             for events, record in store.records():  # noqa: B007 - the last one is their number
                 named = payload_of(record) if config.run.keep_payloads else None
                 journal.append(record, None if named is None else store.payload(named))
-        newest = max((row.version for row in store.versions(limit=1 << 31)), default=0)
-        metrics = {v: told for v in range(newest + 1) if (told := store.metrics(v))}
+        metrics = dict(_measured(store))
         return Export(journal.sha256, events, metrics)
     finally:
         store.close()
+
+
+def _measured(store: Store) -> Iterator[tuple[int, Mapping[str, float]]]:
+    """The versions of which something was reported; of those that the log has no more each is asked for."""
+    if told := store.metrics(0):
+        yield 0, told
+    newest = 0
+    while rows := store.versions(newest):
+        before = ((v, store.metrics(v)) for v in range(newest + 1, rows[0].version))
+        yield from ((v, told) for v, told in (*before, *((r.version, r.metrics) for r in rows)) if told)
+        newest = rows[-1].version

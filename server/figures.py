@@ -11,7 +11,6 @@ from pathlib import Path
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.metrics import Measure
 from anabranch.server.run import LiveRun
-from anabranch.server.store.files import disk_bytes
 
 Row = tuple[str, str, float]
 
@@ -51,7 +50,7 @@ class RunFigures:
         yield "paused", "1: no tasks are handed out.", glance.paused
         yield "finished", "1: the run is over.", bool(glance.finished)
         yield "draining", "1: the server goes down.", run.draining
-        free, size = self._disk_bytes()
+        free, size = run.disk_bytes()
         yield "disk_free_bytes", "What may still be written where the data lies.", free
         yield "disk_size_bytes", "What may be written there in all.", size
         yield "disk_full", "1: no update is taken, for want of room.", bool(writer.room.lack)
@@ -71,12 +70,6 @@ class RunFigures:
         yield "downlink_raw_bytes", "The same models, whole and without compression.", whole
         yield "observer_bytes", "What was sent of models to evaluators and the like.", others
 
-    def _disk_bytes(self) -> tuple[int, int]:
-        """What may still be written where the data lie, and what in all: by the disk, and by settings."""
-        run = self._run
-        free, size = disk_bytes(Path(run.given.server.data_dir))
-        return run.quota.of_disk(max(0, free - run.limits.free_disk_bytes_min), size)
-
     def to_proto(self) -> operators.GetMetricsResponse:
         """For operators."""
         run, writer = self._run, self._run.writer
@@ -95,7 +88,7 @@ class RunFigures:
             calls_shed=metrics.shed,
             asks_refused=metrics.refused,
             memory_bytes=memory_bytes(),
-            disk_free_bytes=self._disk_bytes()[0],
+            disk_free_bytes=run.disk_bytes()[0],
             leader=f"{socket.gethostname()}:{os.getpid()}",
             log_seq=writer.seq,
             clients_training=writer.glance.clients_training,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot
 from anabranch.identity.files import write_private
 from anabranch.server.history import history_at
-from anabranch.server.store.base import Recovery, RunInfo, Store
+from anabranch.server.store.base import Recovery, RunInfo, Store, VersionRow
 from anabranch.server.store.snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
@@ -102,11 +103,21 @@ def _mark(store: Store, info: RunInfo, first: Recovery, seq: int) -> str:
     """The hash of a log up to an event."""
     version = 0 if first.snapshot is None else first.snapshot.meta["version"]
     history = history_at(store, info, version, first.applied_through_seq)
-    published = {row.seq: row.version for row in store.versions(version, 1 << 31)}
+    rows = _rows_after(store, version)
+    row = next(rows, None)
     for number, record in store.records(first.applied_through_seq):
         if number > seq:
             break
         history.add(record)
-        if number in published:
-            history.publish(published[number])
+        while row is not None and row.seq <= number:
+            if row.seq == number:
+                history.publish(row.version)
+            row = next(rows, None)
     return history.mark(seq).head
+
+
+def _rows_after(store: Store, version: int) -> Iterator[VersionRow]:
+    """The versions above one, in order, a page of them in memory."""
+    while page := store.versions(version):
+        yield from page
+        version = page[-1].version

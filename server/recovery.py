@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from anabranch.server.store.base import ChainLink, Mark, Projection, RunInfo, St
 log = logging.getLogger(__name__)
 
 PROJECTIONS_AT_ONCE = 256
+Known = Callable[[int], VersionRow | None]  # what is on record of a version
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _projections(store: Store, replay: Replay, history: History, seq: int) -> It
     """
     mark = store.mark()
     check_mark(mark, history, seq)
-    known = {row.version: row for row in store.versions(after=replay.engine.version, limit=100_000)}
+    known = {row.version: row for row in store.versions(after=replay.engine.version, limit=100_000)}.get
     proved: list[Projection] = []
     for at, record, effects in replay:
         digests = check_versions(effects, known)
@@ -203,7 +204,7 @@ def check_mark(mark: Mark | None, history: History, seq: int) -> None:
 
 
 def check_links(
-    history: History, record: Record, effects: list[Effect], known: Mapping[int, VersionRow]
+    history: History, record: Record, effects: list[Effect], known: Known
 ) -> dict[int, ChainLink]:
     """The chain goes on with an event: the links of the versions that it published.
 
@@ -211,13 +212,13 @@ def check_links(
     """
     links = history.follow(record, effects)
     for version, link in links.items():
-        row = known.get(version)
+        row = known(version)
         if row is not None and row.head not in (None, link.head):
             raise ReplayMismatch(f"version {version} has another history than the one on record")
     return links
 
 
-def check_versions(effects: list[Effect], known: Mapping[int, VersionRow]) -> dict[int, str]:
+def check_versions(effects: list[Effect], known: Known) -> dict[int, str]:
     """The digests of new versions that are small, or whose digest is on record.
 
     Raises `ReplayMismatch` if one is not what the record says.
@@ -227,7 +228,7 @@ def check_versions(effects: list[Effect], known: Mapping[int, VersionRow]) -> di
     for effect in effects:
         if not isinstance(effect, Published):
             continue
-        row = known.get(effect.version)
+        row = known(effect.version)
         recorded = None if row is None else row.sha256
         if recorded or effect.vector.nbytes <= DIGEST_BYTES_MAX:
             digests[effect.version] = digest(effect.vector)

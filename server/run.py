@@ -23,6 +23,7 @@ from anabranch.server.outage import Outage
 from anabranch.server.presence import Presence
 from anabranch.server.restored import Restored
 from anabranch.server.store.base import RunInfo
+from anabranch.server.store.files import disk_bytes
 from anabranch.server.store.quota import Quota
 from anabranch.server.streams import Streams
 from anabranch.server.tls import ServerIdentity
@@ -80,9 +81,15 @@ class LiveRun:
     def __post_init__(self) -> None:
         table = self.given.server
         self.quota = Quota(Path(table.data_dir), table.disk_bytes_max)  # for figures: the store has its own
+        self.writer.room.free_bytes = lambda: self.disk_bytes()[0]
         self.moments = Moments(self.info.created_at, self._counts)
         self.streams = Streams(self.limits.rpcs_max // 2)  # the rest is for calls
         self.outage = Outage(self.writer.give_up)
+
+    def disk_bytes(self) -> tuple[int, int]:
+        """What may still be written where the data lie, and what in all: by the disk, and by settings."""
+        free, size = disk_bytes(Path(self.given.server.data_dir))
+        return self.quota.of_disk(max(0, free - self.limits.free_disk_bytes_min), size)
 
     def _counts(self) -> tuple[int, int, int]:
         return self.writer.glance.counters.applied, self.uploads.bytes_total, self.sent_to_devices.bytes

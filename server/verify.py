@@ -21,7 +21,7 @@ from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
 from anabranch.server.recovery import check_links, check_mark, check_versions
-from anabranch.server.store.base import Recovery, RunInfo, Store
+from anabranch.server.store.base import Recovery, RunInfo, Store, VersionRow
 from anabranch.server.store.factory import open_data
 from anabranch.server.store.sql import SqlStore
 from anabranch.support.shelf import ScratchShelf
@@ -178,7 +178,7 @@ def _replayed(
     # Before the replay: a server that goes on has a version in its log before there is a file of it.
     ahead = store.unproved_snapshots() if isinstance(store, SqlStore) else {}
     recovery, mark, engine = store.load(), store.mark(), replayed.engine
-    known = {row.version: row for row in store.versions(after=engine.version, limit=1 << 31)}
+    known = _KnownVersions(store).get
     for seq, record, effects in replayed:
         found = [] if (unproved := proofs.problem(record)) is None else [unproved]
         for check in (
@@ -194,6 +194,20 @@ def _replayed(
             found += _snapshot_differs(begin(recovery.snapshot), engine)
         yield seq, found
     yield seq, _ahead(ahead, engine.version)
+
+
+class _KnownVersions:
+    """The versions on record, asked for one after the other: a page of them is in memory."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._page: dict[int, VersionRow] = {}
+
+    def get(self, version: int) -> VersionRow | None:
+        """What is on record of a version, none where it has no row, or none yet."""
+        if version > max(self._page, default=-1):
+            self._page = {row.version: row for row in self._store.versions(version - 1)} or self._page
+        return self._page.get(version)
 
 
 def _snapshot_differs(kept: Engine, engine: Engine) -> list[str]:

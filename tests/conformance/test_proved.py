@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from desks import Desk, settings
 from stores import LIMITS, ON_DISK, Backend
 
+from anabranch.server.export import export_run
+from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import VerifyReport, verify
 
 EVERY = {"snapshot_every_versions": 2}
@@ -126,3 +129,36 @@ def test_it_goes_on_over_a_log_that_was_shortened(place: Place) -> None:
     later = place.verify()
     assert later.problems == ()
     assert later.proved_from > first.events, "what was proved is behind the log: it begins later now"
+
+
+def test_a_version_of_any_page_is_held_to_the_record(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more versions than are looked up at once are in memory."""
+    monkeypatch.setattr(SqlStore.versions, "__defaults__", (0, 4))
+    desk = place.work(30)
+    newest = desk.books.engine.version
+    assert newest > 9
+    first = place.verify()
+    assert (first.problems, first.version) == ((), newest)
+    assert place.verify().proved_from == first.events, "the hash of the log is that of then"
+    changed = {1, 4, 5, 9, newest}
+    for version in changed:
+        place.backend.execute(f"UPDATE model_versions SET sha256 = 'ab' || sha256 WHERE version = {version}")
+    told = " ".join(place.verify(whole=True).problems)
+    assert set(map(int, re.findall(r"version (\d+) has the digest \w+ in the replay", told))) == changed
+
+
+def test_a_report_has_what_was_reported_of_versions_on_any_page(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqlStore.versions, "__defaults__", (0, 4))
+    place.work(30)
+    store = place.backend.open(LIMITS)
+    info = store.info()
+    assert info is not None
+    store.start(info)
+    reported = {version: {"accuracy": version / 100} for version in (0, 1, 4, 5, 9)}
+    for version, metrics in reported.items():
+        store.add_metrics(version, metrics, 1.0)
+    store.close()
+    database = "" if place.backend.kind == "sqlite" else place.backend.database
+    assert export_run(place.folder, database, tmp_path / "run").metrics == reported

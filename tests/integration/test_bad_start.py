@@ -24,13 +24,14 @@ from anabranch.core.errors import (
     StoreNewer,
     outcome_of,
 )
-from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.identity.addresses import host_and_port
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.backup import back_up
 from anabranch.server.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from anabranch.server.ports import why_not_served
 from anabranch.server.restored import attest
+from anabranch.server.store import quota
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.segments import Segments
@@ -72,6 +73,27 @@ def test_a_disk_that_fills_while_serving(tmp_path: Path, manifest: Manifest) -> 
         assert served.operator().GetStatus(operators.GetStatusRequest(), timeout=CALL_S).disk_full == ""
         assert served.close() == 0
     assert verify(tmp_path / "data").problems == ()
+
+
+def test_room_that_was_made_is_told_though_no_device_comes(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alert went on for as long as nobody sent an update that was as large."""
+    for name in ("EVERY_S", "SHARE"):
+        monkeypatch.setattr(quota, name, 0)
+    config = server_config(tmp_path / "data", server={"disk_bytes_max": 16 * MIB})
+    with Served(config, manifest) as served:
+        device = served.device()
+        task = device.task()
+        (tmp_path / "data/full").write_bytes(bytes(16 * MIB))
+        with pytest.raises(grpc.RpcError):
+            device.push(task, ones(device), "update-1")
+        status = operators.GetStatusRequest()
+        told = served.operator().GetStatus(status, timeout=CALL_S).disk_full
+        assert "over server.disk_bytes_max" in told
+        (tmp_path / "data/full").unlink()
+        assert served.operator().GetStatus(status, timeout=CALL_S).disk_full == ""
+        assert device.push(task, ones(device), "update-1").decision.verdict == "published"
 
 
 def test_an_upload_that_finds_no_room_is_told_to_operators(
