@@ -86,6 +86,7 @@ Tell = Callable[[str, int, int], None]  # what is being done, how much of it in 
 
 # What has payloads in packs; data of older releases have no `mask_sums`.
 TABLES = "SELECT name FROM sqlite_schema WHERE name IN ('updates', 'mask_sums')"
+PACKS = "SELECT DISTINCT pack FROM {} WHERE pack IS NOT NULL"
 PACKED = "SELECT pack, pack_offset, size_bytes, sha256 FROM {} WHERE pack IS NOT NULL"
 
 
@@ -299,20 +300,26 @@ class _Copying:
             )
             blobs = [sha for (sha,) in copy.execute(query)]
             tables = [name for (name,) in copy.execute(TABLES)]
-            packed = [row for table in tables for row in copy.execute(PACKED.format(table))]
+            packs = {number for table in tables for (number,) in copy.execute(PACKS.format(table))}
         root, files, log = BlobStore(self._source), Packs(self._source), self._log()
         named = [
             *((Path("snapshots") / f"{sha}.safetensors", sha) for sha in snapshots),  # they go first
             *((root.path(sha).relative_to(self._source), sha) for sha in blobs),
-            *((path, "") for path in sorted({files.path(row[0]) for row in packed} - set(log))),
+            *((path, "") for path in sorted(set(map(files.path, packs)) - set(log))),
         ]
         self._check_room([*log, *(name for name, _ in named)])
         self._copy(named)
         self._copy_log(log, {name for name, _ in named})
         self._shelf(snapshots)
+        self._check_packed(tables)
+
+    def _check_packed(self, tables: list[str]) -> None:
+        """Raises `StoreCorrupt` where a payload in the copied packs is another than its row says."""
         held = Packs(self._target)
-        for number, offset, size_bytes, sha256 in packed:
-            held.read(PackPlace(number, offset), size_bytes, sha256)
+        with closing(sqlite3.connect(self._target / SQLITE_FILE)) as copy:
+            for table in tables:
+                for number, offset, size_bytes, sha256 in copy.execute(PACKED.format(table)):
+                    held.read(PackPlace(number, offset), size_bytes, sha256)
 
     def _shelf(self, snapshots: list[str]) -> None:
         """What the copied snapshots name of what a strategy remembers. Raises `_Gone`."""

@@ -45,14 +45,16 @@ def check_alone(segments: Segments, marks: MarkFile, database: Path) -> None:
 
     What a run's settings were, and when it began, the log does not have: `server/rebuild.py`.
     """
-    left = segments.folder if segments.state() else marks.path
+    elsewhere, anew = "name a run in PostgreSQL by server.database (--database)", ""
+    left = marks.path
+    if segments.state():
+        left, anew = segments.folder, "make it anew from the log (`anabranch admin rebuild`), "
     if left.exists():
+        first, last = (anew, f"; {elsewhere}, and") if anew else (f"{elsewhere}, ", ";")
         raise LogLost(
-            f"{database} is missing or empty, and {left} is of a run that it does not know; "
-            "nothing was changed. Put back the file that belongs to it, make it anew from the log "
-            "(`anabranch admin rebuild`), or put a backup into a folder of its own "
-            "(`anabranch admin restore`); name a run in PostgreSQL by server.database, and for another run "
-            "another server.data_dir"
+            f"{database} is missing or empty, and {left} is of a run that it does not know; nothing was "
+            f"changed. Put back the file that belongs to it, {first}or put a backup into a folder of its own "
+            f"(`anabranch admin restore`){last} for another run name another server.data_dir"
         )
 
 

@@ -184,6 +184,7 @@ def test_a_database_that_is_lost_beside_its_log(
             use()
         assert outcome_of(said.value).exit_code == 38, "a service manager does not start it again"
         assert "attest-restore" not in str(said.value)
+        assert "admin rebuild" in str(said.value)
     assert not (tmp_path / "backup").exists()
     for path, data_before in whole.items():
         if path.name != "anabranch.db":
@@ -192,6 +193,21 @@ def test_a_database_that_is_lost_beside_its_log(
     with Served(config, manifest) as served:
         assert served.info is not None
         assert served.info.version == 1
+
+
+def test_the_folder_of_a_run_in_postgresql_is_told_to_name_that(
+    tmp_path: Path, manifest: Manifest, postgresql_url: str
+) -> None:
+    """Who forgets `--database` is sent to no log, of which there is none."""
+    config = server_config(tmp_path / "data", server={"database": postgresql_url})
+    with Served(config, manifest) as served:
+        served.device().work()
+    with pytest.raises(
+        StoreError, match=r"name a run in PostgreSQL by server\.database \(--database\)"
+    ) as said:
+        verify(tmp_path / "data")
+    assert "rebuild" not in str(said.value)
+    assert verify(tmp_path / "data", postgresql_url).version == 1
 
 
 def test_a_log_of_others_is_no_log_of_a_run(tmp_path: Path, manifest: Manifest) -> None:
