@@ -202,11 +202,12 @@ class _KnownVersions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._page: dict[int, VersionRow] = {}
+        self._last = -1  # of them
 
     def get(self, version: int) -> VersionRow | None:
         """What is on record of a version, none where it has no row, or none yet."""
-        if version > max(self._page, default=-1):
-            self._page = {row.version: row for row in self._store.versions(version - 1)} or self._page
+        if version > self._last and (page := self._store.versions(version - 1)):
+            self._page, self._last = {row.version: row for row in page}, page[-1].version
         return self._page.get(version)
 
 
