@@ -166,8 +166,8 @@ class GatheringStrategy(ComposedStrategy):
         return combined
 
     def may_publish(self, state: State, context: Context) -> bool:
-        """Where one update more may be enough."""
-        return self.lacking(state, context) <= 1
+        """Where one update more may be enough, and with a `fold` of others."""
+        return type(self).fold is not GatheringStrategy.fold or self.lacking(state, context) <= 1
 
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Gather; apply what is enough."""
@@ -175,7 +175,9 @@ class GatheringStrategy(ComposedStrategy):
         state = self.gather(state, update, weight, context)
         if not self.full(state, context):
             return Step(state, dropped=dropped)
-        return replace(self.apply(state, vector, context), dropped=dropped)
+        # There are older ones of others, which are full before `lacking` says that they may be.
+        own = vector if vector.flags.writeable else vector.copy()
+        return replace(self.apply(state, own, context), dropped=dropped)
 
     def timer(self, state: State) -> float | None:
         """When the oldest update has waited for `flush_s`."""

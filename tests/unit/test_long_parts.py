@@ -21,13 +21,16 @@ from anabranch.core.clock import EventClock
 from anabranch.core.effects import Decided, Effect, Granted
 from anabranch.core.engine.beforehand import Beforehand, LongPart
 from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.strategy import Context, Step
 from anabranch.core.errors import Overloaded, StoreError, Unavailable
+from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Ask, Capability, Update, Verdict
 from anabranch.core.snapshot import state_digest
 from anabranch.server.books import Answer, Call
 from anabranch.server.long_parts import LongParts
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.writer import Writer
+from anabranch.strategies.fedbuff import FedBuff
 
 WAIT_S = 600.0
 KINDS: dict[str, dict[str, Any]] = {
@@ -270,6 +273,35 @@ def test_a_strategy_that_says_nothing_of_its_next_step_may_publish_with_it() -> 
     b.engine.strategy = cast("Any", older)
     b.push("a", "a")
     assert b.engine.vector is not loan.vector, "it might have written there"
+
+
+class Early(FedBuff):
+    """Of others: it is full before `lacking`, of which it knows nothing, says so."""
+
+    def full(self, state: Any, context: Context) -> bool:
+        return bool(state.count >= 2)
+
+
+class AtOnce(FedBuff):
+    """Of others: it has no use for a buffer."""
+
+    def fold(self, state: Any, vector: Vector, update: Update, weight: float, context: Context) -> Step:
+        add_scaled(vector, 1.0, update.delta)
+        return Step(state, vector)
+
+
+@pytest.mark.parametrize(("of_others", "versions"), [(Early, 2), (AtOnce, 4)])
+def test_a_buffer_that_others_have_changed_publishes_when_it_likes(
+    of_others: type[FedBuff], versions: int
+) -> None:
+    b = Bench(start=np.zeros(4, np.float32))
+    b.engine.strategy = of_others(buffer_size=10, server_lr=1.0)
+    b.enrol("a")
+    loan = b.engine.lend()
+    for task in "tuvw":
+        b.work("a", task)
+    assert (b.engine.version, b.engine.vector[0]) == (versions, versions)
+    assert not loan.vector.any(), "who reads it meanwhile has it as it was"
 
 
 def test_without_a_thread_for_it_a_part_is_made_in_its_turn() -> None:
