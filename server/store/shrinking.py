@@ -29,7 +29,7 @@ def shrink(path: Path, free_bytes_min: int) -> None:
     """
     new = path.with_name(f"{path.name}{NEW}")
     new.unlink(missing_ok=True)  # of one that was killed
-    if not path.exists() or not path.stat().st_size:
+    if path.is_symlink() or not path.exists() or not path.stat().st_size:
         return
     try:
         address = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"

@@ -106,3 +106,13 @@ def test_what_one_that_was_killed_has_left_goes(path: Path) -> None:
     left.write_bytes(b"half of it")
     shrink(path, 0)
     assert not left.exists()
+
+
+def test_a_link_in_its_place_is_left_to_whoever_opens_it(path: Path, tmp_path: Path) -> None:
+    """That is an error there; the file that it names is another disk's, perhaps."""
+    free(path, FREE_BYTES + MIB)
+    elsewhere = path.rename(tmp_path / "elsewhere.db")
+    path.symlink_to(elsewhere)
+    shrink(path, 0)
+    assert path.is_symlink()
+    assert elsewhere.stat().st_size > FREE_BYTES
