@@ -14,7 +14,7 @@ from functools import partial
 
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
-from anabranch.core.config.ranges import TASKS, TURNS
+from anabranch.core.config.ranges import PLACES, TURNS
 from anabranch.core.effects import Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
@@ -73,7 +73,7 @@ class World:
         time: ServerTime | None = None,
         limits: Limits = DEFAULT_LIMITS,
         lapsed: str = TURNS,
-        windows: str = TASKS,
+        windows: str = PLACES,
     ) -> None:
         self._limits, self._line = limits, partial(WaitingLine, limits, lapsed, windows)
         self.clock, self.time = clock, time or ServerTime(clock)

@@ -22,7 +22,7 @@ Tables = Mapping[str, Any]  # by name, as the fields of `Config`
 TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
 TURNS, LOT = "turns", "lot"  # server.lapsed
-TASKS, MINUTE = "tasks", "minute"  # server.windows
+PLACES, TASKS, MINUTE = "places", "tasks", "minute"  # server.windows
 MEASURED, TRACED = "measured", "traced"  # fleet.speed
 STREAM, CLASSES, ROTATE = "stream", "classes", "rotate"  # fleet.arrival and fleet.arrival_drift
 MEASURES = ("step_times_s", "step_spreads", "latencies_s", "up_rates_mbps", "down_rates_mbps")  # by device
@@ -48,7 +48,7 @@ CHOICES = {
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),
     "server.lapsed": (TURNS, LOT),
-    "server.windows": (TASKS, MINUTE),
+    "server.windows": (PLACES, TASKS, MINUTE),
     "fleet.arrival": ("all", STREAM),
     "fleet.arrival_drift": ("none", CLASSES, ROTATE),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large", MEASURED, TRACED),

@@ -28,10 +28,10 @@ from anabranch.core.config.ranges import (
     LINEAR,
     LOT,
     MINUTE,
+    PLACES,
     PROPORTIONAL,
     SERVED,
     TASK,
-    TASKS,
     TURNS,
     WHOLE_VERSIONS,
     check_ranges,
@@ -253,8 +253,9 @@ class ServerTable:
     updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds; it is
     renewed for at most `tenure_leases` times its length while others wait for a place (0: no bound). Devices
     whose tasks came to nothing again share a few of the places then, in `turns`; `lapsed` is `lot` for
-    simulations of older releases, where the first to come had them. Who waits comes back after half a
-    task's time at the latest: `windows` of `tasks`; a `minute` in simulations of older releases. A device
+    simulations of older releases, where the first to come had them. When who waits comes
+    back goes by since when the `places` are held: `windows`; simulations of older releases have `tasks` and
+    `minute` there (`core/engine/pace.py`). A device
     whose task is `upload_now_versions` behind is advised to push what it has (0: never). Its updates on their
     way, and what has come of those that were cut, are `upload_bytes_per_client` at most. A `standby` waits
     while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
@@ -278,7 +279,7 @@ class ServerTable:
     tasks_per_client: int = 1
     tenure_leases: float = 5.0
     lapsed: str = TURNS
-    windows: str = TASKS
+    windows: str = PLACES
     upload_now_versions: int = 0
     upload_bytes_per_client: int = UPLOAD_BYTES_PER_CLIENT
     retry_after_min_s: float = 0.5

@@ -20,13 +20,14 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from anabranch.core.config.ranges import TASKS, TURNS
+from anabranch.core.config.ranges import PLACES, TURNS
 from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine.admission import Application, outstays
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.lapses import Lapses
 from anabranch.core.engine.pace import Pace
 from anabranch.core.engine.sessions import Sessions
+from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Refusal
 from anabranch.core.events import LeaseRenewed
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -53,7 +54,7 @@ class WaitingLine:
     `Pace`.
     """
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, lapsed: str = TURNS, windows: str = TASKS) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, lapsed: str = TURNS, windows: str = PLACES) -> None:
         self.waiting_max = limits.waiting_max
         self._pace = Pace(windows)
         self._waiters: dict[str, Waiter] = {}
@@ -97,7 +98,7 @@ class WaitingLine:
             if found is None:
                 self.sessions.passed(ask)
                 return None
-            window_s = self._window_s(found, ahead) or engine.settings.retry_after_s
+            window_s = self._window_s(engine.settings, found, ahead, now)
             refused = Refused(ask, found.reason, detail or found.detail, window_s, final)
         self._join(refused, now)
         return refused
@@ -139,12 +140,13 @@ class WaitingLine:
             return None
         return self._lapses.refusal(engine, ask, now, self._before(self._sharing, ask.client_id))
 
-    def _window_s(self, found: Refusal, ahead: int) -> tuple[float, float] | None:
-        """When a device that has so many ahead is to come back, if it is told so for want of a place."""
+    def _window_s(
+        self, settings: EngineSettings, found: Refusal, ahead: int, now: float
+    ) -> tuple[float, float]:
+        """When a device that has so many ahead is to come back."""
         if found.reason is not Reason.AT_CAPACITY or not self.waiting_max:
-            return None
-        latest_s = self._pace.latest_s(ahead, len(self._waiters))
-        return None if latest_s is None else (latest_s / 2.0, latest_s)
+            return settings.retry_after_s
+        return self._pace.window_s(now, ahead, len(self._waiters), settings)
 
     def _join(self, refused: Refused, now: float) -> None:
         """Keep the device's turn until it should be back; who is refused for another reason has none.

@@ -31,7 +31,7 @@ def record_run(
     """Every seventh update is rejected; every `buffer_size`th applied one publishes and is evaluated."""
     rng = random.Random(seed)
     # What an older record does not say, and a page then does.
-    of_today = {"server": {"lapsed": "turns", "windows": "tasks"}, "submodel": {"step_time": "linear"}}
+    of_today = {"server": {"lapsed": "turns", "windows": "places"}, "submodel": {"step_time": "linear"}}
     settings = {"run": {"seed": seed}, **of_today} if config is None else config
     recorder = Recorder(strategy, "synthetic", seed, Goal(target=target or None), settings, kind)
     now, version, applied = 0.0, 0, 0

@@ -11,7 +11,7 @@ from typing import Any
 from machines import Bench
 
 from anabranch.core import events as ev
-from anabranch.core.config.ranges import TASKS, TURNS
+from anabranch.core.config.ranges import PLACES, TURNS
 from anabranch.core.effects import Granted, LeaseEnded, Refused
 from anabranch.core.engine.admission import given_up
 from anabranch.core.engine.waiting import WaitingLine
@@ -29,7 +29,7 @@ class Room:
         strategy: str = "fedbuff",
         names: Iterable[str] = "abcdef",
         lapsed: str = TURNS,
-        windows: str = TASKS,
+        windows: str = PLACES,
         **options: Any,
     ) -> None:
         options = {"concurrency": places, "retry_after_s": (0.5, 2.0), **options}

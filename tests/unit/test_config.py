@@ -71,6 +71,15 @@ def test_a_run_of_before_devices_took_turns_has_the_lot_and_is_written_as_it_was
     assert [Config.from_json(c.to_json()) for c in (before, now)] == [before, now]
 
 
+def test_a_run_on_record_keeps_the_rule_by_which_its_devices_waited() -> None:
+    tasks = Config.from_json({"server": {"windows": "tasks"}})
+    before, now = Config.from_json({}), Config()
+    assert [c.server.windows for c in (before, tasks, now)] == ["minute", "tasks", "places"]
+    assert "windows" not in before.to_json()["server"]
+    assert [c.to_json()["server"]["windows"] for c in (tasks, now)] == ["tasks", "places"]
+    assert [Config.from_json(c.to_json()) for c in (before, tasks, now)] == [before, tasks, now]
+
+
 def test_secrets_are_kept_apart() -> None:
     url = "postgresql://me:secret@host/db"
     config = merge([("x", {"server": {"database": url}})])

@@ -132,6 +132,7 @@ def test_the_window_follows_the_pace_and_the_turn() -> None:
         now += 8.0
         room.push("a", now)
     room.ask("a", now)
+    now += 8.0
     windows = []
     for client in "bcdef":
         refused = room.ask(client, now)
