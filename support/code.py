@@ -21,9 +21,9 @@ from typing import Any
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.parts import PartKind, is_code
-from anabranch.core.rng import seed_of
 from anabranch.core.spelling import did_you_mean
 from anabranch.support.own_code import told
+from anabranch.support.own_files import module_name
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -116,7 +116,7 @@ def from_file(path: str) -> ModuleType:
     if not file.is_file():
         here = "" if named.is_absolute() else f" in {Path.cwd()}, where the command was typed"
         raise AppError(f"{path}: there is no such file{here}")
-    name = f"anabranch_app_{file.stem}_{seed_of(0, ascii(str(file))):x}"
+    name = module_name(file)
     found = importlib.util.spec_from_file_location(name, file)
     if found is None or found.loader is None:
         raise AppError(f"{path}: Python cannot load it")

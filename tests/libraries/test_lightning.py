@@ -10,7 +10,12 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    RichProgressBar,
+    StochasticWeightAveraging,
+)
 from outages import counted, outage
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -185,3 +190,15 @@ def test_what_is_wrong_is_said() -> None:
         ab.LightningCallback("127.0.0.1:1", epochs=1, steps=2)
     with ab.Server.local(Line(), strategy="fedasync") as server, pytest.raises(ConfigError, match="how long"):
         trainer_of([ab.LightningCallback(server)], max_epochs=-1).fit(Line(), DataLoader(POINTS))
+
+
+@pytest.mark.parametrize("other", [StochasticWeightAveraging(swa_lrs=0.05), EMAWeightAveraging()])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_an_average_over_the_training_is_refused_before_it_joins(other: Any, is_last: bool) -> None:
+    with ab.Server.local(Line(), strategy="fedasync") as server:
+        device = ab.LightningCallback(server, id="line")
+        trainer = trainer_of([device, other] if is_last else [other, device], max_epochs=4)
+        with pytest.raises(ConfigError, match=f"beside {type(other).__name__}: .*leave it out"):
+            trainer.fit(Line(), DataLoader(POINTS, batch_size=32))
+    assert device.summary is None
+    assert not [record for record in server.local.journal if "payload" in record]

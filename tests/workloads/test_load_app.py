@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 import anabranch as ab
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.model.updates import LocalPlan
+from anabranch.support.code import load
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
 from anabranch.workloads.calls import arrived_of, join_run, train
 
@@ -76,6 +79,18 @@ def test_a_file_with_its_own_train(file: Path) -> None:
 def test_a_file_below_a_folder_that_is_not_named_in_utf_8(file: Path) -> None:
     below = shutil.copytree(file.parent, file.parent / os.fsdecode(b"gr\xfcn"))
     assert load_app(f"{below / file.name}:App").name == "App"
+
+
+def test_a_process_that_is_spawned_finds_the_file_of_what_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "of words" / "my\u00e4pp.v2.py"  # no name that Python would import
+    path.parent.mkdir()
+    path.write_text("from neighbour import WORDS\n\ndef length_of(row):\n    return len(WORDS[row])\n")
+    (path.parent / "neighbour.py").write_text("WORDS = ['a', 'bcd']\n")
+    length_of = load(f"{path}:length_of")
+    context = multiprocessing.get_context("spawn")  # as workers of a DataLoader's on macOS and Windows
+    with ProcessPoolExecutor(1, context) as pool:
+        assert list(pool.map(length_of, [0, 1])) == [1, 3]
+    assert load(f"{path}:length_of").__module__ == length_of.__module__, "one name for one file"
 
 
 def test_an_instance_is_used_as_it_is_and_app_is_the_default(file: Path) -> None:

@@ -25,6 +25,7 @@ else:
     from lightning.pytorch import Callback
 
 ENDLESS = -1
+AVERAGING = ("StochasticWeightAveraging", "WeightAveraging")  # and what is made of them
 
 
 class LightningCallback(Callback):
@@ -58,6 +59,16 @@ class LightningCallback(Callback):
         return self._device.summary
 
     # --- what the trainer calls --------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+        """Before any other callback has changed how long the training is. Raises `ConfigError`."""
+        for other in trainer.callbacks if stage == "fit" else ():
+            if any(kind.__name__ in AVERAGING for kind in type(other).__mro__):
+                raise ConfigError(
+                    f"LightningCallback beside {type(other).__name__}: that averages over a whole training, "
+                    "in which tasks begin from other weights, and puts its average into the model at the "
+                    "very end; leave it out: the server averages what devices push"
+                )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Optimizers were made for as much as the trainer was told: from now on it has no end. Join."""

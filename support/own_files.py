@@ -1,0 +1,44 @@
+"""Modules of files, by names that say where they lie: whoever has such a name can import it.
+
+What is pickled names its module. A process that is spawned, such as a worker of a DataLoader's, has loaded
+none of the files of the one that began it: it imports this package by its name, which then finds the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+__path__: list[str] = []  # or nothing would be looked for in here
+
+
+def module_name(file: Path) -> str:
+    """The one name of the module of a file, whose path is absolute."""
+    stem = re.sub(r"\W", "_", file.stem)  # for who reads it
+    return f"{__name__}.{stem}_{os.fsencode(file).hex()}"
+
+
+class _FileFinder(MetaPathFinder):
+    """Finds the file that such a name says."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - the protocol's
+        target: ModuleType | None = None,  # noqa: ARG002 - the protocol's
+    ) -> ModuleSpec | None:
+        """None for a name that is none of these."""
+        package, _, name = fullname.rpartition(".")
+        if package != __name__:
+            return None
+        return spec_from_file_location(fullname, os.fsdecode(bytes.fromhex(name.rpartition("_")[2])))
+
+
+sys.meta_path.append(_FileFinder())
