@@ -82,7 +82,8 @@ def worker_pool(
     """
     check_seen([source.app], f"simulate(workers={workers})")
     try:
-        pool = ProcessPoolExecutor(workers, DeafContext(), _begin, (open_source, source))
+        begun = (open_source, source, multiprocessing.get_start_method(allow_none=True))
+        pool = ProcessPoolExecutor(workers, DeafContext(), _begin, begun)
     except OSError as error:  # its locks are files of a folder in memory
         hint = ", where worker processes have their locks: let it be written to, or train with --workers 0"
         raise disk_error("/dev/shm", error, hint) from error  # noqa: S108 - named, not used
@@ -134,7 +135,11 @@ def lost_workers_told() -> Iterator[None]:
         ) from error
 
 
-def _begin(open_source: Callable[[ProblemSource], None], source: ProblemSource) -> None:
+def _begin(
+    open_source: Callable[[ProblemSource], None], source: ProblemSource, start_method: str | None
+) -> None:
+    """`start_method`: the script's own, for what an App starts, which would all be spawned as this was."""
+    multiprocessing.set_start_method(start_method, force=True)
     threading.Thread(target=_end_with_parent, name="anabranch-parent", daemon=True).start()
     reuse_heap()
     open_source(source)

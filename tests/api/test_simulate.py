@@ -229,6 +229,27 @@ def test_what_a_process_of_somebody_elses_simulates_as_it_begins_is_simulated(tm
     assert (done.returncode, done.stdout) == (0, "[3]\n")
 
 
+OWN_PROCESSES = """
+import multiprocessing
+import numpy as np
+
+def model(): return {"w": np.zeros(2)}
+def data(shard): return [[1.0, 2.0]], [0]
+def train(model, examples, plan, seed): model["w"] += len(multiprocessing.get_start_method())
+def evaluate(model, examples): return {"loss": model["w"].sum()}
+"""
+
+
+def test_an_app_in_a_worker_starts_processes_as_it_does_without_workers(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_PROCESSES)
+    app, until = f"{tmp_path}/own.py", ab.Until(updates=1)
+    here, there = (
+        ab.simulate(app, strategy="fedasync", until=until, workers=workers).weights()["w"].tolist()
+        for workers in (0, 2)
+    )
+    assert there == here
+
+
 NOTEBOOK = """
 import anabranch as ab, torch
 
