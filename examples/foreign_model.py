@@ -7,7 +7,6 @@ anabranch server examples/foreign.toml --model model
 import numpy as np
 
 import anabranch
-from anabranch.core.model.updates import LocalPlan
 
 
 class App(anabranch.App):
@@ -27,7 +26,11 @@ class App(anabranch.App):
         return anabranch.Examples(x, x @ np.array([1.0, 2.0, -1.0], np.float32) + 0.5)
 
     def train(
-        self, model: dict[str, np.ndarray], examples: anabranch.Examples, plan: LocalPlan, seed: int
+        self,
+        model: dict[str, np.ndarray],
+        examples: anabranch.Examples,
+        plan: anabranch.LocalPlan,
+        seed: int,
     ) -> dict[str, float]:
         """Whole passes, in order."""
         steps = 0

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anabranch import App, Examples, Shard
-from anabranch.core.model.updates import LocalPlan
+from anabranch import App, Examples, LocalPlan, Shard
 
 
 class Line(App):

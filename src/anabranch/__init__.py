@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from anabranch.core.config.tables import Config
     from anabranch.core.engine.robust import RobustTable as Robust
     from anabranch.core.errors import AnabranchError
+    from anabranch.core.model.updates import LocalPlan
     from anabranch.simulation.run import RunProgress
     from anabranch.workloads.app import App, Examples, Shard
     from anabranch.workloads.dataset_app import app
@@ -77,6 +78,7 @@ __all__ = [
     "JoinedTask",
     "Levels",
     "Links",
+    "LocalPlan",
     "Lognormal",
     "Measured",
     "Records",
@@ -135,6 +137,7 @@ _HOMES = {
     "anabranch.api.until": ("Until",),
     "anabranch.core.config.tables": ("Config",),
     "anabranch.core.errors": ("AnabranchError",),
+    "anabranch.core.model.updates": ("LocalPlan",),
     "anabranch.simulation.run": ("RunProgress",),
     "anabranch.workloads.app": ("App", "Examples", "Shard"),
     "anabranch.workloads.dataset_app": ("app",),
