@@ -86,7 +86,7 @@ class TorchTrainer:
         if changed := sorted(found.keys() ^ self._names):
             raise AppError(
                 f"{self.app.name}: model() must name its tensors the same each time, and has not: "
-                f"{', '.join(changed[:4])}; give each layer a name of your own (Keras numbers those without)"
+                f"{', '.join(changed[:4])}; give each layer a name of your own"
             )
         return found
 

@@ -179,11 +179,19 @@ def trainer_for(app: App, device: str = "cpu", precision: str = "auto") -> Train
     model = model_of(app, 0)
     if isinstance(model, dict):
         return NumpyTrainer(app)
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(model, keras.layers.Layer):  # on torch a module, in part
+        raise AppError(
+            f"{app.name}: model() returned a model of Keras, whose running statistics and training mode "
+            "torch does not know: return its weights by name, as a dict of numpy arrays, as "
+            "examples/keras_digits.py does"
+        )
     torch = sys.modules.get("torch")  # a torch model has imported it
     if torch is None or not isinstance(model, torch.nn.Module):
         raise AppError(
             f"{app.name}: model() returned {type(model).__name__}: "
-            "return a torch.nn.Module or a dict of numpy arrays"
+            "return a torch.nn.Module, or its weights by name as a dict of numpy arrays; what has none, such "
+            "as a forest of trees, has no mean, and is no model here"
         )
     from anabranch.workloads.torch_trainer import TorchTrainer
 

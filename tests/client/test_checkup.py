@@ -143,6 +143,12 @@ class Raises(Sound):
         raise ValueError("a mistake")
 
 
+class ShortSeed(Sound):
+    def train(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> dict[str, float]:
+        np.random.RandomState(seed)
+        return super().train(model, examples, plan, seed)
+
+
 class NoModel(Sound):
     def model(self) -> Any:
         return 3
@@ -166,6 +172,7 @@ class BadEvaluation(Sound):
         (Columns(), "training", "Columns: y has shape (n, 1)"),
         (Still(), "training", "no weight has moved"),
         (Raises(), "training", "on this device: ValueError: a mistake"),
+        (ShortSeed(), "training", "Seed must be between 0 and 2**32 - 1"),
         (NoModel(), "model", "returned int"),
         (NoData(), "data", "data returned a NoneType"),
         (BadEvaluation(), "evaluation", "accuracy nan"),

@@ -158,7 +158,7 @@ def test_a_gpu_that_is_not_there_is_a_config_error() -> None:
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (lambda: [1, 2], "returned list"),
+        (lambda: [1, 2], "returned list: .*a forest of trees, .* no model here"),
         (torch.nn.ReLU, "nothing to learn"),
         (lambda: {"n": np.zeros(2, np.int64)}, "nothing to learn"),
         (lambda: torch.nn.Linear(2, 2).bfloat16(), "'weight' is bfloat16"),
@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_trained_is_an_app_error(made: Any, text: str) ->
 def test_a_model_that_names_its_tensors_anew_each_time_is_an_app_error() -> None:
     counts = iter(range(9))
     trainer = trainer_for(Own(lambda: torch.nn.ModuleDict({f"dense_{next(counts)}": torch.nn.Linear(6, 3)})))
-    with pytest.raises(AppError, match=r"same each time.*: dense_\d.bias, .*Keras"):
+    with pytest.raises(AppError, match=r"same each time.*: dense_\d.bias, .*a name of your own"):
         trainer.initial(1)
 
 
