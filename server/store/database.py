@@ -290,7 +290,18 @@ class Database:
                 raw.execute(f"PRAGMA {pragma}")
             return raw
 
-        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
+        def connect_to_read() -> sqlite3.Connection:
+            """To the file that has the name by the first look: a smaller one may take its place."""
+            while True:
+                before, raw = _inode(path), connect()
+                with suppress(sqlite3.Error):  # whoever reads next is told
+                    raw.execute("PRAGMA schema_version").fetchone()
+                if _inode(path) == before:
+                    return raw
+                raw.close()
+
+        creator = connect if writes else connect_to_read
+        engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, hide_parameters=True)
         event.listen(engine, "begin", self._begin_writing if writes else _begin_reading)
         return engine
 
@@ -342,6 +353,14 @@ class Database:
         if self._writes and doing == "using":
             return DiskFailed(f"{why}; what was written is unknown, restart to recover")
         return StoreError(why)
+
+
+def _inode(path: Path) -> int | None:
+    """Which file has this name."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def _unbind(raw: Any, own: str) -> None:

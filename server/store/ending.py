@@ -14,6 +14,7 @@ from anabranch.core.errors import ConfigError, LogLost
 from anabranch.server.store.base import Mark
 from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.store.mark import MarkFile
+from anabranch.server.store.run_note import FILE as NOTE
 from anabranch.server.store.schema import events, model_versions, snapshots
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
@@ -46,9 +47,9 @@ def check_alone(segments: Segments, marks: MarkFile, database: Path) -> None:
     What a run's settings were, and when it began, the log does not have: `server/rebuild.py`.
     """
     elsewhere, anew = "name a run in PostgreSQL by server.database (--database)", ""
-    left = marks.path
-    if segments.state():
-        left, anew = segments.folder, "make it anew from the log (`anabranch admin rebuild`), "
+    left = segments.folder if segments.state() else marks.path
+    if segments.state() or (database.parent / NOTE).exists():  # which a run in PostgreSQL does not have
+        anew = "make it anew from the log (`anabranch admin rebuild`), "
     if left.exists():
         first, last = (anew, f"; {elsewhere}, and") if anew else (f"{elsewhere}, ", ";")
         raise LogLost(

@@ -59,10 +59,10 @@ def _copy_alone(file: sqlite3.Connection, new: Path) -> None:
     """Copy what is kept, durably, with a lock on the old file that lasts until it is closed.
 
     Without SQLite's own log, which only whoever has it alone can end: a file of that name would be the new
-    one's then.
+    one's then. The lock comes first: between the two a reader could begin, and go on with the old file.
     """
-    file.execute("PRAGMA journal_mode=DELETE")
     file.execute("PRAGMA locking_mode=EXCLUSIVE")
+    file.execute("PRAGMA journal_mode=DELETE")
     file.execute("BEGIN EXCLUSIVE")
     file.execute("COMMIT")
     os.close(open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # so that it is its owner's alone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stores import INFO, LIMITS, asked
@@ -12,7 +13,7 @@ from stores import INFO, LIMITS, asked
 from anabranch.core.errors import StoreFull
 from anabranch.core.limits import MIB
 from anabranch.server.store.factory import open_store
-from anabranch.server.store.shrinking import FREE_BYTES, NEW, shrink
+from anabranch.server.store.shrinking import FREE_BYTES, NEW, _copy_alone, shrink
 
 
 @pytest.fixture
@@ -99,6 +100,51 @@ def test_a_file_that_somebody_reads_stays_as_it_is(path: Path) -> None:
         reader.execute("COMMIT")
         assert reader.execute("SELECT count(*) FROM events").fetchone() == (3,)
         store.close()
+
+
+def test_who_begins_to_read_while_it_is_replaced_reads_the_new_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the lock of a copy under way has the old file open when it gets it."""
+    new = path.with_name("new")
+    with closing(sqlite3.connect(path)) as file, closing(sqlite3.connect(new)) as copy:
+        file.backup(copy)
+        copy.execute("UPDATE runs SET name = 'the new one'")
+        copy.commit()
+    connect = sqlite3.connect
+
+    def replaced(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        found = connect(*args, **kwargs)
+        if new.exists():
+            new.rename(path)
+        return found
+
+    monkeypatch.setattr(sqlite3, "connect", replaced)
+    store = open_store("", path.parent)
+    assert (info := store.info()) is not None
+    assert info.name == "the new one"
+    store.close()
+
+
+def test_a_copy_under_way_keeps_readers_out_from_its_first_step(path: Path) -> None:
+    free(path, FREE_BYTES + MIB)
+    steps = []
+
+    class Watched(sqlite3.Connection):
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            found = super().execute(sql, *args)
+            found.fetchall()  # until then it has its lock anyhow
+            if "=" in sql:
+                with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=0)) as reader:
+                    try:
+                        reader.execute("SELECT * FROM runs").fetchone()
+                    except sqlite3.OperationalError:
+                        steps.append(sql)
+            return found
+
+    with closing(sqlite3.connect(path, isolation_level=None, factory=Watched)) as file:
+        _copy_alone(file, path.with_name("copy"))
+    assert steps == ["PRAGMA journal_mode=DELETE"]
 
 
 def test_what_one_that_was_killed_has_left_goes(path: Path) -> None:
