@@ -72,7 +72,9 @@ class TransportConformance:
         refused = transport.ask(Ask("c", "t-c"), spec)
         assert isinstance(refused, Refused)
         assert refused.reason is Reason.AT_CAPACITY
-        assert refused.retry_after_s == (0.01, 0.02)
+        earliest_s, latest_s = refused.retry_after_s
+        assert earliest_s == latest_s / 2, "as (0.01, 0.02) of the settings, and what is told after a while"
+        assert 0.02 <= latest_s <= 60.0
         assert not refused.final
         assert "2 of 2" in refused.detail
 

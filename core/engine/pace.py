@@ -100,8 +100,11 @@ class Pace:
         turn_s = (ahead + FIRST) * (self._interval_s or 0.0)
         if self._rule == PLACES:
             turn_s = max(turn_s, self._not_before_s(now, ahead, settings.concurrency))
-        latest_s = min(max(min(LATEST * turn_s, self._longest_s(now, waiting)), PACE_S_MIN), PACE_S_MAX)
-        return (latest_s / 2.0, latest_s) if is_known or latest_s > at_first_s[1] else at_first_s
+        latest_s = min(LATEST * turn_s, self._longest_s(now, waiting), PACE_S_MAX)
+        if not is_known and latest_s <= at_first_s[1]:
+            return at_first_s
+        latest_s = max(latest_s, PACE_S_MIN)
+        return latest_s / 2.0, latest_s
 
     def _not_before_s(self, now: float, ahead: int, places: int) -> float:
         """For how long who has so many ahead is expected to have none of `places` (0: not known how many)."""

@@ -136,6 +136,14 @@ def test_before_anything_is_known_of_tasks_those_who_wait_ask_ever_more_seldom()
         assert before.retry_after_s == (0.5, 2.0)
 
 
+def test_windows_of_the_settings_may_be_shorter_than_any_of_the_pace_until_that_is_known() -> None:
+    room = Room(places=1, retry_after_s=(0.01, 0.02))
+    assert room.is_granted("a", 0.0)
+    assert latest_s(room, "b", 0.5) == [0.02]
+    assert latest_s(room, "b", 0.96) == [PACE_S_MIN], "nothing has come for 32 times as long, and more"
+    assert latest_s(room, "b", 6.4) == [0.2]
+
+
 @pytest.mark.parametrize("hours", [1, 100])
 def test_after_hours_without_devices_nobody_is_sent_away_for_longer_than_half_a_task(hours: int) -> None:
     room, now = called_together(), 3600.0 * hours

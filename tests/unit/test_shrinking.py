@@ -114,7 +114,7 @@ def test_who_begins_to_read_while_it_is_replaced_reads_the_new_one(
     connect = sqlite3.connect
 
     def replaced(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        found = connect(*args, **kwargs)
+        found: sqlite3.Connection = connect(*args, **kwargs)
         if new.exists():
             new.rename(path)
         return found
