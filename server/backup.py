@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import quote
 
 from anabranch.core.content import SHA256, ContentHash, algorithm_of
 from anabranch.core.errors import (
@@ -61,6 +60,7 @@ from anabranch.server.store.files import (
     free_bytes,
     make_folder,
     open_file,
+    sqlite_address,
     sync_file,
     sync_folder,
 )
@@ -271,7 +271,7 @@ class _Copying:
             path.unlink(missing_ok=True)
         os.close(open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         timeout_s = BUSY_TIMEOUT_MS / 1000
-        address = f"file:{quote(os.fsencode(source.absolute()))}?mode=ro"
+        address = sqlite_address(source)
         try:
             with (
                 closing(sqlite3.connect(address, uri=True, timeout=timeout_s, isolation_level=None)) as here,
@@ -423,7 +423,7 @@ class _Copying:
 
 def _reading(folder: Path) -> sqlite3.Connection:
     """The database in a folder, to be read."""
-    address = f"file:{quote(os.fsencode((folder / SQLITE_FILE).absolute()))}?mode=ro"
+    address = sqlite_address(folder / SQLITE_FILE)
     return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)
 
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 from sqlalchemy import URL, insert
 
@@ -56,6 +55,7 @@ from anabranch.server.store.files import (
     SQLITE_FILE,
     FolderLock,
     make_folder,
+    sqlite_address,
     sync_file,
     sync_folder,
 )
@@ -166,7 +166,7 @@ def _run_in(path: Path) -> str | None:
     if not path.exists() or not _is_sqlite(path):
         return None
     try:
-        address, timeout_s = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", BUSY_TIMEOUT_MS / 1000
+        address, timeout_s = sqlite_address(path), BUSY_TIMEOUT_MS / 1000
         with closing(sqlite3.connect(address, uri=True, timeout=timeout_s)) as database:
             row = database.execute("SELECT run_id FROM runs").fetchone()
     except UnicodeDecodeError:  # a name in a damaged page, which is no error of SQLite's

@@ -51,12 +51,8 @@ def _check(found: Any) -> None:
         )
 
 
-OPTIONAL = (
-    "keeps_updates",
-    "long_part",
-    "long_in",
-    "may_publish",
-)  # they are younger than strategies of others
+# They are younger than strategies of others.
+OPTIONAL = ("keeps_updates", "long_part", "long_in", "may_publish")
 NAMED_IN = ("strategy.name", "strategy.phases.strategy")
 STRATEGIES = PartKind("strategy", "strategies", NAMED_IN, PLACES, members(Strategy, OPTIONAL), _check)
 

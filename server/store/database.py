@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Delete, Engine, TextClause, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -28,7 +27,7 @@ from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLock
 from anabranch.identity.files import tighten
 from anabranch.server.store import leader
 from anabranch.server.store.base import DiskFailed
-from anabranch.server.store.files import open_file
+from anabranch.server.store.files import open_file, sqlite_address
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +280,7 @@ class Database:
             tighten(path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")))
 
         def connect() -> sqlite3.Connection:
-            address = f"file:{quote(os.fsencode(path))}?mode={'rw' if writes else 'ro'}"
+            address = sqlite_address(path, "rw" if writes else "ro")
             timeout_s = BUSY_TIMEOUT_MS / 1000
             raw = sqlite3.connect(
                 address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
-from urllib.parse import quote
 
 from sqlalchemy import Connection, func, select
 
 from anabranch.core.errors import ConfigError, LogLost
 from anabranch.server.store.base import Mark
-from anabranch.server.store.files import SQLITE_FILE
+from anabranch.server.store.files import SQLITE_FILE, sqlite_address
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.run_note import FILE as NOTE
 from anabranch.server.store.schema import events, model_versions, snapshots
@@ -79,7 +77,7 @@ def _run_on_sqlite(data_dir: Path, mark: Mark | None) -> str | None:
     """The run of which SQLite's file tells, or, where that is lost, the log that the mark is of."""
     path = data_dir / SQLITE_FILE
     if path.exists() and path.stat().st_size > 0:  # to open an empty one removes SQLite's log beside it
-        address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
+        address = sqlite_address(path)
         with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as file:
             if (row := file.execute("SELECT run_id FROM runs").fetchone()) is not None:
                 return str(row[0])

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
 from anabranch.core.limits import KIB
@@ -106,6 +107,11 @@ def make_own_folder(folder: Path) -> None:
     if folder.exists():
         tighten_tree(folder)
     make_folder(folder)
+
+
+def sqlite_address(path: Path, mode: str = "ro") -> str:
+    """A file as `sqlite3.connect` takes it with `uri=True`, whatever is in its name; `mode`: `ro` or `rw`."""
+    return f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
 
 
 def open_file(path: Path, flags: int) -> int:

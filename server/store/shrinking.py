@@ -11,10 +11,16 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
 
 from anabranch.core.limits import MIB
-from anabranch.server.store.files import disk_errors, free_bytes, open_file, sync_file, sync_folder
+from anabranch.server.store.files import (
+    disk_errors,
+    free_bytes,
+    open_file,
+    sqlite_address,
+    sync_file,
+    sync_folder,
+)
 
 FREE_BYTES = 64 * MIB  # it is done for so much, if it is half of the file as well
 NEW = ".smaller"  # after the file's name: the copy under way
@@ -32,7 +38,7 @@ def shrink(path: Path, free_bytes_min: int) -> None:
     if path.is_symlink() or not path.exists() or not path.stat().st_size:
         return
     try:
-        address = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"
+        address = sqlite_address(path, "rw")
         with closing(sqlite3.connect(address, uri=True, timeout=0, isolation_level=None)) as file:
             free, kept = _sizes(file)
             if free < max(FREE_BYTES, kept) or free_bytes(path.parent) < kept + free_bytes_min:
