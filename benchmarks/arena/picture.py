@@ -18,7 +18,7 @@ LEFT, RIGHT = 120.0, 12.0
 KEY, BELOW = 40.0, 34.0  # what the key takes, and what is under the drawing
 HEAD, STEP, GAP = 24.0, 5.5, 8.0  # a group's title; from a strategy to the next; between cells
 BESIDE = 38  # of the number of an arrow, clear of that of the line above
-LEAST, MOST = -5.0, 2.0  # points: beyond them an arrow and the number
+LEAST, MOST, EVERY = -10.0, 3.0, 2  # points: beyond them an arrow and the number
 RADIUS = 2.2
 TITLE = f"points over {WORDS[MARK]}"
 SPARSELY = "*"  # behind the name of a split where all travel by the sparse chain
@@ -26,8 +26,8 @@ SPARSELY = "*"  # behind the name of a split where all travel by the sparse chai
 
 def drawn(standings: Sequence[Standing]) -> str:
     """An SVG file of these, in groups of a workload, links and who leaves."""
-    ticks = tuple(float(tick) for tick in range(round(LEAST), round(MOST) + 1))
-    scale = AxisScale(COUNT[0], ticks, 1.0, (LEAST, MOST), (LEFT, WIDTH - RIGHT))
+    ticks = tuple(float(tick) for tick in range(round(LEAST), round(MOST) + 1, EVERY))
+    scale = AxisScale(COUNT[0], ticks, float(EVERY), (LEAST, MOST), (LEFT, WIDTH - RIGHT))
     parts: list[str] = []
     y = KEY
     for title, group in itertools.groupby(sorted(standings, key=_group), key=_group):
