@@ -55,7 +55,10 @@ def record_of(row: str, run: Run, names: Sequence[str], config: Config) -> Recor
 
 
 def record_on_gpu(row: str, run: Run, names: Sequence[str], config: Config) -> Record:
-    """The same on a CUDA GPU, in float32 and in stacks. Raises `ConfigError` where there is none."""
+    """The same on a CUDA GPU, in float32 and in stacks. Raises `ConfigError` where there is none.
+
+    Convolutions are then in TF32, as PyTorch has it unless told otherwise.
+    """
     client = replace(config.client, device="cuda", precision="float32")
     fleet = replace(config.fleet, executor=BATCHED)
     return record_of(row, run, names, replace(config, client=client, fleet=fleet))
