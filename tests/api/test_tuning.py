@@ -292,6 +292,21 @@ def test_a_budget_of_bytes_ends_runs_and_becomes_updates(tmp_path: Path) -> None
     assert 0 < tuned.config.run.updates_max <= most
 
 
+@pytest.mark.parametrize("given", [None, 60])
+def test_a_target_on_the_way_makes_no_budget_of_bytes_smaller(given: int | None, tmp_path: Path) -> None:
+    until = None if given is None else ab.Until(updates=given)
+    target = {"run.target_accuracy": 0.2, RATE: 0.5}
+    asked = {**SMALL, "until": until, "settings": target, "bytes_max": 2_000_000}
+    tuned = ab.tune("synthetic", {SIZE: [1, 2]}, **asked, out=tmp_path)
+    fresh = [row for row in lines(tmp_path) if row["kind"] == "fresh" and row["reached"]]
+    assert fresh
+    assert all(row["traffic_bytes"] < 1_000_000 for row in fresh), "the target is on the way"
+    dearest = max(row["traffic_bytes"] / row["updates"] for row in fresh)
+    least = 60 if given else 2_000_000 / dearest
+    assert tuned.config.run.updates_max >= int(least)
+    assert given is None or tuned.config.run.updates_max == given
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -370,12 +370,19 @@ class TuneRun:
         return found
 
     def _recommended(self, choice: Choice, best: int) -> Config:
-        """The run of it; a budget of bytes alone is the updates that came of it, as no setting ends that."""
+        """The run of it; a budget of bytes is the updates that it pays for, as no setting ends that."""
         config = self._asked.plan(choice).config
         if not self._asked.table.bytes_max:
             return config
-        updates = max((end.updates for end in self._fresh_ends(best)), default=0)
-        return replace(config, run=replace(config.run, updates_max=max(1, updates)))
+        updates = max((self._paid(end) for end in self._fresh_ends(best)), default=0)
+        given = config.run.updates_max or updates
+        return replace(config, run=replace(config.run, updates_max=max(1, min(updates, given))))
+
+    def _paid(self, end: LegEnd) -> int:
+        """Updates that the budget of bytes pays for: of a run that its target ended, as many more."""
+        if self._asked.aim == "value" or not end.reached or not end.traffic_bytes:
+            return end.updates
+        return end.updates * self._asked.table.bytes_max // end.traffic_bytes
 
     def _fresh_ends(self, trial: int) -> list[LegEnd]:
         return self._ends("fresh", self._fresh_legs(trial))
