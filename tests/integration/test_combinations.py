@@ -102,6 +102,10 @@ WORKS: dict[str, Tables] = {
         **strategy("annealed", buffer_size=2, growth=0.1, outer=FREE), **EF, **LOG,
         "submodel": {"name": "fedrolex"},
     },
+    "waves, momentum, a rule, parts, error feedback, the delta log": {
+        **strategy("waves", share=0.75, outer=NESTEROV), **EF, **LOG, **CENTRED,
+        "submodel": {"name": "fedrolex"},
+    },
     "a memory of all, error feedback, the delta log": {**strategy("ca2fl", buffer_size=3), **EF, **LOG},
     "a mean of all, few bits, a cut": {
         **strategy("ace"), **LOG, "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from live_server import live_server
 from peoples_models import APPS
@@ -16,8 +20,10 @@ from safetensors.torch import load_file
 
 from anabranch.client.operator import OperatorClient
 from anabranch.client.run import ClientOptions, run_client
+from anabranch.client.summary import AgentSummary
 from anabranch.core.config.tables import Config, merge
 from anabranch.server.manifest import read_manifest, write_manifest
+from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
 from anabranch.strategies.registry import STRATEGIES
@@ -142,3 +148,51 @@ def test_it_learns_live_on_a_device_that_starts_again(model: str, tmp_path: Path
             assert operator.status().version == 2
             operator.export(out)
     assert loss_of(model, out) < loss_of(model, tmp_path / "first.safetensors")
+
+
+class Devices:
+    """Three of them in threads; who has pushed the eighth update, or a later one, waits for `restarted`."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        self.ends: list[AgentSummary] = []
+        self.enough, self.restarted, self._pushed = threading.Event(), threading.Event(), itertools.count(1)
+        self._threads = [threading.Thread(target=self._work, args=(index,)) for index in range(3)]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(600)
+            assert not thread.is_alive()
+
+    def _work(self, index: int) -> None:
+        app, home = f"{HERE}:{APPS['logistic'].__name__}", self.folder / f"device-{index}"
+        options = ClientOptions(app, self.address, f"device-{index}", (index, 3), home, threads=1)
+        patient = replace(options, retry_base_s=0.05, retry_cap_s=0.2)
+        self.ends.append(run_client(patient, self._hear))
+
+    def _hear(self, kind: str, **_: Any) -> None:
+        if kind == "pushed" and next(self._pushed) >= 8:
+            self.enough.set()
+            assert self.restarted.wait(600)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.names())
+def test_it_learns_live_under_every_strategy_across_a_restart(strategy: str, tmp_path: Path) -> None:
+    config, first, buffers = settings("logistic", strategy), APPS["logistic"]().model(), ("mean", "scale")
+    with live_server(tmp_path, first, config, buffers=buffers) as info:
+        devices = Devices(tmp_path, info.address)
+        assert devices.enough.wait(600)
+    devices.restarted.set()
+    port = int(info.address.rpartition(":")[2])
+    with live_server(tmp_path, first, config, port=port, buffers=buffers) as again:
+        devices.join()
+        with OperatorClient(again.admin_address) as operator:
+            status = operator.status()
+            operator.export(tmp_path / "out.safetensors")
+    assert again.run_id == info.run_id
+    assert sum(end.applied for end in devices.ends) == status.updates_applied >= UPDATES
+    guess = -np.log(1 / 10)  # the loss of weights of zero, with ten classes
+    assert loss_of("logistic", tmp_path / "out.safetensors") < 0.95 * guess
+    assert verify(tmp_path / "data", whole=True).problems == ()

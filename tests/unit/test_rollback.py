@@ -32,6 +32,7 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("teasq", {"cache_size": 3, "concurrency_fraction": 1.0}, {}),
     ("teasq", {"cache_size": 3, "concurrency_fraction": 1.0, "mode": "paper"}, {}),
     ("teasq_drop", {"cache_size": 2, "concurrency_fraction": 1.0}, {"rule": "centred_clipping"}),
+    ("delayed_nesterov", {"buffer_size": 3, "c": 0.25}, {}),
     ("fadas", {"buffer_size": 2}, {}),
     ("ca2fl", {"buffer_size": 2}, {}),
     ("ace", {}, {}),

@@ -69,6 +69,7 @@ WAITS = {"phases": [{"strategy": "fedbuff", "until_updates": 2}, {"strategy": "f
     [
         ("fedavg", {}, "works in rounds, whose cohorts were drawn: no update"),
         ("fedcompass", {}, "goes by who trained beside whom, which no update says: no update can"),
+        ("waves", {}, "goes by who trained beside whom, which no update says: no update can"),
         ("phased", WAITS, "goes by who trained beside whom, which no update says: no update can"),
     ],
 )
