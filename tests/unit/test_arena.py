@@ -433,7 +433,8 @@ def test_the_picture_has_a_dot_where_a_strategy_ends_and_an_arrow_where_that_is_
     point, ring = dots["c2"]
     assert (point > 0, ring) == (True, "")  # FedBuff is a point over, by the whole interval
     level, ring = dots["c0"]
-    assert (level, ring) == (pytest.approx(-point / 3, abs=0.1), " style")
+    assert ring == " style"
+    assert level == pytest.approx(-point / 3, abs=0.1)
     assert ">digits, fast links, all stay<" in drawn
     assert ">iid<" in drawn
 
