@@ -32,6 +32,7 @@ from anabranch.protos.convert import cohort_from_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.keepers_pb2_grpc import KeepersServicer, add_KeepersServicer_to_server
+from anabranch.support.grpc_ports import serve_on
 from anabranch.support.stop_signals import stop_signals
 
 log = logging.getLogger(__name__)
@@ -147,20 +148,17 @@ async def _port(
 ) -> tuple[aio.Server, health.aio.HealthServicer, str]:
     """A port that is open, and where. Raises `PortInUse`, `ConfigError`."""
     host, _ = host_and_port(address)
+    credentials = grpc.ssl_server_credentials([keeper.papers.credentials()])
     server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
     status = health.aio.HealthServicer()
     add_KeepersServicer_to_server(KeeperService(keeper, told), server)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
-    credentials = grpc.ssl_server_credentials([keeper.papers.credentials()])
     try:
-        port = server.add_secure_port(address, credentials)
-    except RuntimeError:
-        port = 0
-    if not port:
+        port = await serve_on(server, address, credentials)
+    except RuntimeError as error:
         raise PortInUse(
             f"{address} cannot be served: another process has the port, or it is not this machine's"
-        )
-    await server.start()
+        ) from error
     await status.set("", SERVING)
     return server, status, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -39,6 +40,7 @@ from anabranch.server.places import Places, TakesPlaces
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import JOIN_PORT_AFTER, ServerIdentity, join_address, uses_tls
 from anabranch.server.unreadable import ReadsRequests
+from anabranch.support.grpc_ports import serve_on
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +158,7 @@ class Ports:
 
     async def _open(self, address: str, admin: bool) -> str:
         limits, identity = self._limits, self._guard(address)
+        credentials = None if identity is None else identity.credentials(clients=True)
         server = aio.server(
             interceptors=self._interceptors(self._takes_places(admin, identity)),
             options=options(limits, OPERATORS_MAX if admin else connections_within(limits.connections_max)),
@@ -164,7 +167,7 @@ class Ports:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._add_services(server, admin, identity)
         setting = "server.admin_address" if admin else "server.address"
-        return await self._start(server, setting, address, identity)
+        return await self._start(server, setting, address, credentials)
 
     def _interceptors(self, behind_counting: Sequence[TakesPlaces] = ()) -> list[aio.ServerInterceptor]:
         """Of one port: they remember its handlers, which must never answer on another."""
@@ -188,6 +191,7 @@ class Ports:
             "grpc.max_connection_age_ms": age_ms,
             "grpc.max_connection_age_grace_ms": age_ms // 2,
         }
+        credentials = identity.credentials(clients=False)
         server = aio.server(
             interceptors=self._interceptors(),
             options=list((dict(options(limits, STRANGERS_MAX)) | of_strangers).items()),
@@ -196,24 +200,17 @@ class Ports:
         joining = Joining(identity.members, self._config.identity.certificate_s, limits)
         add_JoiningServicer_to_server(joining, server)
         setting = f"identity.join_address (without it {JOIN_PORT_AFTER} after server.address)"
-        return await self._start(server, setting, join_address(self._config), identity, clients=False)
+        return await self._start(server, setting, join_address(self._config), credentials)
 
     async def _start(
-        self, server: Any, setting: str, address: str, identity: ServerIdentity | None, clients: bool = True
+        self, server: aio.Server, setting: str, address: str, credentials: grpc.ServerCredentials | None
     ) -> str:
-        """Serve on the address of a setting; returns it with its real port.
-
-        `clients`: they show certificates.
-        """
+        """Serve on the address of a setting; returns it with its real port."""
         try:
-            if identity is None:
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, identity.credentials(clients))
+            port = await serve_on(server, address, credentials)
         except RuntimeError as error:
             why = why_not_served(address) or error
             raise PortInUse(f"{setting}: {address} cannot be served on: {why}") from error
-        await server.start()
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"
 

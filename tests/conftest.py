@@ -12,6 +12,7 @@ import pytest
 from blank import copy_tree
 from dealing import begun_at, dealt, file_of
 from hypothesis import settings
+from left import FREED
 from postgres import cluster, new_database
 from sharing import once
 from wheels import build
@@ -55,6 +56,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [
             found[name] for name in dealt(sorted(found, key=file_of), config.workerinput["workercount"])
         ]
+
+
+@pytest.fixture(autouse=True)
+def _left_as_found() -> Iterator[None]:
+    """No test leaves a server of gRPC's that was not stopped."""
+    yield
+    assert not FREED.taken(), "gRPC freed a server that was not stopped, of this test or of one before"
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import socket
 import sqlite3
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from left import FREED
 from wire import CALL_S, Device, Served, server_config
 
 from anabranch.core.errors import (
@@ -132,6 +134,8 @@ def test_a_port_in_use(which: str, tmp_path: Path, manifest: Manifest) -> None:
         words = rf"^server\.{which}: {address} .*: Address already in use$"
         with pytest.raises(PortInUse, match=words), Served(config, manifest):
             pass
+    gc.collect()
+    assert not FREED.taken(), "gRPC has what it takes to free a server"
 
 
 def test_an_address_that_is_not_this_machines() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import hashlib
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -31,11 +35,13 @@ from keepers import (
     total_of,
     wanted,
 )
+from left import FREED
 
 from anabranch.core.errors import (
     ConfigError,
     InvalidUpdate,
     NotAuthenticated,
+    PortInUse,
     StoreError,
     TooLarge,
     Unavailable,
@@ -50,7 +56,7 @@ from anabranch.identity.signatures import check_signature
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import Floors, KeeperPapers, make_papers, read_papers
 from anabranch.keeper.rules import Declined, Why
-from anabranch.keeper.serving import COHORT_BYTES_MAX, MEMBER_BYTES_MAX, MEMBERS_MAX
+from anabranch.keeper.serving import COHORT_BYTES_MAX, MEMBER_BYTES_MAX, MEMBERS_MAX, serve
 from anabranch.keeper.store import KeeperStore
 from anabranch.protos.convert import cohort_to_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
@@ -544,6 +550,16 @@ def test_a_keeper_asks_itself_and_no_other_whether_it_serves(place: Remote) -> N
         refused = anabranch(place.folder, "keeper", "health", address, "--folder", folder)
         assert refused.returncode == 24, refused
         assert "does not serve" in refused.stderr
+
+
+def test_a_keeper_whose_port_is_in_use_says_so_and_is_freed(here: Place, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, closing(KeeperStore(tmp_path / "store")) as store:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        keeper = Keeper(here.papers, store, time.time)
+        with pytest.raises(PortInUse, match=f"^{address} cannot be served: another process has the port"):
+            asyncio.run(serve(keeper, address, pytest.fail, lambda *_: None, threading.Event()))
+    gc.collect()
+    assert not FREED.taken(), "gRPC has what it takes to free a server"
 
 
 def test_a_keeper_is_made_once_and_its_key_is_in_one_file_alone(place: Place) -> None:
