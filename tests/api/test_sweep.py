@@ -118,6 +118,29 @@ def test_processes_beside_each_other_give_the_same(tmp_path: Path) -> None:
     assert [r.result.journal_sha256 for r in beside.runs] == [r.result.journal_sha256 for r in here.runs]
 
 
+OWN_PROCESSES = """
+import multiprocessing
+import numpy as np
+
+def model(): return {"w": np.zeros(2)}
+def data(shard): return [[1.0, 2.0]], [0]
+def train(model, examples, plan, seed): model["w"] += len(multiprocessing.get_start_method())
+def evaluate(model, examples): return {"loss": model["w"].sum()}
+"""
+
+
+def test_an_app_in_processes_beside_each_other_starts_its_own_as_it_does_alone(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_PROCESSES)
+    grid: dict[str, list[Any]] = {"strategy": ["fedasync"]}
+    here, beside = (
+        ab.sweep(
+            f"{tmp_path}/own.py", grid, seeds=2, parallel=parallel, out=tmp_path / str(parallel), **SMALL
+        )
+        for parallel in (1, 2)
+    )
+    assert [r.result.final_value for r in beside.runs] == [r.result.final_value for r in here.runs]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

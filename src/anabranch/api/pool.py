@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -9,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import parent_process
 from typing import ParamSpec, Protocol, TypeVar
 
 from anabranch.core.config.ray import RayTable
@@ -56,7 +56,8 @@ def run_pool(count: int, on: str, table: RayTable, shared: bool) -> Iterator[Run
 def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """So many of them; what nobody has begun is given up where something is raised inside."""
     # Not forked: neither torch's threads nor gRPC's survive that.
-    with lost_workers_told(), RunProcesses(count, DeafContext(), _begin) as pool:
+    begun = (multiprocessing.get_start_method(allow_none=True),)
+    with lost_workers_told(), RunProcesses(count, DeafContext(), _begin, begun) as pool:
         try:
             yield pool
         except BaseException:
@@ -108,7 +109,9 @@ class _Interrupt:
 _interrupt = _Interrupt()
 
 
-def _begin() -> None:
+def _begin(start_method: str | None) -> None:
+    """`start_method`: the script's own, for what an App starts, which would all be spawned as this was."""
+    multiprocessing.set_start_method(start_method, force=True)
     # A killed parent tells nobody: who waits for its next order would wait for ever, or hold a folder.
     threading.Thread(target=_wait_for_parent, daemon=True).start()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -128,6 +131,6 @@ def _carry(run: Callable[Given, Done], *args: Given.args, **kwargs: Given.kwargs
 
 
 def _wait_for_parent() -> None:
-    if (parent := parent_process()) is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(ORPHAN)
