@@ -1,15 +1,19 @@
 """The modules of a bundle, imported below a root of their own: two bundles may have modules of one name.
 
 A bundle's code says `import helpers` as it did where it was written. Here that module is
-`anabranch_bundle_1f3a.helpers`, for this bundle's code alone: `__import__` among the built-ins that its
-modules see looks among the bundle's own modules first. So neither another bundle nor what is installed here
-can take the place of one, and none is left in the way of anybody else's imports.
+`anabranch.support.bundled_code.2f746d70.helpers`, for this bundle's code alone: `__import__` among the
+built-ins that its modules see looks among the bundle's own modules first. So neither another bundle nor what
+is installed here can take the place of one, and none is left in the way of anybody else's imports.
+
+The root's name says which folder it is of, so a process that is spawned, such as a worker of a DataLoader's,
+finds the code of what it is given (see `own_files`).
 """
 
 from __future__ import annotations
 
 import builtins
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder, SourceLoader
@@ -20,35 +24,25 @@ from types import ModuleType
 from typing import Any
 
 from anabranch.core.errors import AppError
-from anabranch.core.rng import seed_of
 from anabranch.support.own_code import told
 
-PREFIX = "anabranch_bundle_"
+__path__: list[str] = []  # or nothing would be looked for in here
 
 
 def from_bundle(folder: Path, module: str) -> ModuleType:
     """A module of the bundle whose files lie in `folder`. Raises `AppError` where it cannot be loaded."""
-    root = f"{PREFIX}{seed_of(0, ascii(str(folder.resolve()))):x}"
-    if root not in sys.modules:
-        sys.modules[root] = _root(root, folder.resolve())
-        sys.meta_path.insert(0, _BundledModules(root))
+    root = f"{__name__}.{os.fsencode(folder.resolve()).hex()}."
     try:
-        return importlib.import_module(f"{root}.{module}")
+        return importlib.import_module(root + module)
     except (Exception, SystemExit) as error:
-        raise AppError(told(f"{module} of the bundle in {folder}: it cannot be loaded", error)) from error
-
-
-def _root(name: str, folder: Path) -> ModuleType:
-    made = ModuleType(name, "What lies in the folder of a bundle.")
-    made.__path__ = [str(folder)]
-    return made
+        name = (isinstance(error, ModuleNotFoundError) and error.name) or ""
+        lack = f"it has no module {name.removeprefix(root)!r}" if name.startswith(root) else ""
+        start = f"{module} of the bundle in {folder}: it cannot be loaded"
+        raise AppError(told(start, error, lack)) from error
 
 
 class _BundledModules(MetaPathFinder):
-    """Finds what is below one root: files of Python source, and folders."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
+    """Finds the root of a folder, and what is below it: files of Python source, and folders."""
 
     def find_spec(
         self,
@@ -57,18 +51,26 @@ class _BundledModules(MetaPathFinder):
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         """See `MetaPathFinder`."""
-        if not fullname.startswith(f"{self._root}.") or path is None:
+        if not fullname.startswith(f"{__name__}.") or path is None:
             return None
+        root, _, below = fullname.removeprefix(f"{__name__}.").partition(".")
+        if not below:
+            return _folder(fullname, os.fsdecode(bytes.fromhex(root)))
         for folder in path:
             place = Path(folder, fullname.rpartition(".")[2])
             for file in (place / "__init__.py", place.with_suffix(".py")):
                 if file.is_file():
-                    return spec_from_file_location(fullname, file, loader=_BundledSource(self._root, file))
+                    loader = _BundledSource(f"{__name__}.{root}", file)
+                    return spec_from_file_location(fullname, file, loader=loader)
             if place.is_dir():
-                found = ModuleSpec(fullname, None, is_package=True)
-                found.submodule_search_locations = [str(place)]
-                return found
+                return _folder(fullname, str(place))
         return None
+
+
+def _folder(name: str, place: str) -> ModuleSpec:
+    found = ModuleSpec(name, None, is_package=True)
+    found.submodule_search_locations = [place]
+    return found
 
 
 class _BundledSource(SourceLoader):
@@ -112,3 +114,6 @@ class _BundledSource(SourceLoader):
             return False
         folder = Path(sys.modules[self._root].__path__[0])
         return (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+
+
+sys.meta_path.insert(0, _BundledModules())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,14 @@ def test_a_bundle_neither_hides_modules_nor_is_hidden_by_them(
         __import__("helpers")
 
 
+def test_a_process_that_is_spawned_finds_the_code_of_what_it_is_given(tmp_path: Path) -> None:
+    folder = written(tmp_path / "of words", "abc")
+    deep = from_bundle(folder, "inner.deep")
+    context = multiprocessing.get_context("spawn")  # as workers of a DataLoader's on macOS and Windows
+    with ProcessPoolExecutor(1, context) as pool:
+        assert pool.submit(from_bundle(folder, "helpers").who).result() == deep.WHO == "abc"
+
+
 def test_nothing_is_written_beside_the_files(tmp_path: Path) -> None:
     folder = written(tmp_path, "x")
     before = sorted(folder.rglob("*"))
@@ -94,7 +104,7 @@ def test_nothing_is_written_beside_the_files(tmp_path: Path) -> None:
         ("def (:\n", "app:Mine", "SyntaxError"),
         ("class Main: pass\n", "app:Mine", "app has no attribute 'Mine'"),
         ("class Mine: pass\n", "app:Mine", "it has no method 'model'"),
-        ("", "other:Mine", "No module named"),
+        ("", "other:Mine", "it has no module 'other'$"),
     ],
 )
 def test_what_is_wrong_with_it_is_said(tmp_path: Path, source: str, entry: str, said: str) -> None:
