@@ -72,6 +72,10 @@ class ComposedStrategy(AsyncStrategy, ABC):
         detail = f"staleness {context.staleness} is over the bound of {self.staleness_max} versions"
         return Refusal(Reason.STALE, detail)
 
+    def refuse_in(self, state: State, update: Update, context: Context) -> Refusal | None:
+        """The same, where it depends on the state as well."""
+        return self.refuse(update, context)
+
     def weight(self, update: Update, context: Context) -> float:
         """How much an update counts; its device is told."""
         return self.s(context.staleness)
@@ -86,7 +90,7 @@ class ComposedStrategy(AsyncStrategy, ABC):
 
     def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
         """The parts, in their order."""
-        refusal = self.refuse(update, context)
+        refusal = self.refuse_in(state, update, context)
         if refusal is not None:
             return Step(state, None, rejected(context.staleness, refusal.reason, refusal.detail))
         weight = self.weight_in(vector, update, context)
@@ -153,7 +157,9 @@ class GatheringStrategy(ComposedStrategy):
 
     def long_part(self, state: State, vector: Vector, update: Update, context: Context) -> LongPartOf | None:
         """What a rule makes of a buffer that this update fills."""
-        if self.rule is None or context.sums is not None or self.refuse(update, context) is not None:
+        if self.rule is None or context.sums is not None:
+            return None
+        if self.refuse_in(state, update, context) is not None:
             return None
         bare = replace(update, delta=NOTHING), 1.0, replace(context, base=NOTHING)
         if not self.full(self.gather(state, *bare), context):
@@ -166,8 +172,10 @@ class GatheringStrategy(ComposedStrategy):
         return combined
 
     def may_publish(self, state: State, context: Context) -> bool:
-        """Where one update more may be enough, and with a `fold` of others."""
-        return type(self).fold is not GatheringStrategy.fold or self.lacking(state, context) <= 1
+        """Where one update more may be enough, and with a `step` or a `fold` of others."""
+        kind, own = type(self), GatheringStrategy
+        changed = kind.step is not own.step or kind.fold is not own.fold
+        return changed or self.lacking(state, context) <= 1
 
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Gather; apply what is enough."""

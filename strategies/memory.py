@@ -32,7 +32,7 @@ from typing import ClassVar
 import numpy as np
 
 from anabranch.core.engine.shelf import Remembered, Shelf, Shelved
-from anabranch.core.engine.strategy import Context, Refusal, State, Step, rejected
+from anabranch.core.engine.strategy import Context, Refusal, State
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import KIB, MIB
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector, Vector
@@ -94,12 +94,9 @@ class RememberingStrategy(ComposedStrategy):
         """Those that have a place in the memory, and as many more as there is room for."""
         return self._full(state, ask.client_id, context)
 
-    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
-        """The parts, in their order, unless the last place has gone while the device trained."""
-        full = self._full(state, update.client_id, context)
-        if full is not None:
-            return Step(state, None, rejected(context.staleness, full.reason, full.detail))
-        return super().step(state, vector, update, context)
+    def refuse_in(self, state: State, update: Update, context: Context) -> Refusal | None:
+        """Those as well for which the last place has gone while the device trained."""
+        return self._full(state, update.client_id, context) or super().refuse_in(state, update, context)
 
     def _full(self, state: State, client_id: str, context: Context) -> Refusal | None:
         assert context.spec is not None, "a run has a model"

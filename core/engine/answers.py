@@ -49,6 +49,11 @@ def checked_step(found: Any, whose: str, spec: ParamSpec) -> Step:
     if vector.shape != (spec.size,) or vector.dtype != spec.vector_dtype:
         shown = f"an array of shape {vector.shape} and {vector.dtype.name}"
         raise AppError(f"{whose}: step must give {wanted}, as its argument is, not {shown}")
+    if not vector.flags.writeable:
+        raise AppError(
+            f"{whose}: step must give {wanted} that can be written to: its argument is the model itself, and "
+            "read-only, where may_publish has said that the step does not publish"
+        )
     return step
 
 

@@ -42,6 +42,7 @@ class Answers(MixingStrategy):
         if self.how == "none": return None
         if self.how == "short": return replace(step, vector=step.vector[:-1].copy())
         if self.how == "wide": return replace(step, vector=step.vector.astype("float64"))
+        if self.how == "read-only": step.vector.flags.writeable = False
         return replace(step, decision=None) if self.how == "undecided" else step
 @dataclass(frozen=True)
 class Seen:
@@ -246,6 +247,10 @@ def test_a_weight_that_is_no_number_is_named(here: Path) -> None:
         (
             "short",
             r"step must give a vector of \d+ values .* not an array of shape \(\d+,\) and float32",
+        ),
+        (
+            "read-only",
+            "step must give a vector of .* that can be written to: its argument is the model itself",
         ),
         ("wide", r"step must give a vector of .* not an array of shape \(\d+,\) and float64"),
     ],

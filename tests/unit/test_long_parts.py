@@ -21,7 +21,7 @@ from anabranch.core.clock import EventClock
 from anabranch.core.effects import Decided, Effect, Granted
 from anabranch.core.engine.beforehand import Beforehand, LongPart
 from anabranch.core.engine.engine import Engine
-from anabranch.core.engine.strategy import Context, Step
+from anabranch.core.engine.strategy import Context, Step, published
 from anabranch.core.errors import Overloaded, StoreError, Unavailable
 from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Ask, Capability, Update, Verdict
@@ -290,9 +290,20 @@ class AtOnce(FedBuff):
         return Step(state, vector)
 
 
-@pytest.mark.parametrize(("of_others", "versions"), [(Early, 2), (AtOnce, 4)])
+class InItsStep(FedBuff):
+    """Of others: each update counts a half at once, and is gathered as well."""
+
+    def step(self, state: Any, vector: Vector, update: Update, context: Context) -> Step:
+        add_scaled(vector, 0.5, update.delta)
+        step = super().step(state, vector, update, context)
+        return replace(step, vector=vector, decision=published(context.staleness, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("of_others", "versions", "value"), [(Early, 2, 2), (AtOnce, 4, 4), (InItsStep, 4, 2)]
+)
 def test_a_buffer_that_others_have_changed_publishes_when_it_likes(
-    of_others: type[FedBuff], versions: int
+    of_others: type[FedBuff], versions: int, value: float
 ) -> None:
     b = Bench(start=np.zeros(4, np.float32))
     b.engine.strategy = of_others(buffer_size=10, server_lr=1.0)
@@ -300,7 +311,7 @@ def test_a_buffer_that_others_have_changed_publishes_when_it_likes(
     loan = b.engine.lend()
     for task in "tuvw":
         b.work("a", task)
-    assert (b.engine.version, b.engine.vector[0]) == (versions, versions)
+    assert (b.engine.version, b.engine.vector[0]) == (versions, value)
     assert not loan.vector.any(), "who reads it meanwhile has it as it was"
 
 
