@@ -314,9 +314,9 @@ class Books:
             if isinstance(effect, Granted):
                 self._keep(call.event, effect.task)
             elif isinstance(effect, Published):
-                self.models.published(effect.version, call.event.now)
                 if effect.vector.nbytes <= DIGEST_BYTES_MAX:
                     digests[effect.version] = digest(effect.vector)
+                self.models.published(effect.version, call.event.now, digests.get(effect.version, ""))
         self._projections.append(Projection(seq, call.event.now, call.effects, digests, links))
 
     def _keep(self, event: ev.Event, task: Task) -> None:

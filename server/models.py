@@ -21,8 +21,8 @@ from typing import IO, Any
 import numpy.typing as npt
 
 from anabranch.compress.broadcast import is_exact
+from anabranch.compress.downloads import Download, Make, base_of
 from anabranch.compress.downloads import Downloads as Payloads
-from anabranch.compress.downloads import Make, base_of
 from anabranch.compress.model import PART, frozen_apart, frozen_sha256, unknown_part
 from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.ranges import SERVED
@@ -114,6 +114,8 @@ class Models:
         tighten(folder.parent, *folder.iterdir())
         self._files: dict[ModelRequest, Future[ModelFile]] = {}
         self._published_at: dict[int, float] = {}
+        # The version published last, and the digest of its vector where there is one.
+        self._published = (-1, "")
         # The best version that is here, and what was measured of it.
         self.best: tuple[int, Mapping[str, float]] | None = None
         self._goal = goal
@@ -130,9 +132,10 @@ class Models:
             elif not _APART.match(path.name):
                 path.unlink()
 
-    def published(self, version: int, now: float) -> None:
-        """Note when a version was published."""
+    def published(self, version: int, now: float, vector_sha256: str = "") -> None:
+        """Note when a version was published, and the digest of its vector if somebody has it already."""
         self._published_at[version] = now
+        self._published = version, vector_sha256
 
     def published_at(self, version: int) -> float:
         """When a version was published, in seconds since 1970; 0 where that is not known any more."""
@@ -166,7 +169,9 @@ class Models:
                 self._files[wanted] = self._files[same]
             return
         if (make := self._make(engine, wanted)) is not None:
-            self._files[wanted] = self._executor.submit(self._write, wanted, make)
+            is_last = wanted == ModelRequest(engine.version, "exact") and self._published[0] == engine.version
+            known = self._published[1] if is_last else ""
+            self._files[wanted] = self._executor.submit(self._write, wanted, make, known)
 
     def rate(self, version: int, metrics: Mapping[str, float]) -> None:
         """A follower has measured a version: the best one that is here is kept, by the run's goal."""
@@ -248,11 +253,10 @@ class Models:
         codecs = () if wanted.form == "replica" else None
         return self._payloads.offer(engine, wanted.version, wanted.holds, codecs)
 
-    def _write(self, wanted: ModelRequest, make: Make) -> ModelFile:
+    def _write(self, wanted: ModelRequest, make: Make, vector_sha256: str = "") -> ModelFile:
+        """`vector_sha256`: of the vector that is the body, where that is known."""
         made = make()
-        hashed = hashlib.sha256(made.body)
-        hashed.update(made.tail)
-        sha256 = hashed.hexdigest()
+        sha256 = vector_sha256 if vector_sha256 and not made.tail else _sha256(made)
         start = "" if made.from_version is None else f"from{made.from_version}-"
         # Two wishes may get the same bytes, and each file is removed by itself.
         start += f"{_named(wanted.holds)}-" if wanted.is_for_a_task and wanted.holds is not None else ""
@@ -287,6 +291,12 @@ class Models:
         with suppress(OSError):
             path.unlink()
         raise UnknownVersion(f"version {wanted.version} is not held: its file was cut short or is unreadable")
+
+
+def _sha256(made: Download) -> str:
+    hashed = hashlib.sha256(made.body)
+    hashed.update(made.tail)
+    return hashed.hexdigest()
 
 
 async def _shared(future: Future[ModelFile]) -> ModelFile:

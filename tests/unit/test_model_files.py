@@ -64,6 +64,24 @@ def test_a_model_of_several_pieces_is_in_its_file(tmp_path: Path) -> None:
     assert hashlib.sha256(data).hexdigest() in path.name
 
 
+@pytest.mark.parametrize(
+    ("version", "frozen", "is_taken"), [(0, {}, True), (1, {}, False), (0, {"steps": np.arange(9)}, False)]
+)
+def test_a_digest_that_is_known_is_that_of_the_file_where_the_file_is_the_vector_alone(
+    version: int, frozen: dict[str, Any], is_taken: bool, tmp_path: Path
+) -> None:
+    vector, known = np.ones(8, np.float32), "f" * 64  # by which it is told from one that was made
+    spec = ParamSpec.of({"w": vector, **frozen})
+    engine = Engine(spec, make_strategy("fedbuff", {}), EngineSettings(), vector)
+    models = Models(tmp_path / "models", spec, frozen)
+    models.published(version, 0.0, known)
+    models.keep(engine, FIRST)
+    models.close()
+    (path,) = (tmp_path / "models").iterdir()
+    made = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (known if is_taken else made) in path.name
+
+
 def test_who_goes_while_a_file_is_made_leaves_it_to_the_others(tmp_path: Path) -> None:
     desk = Desk(MemoryStore(LIMITS), tmp_path, settings())
     begin = threading.Event()
