@@ -16,7 +16,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.parts import PartKind, is_code, members
 from anabranch.server.store.archived import ArchivedStore
-from anabranch.server.store.base import Store
+from anabranch.server.store.base import Blobs, Store
 from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
@@ -24,7 +24,7 @@ from anabranch.support.code import let_in_one
 
 LEASE_S = ServerTable.leader_lease_s
 SCHEMES = ("postgresql://", "postgres://", "postgresql+psycopg://")  # libpq takes the first two for the same
-_HOST = r"[\w.-]+(?::\d+)?"
+_HOST = r"([\w.-]+|\[[\da-fA-F:.]+\])(?::(\d+))?"
 _HOSTS = re.compile(rf"\w[\w+]*://(?:[^@/?]*@)?(?P<hosts>{_HOST}(?:,{_HOST})+)(?=[/?]|$)")
 _FORMS = (
     'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME; '
@@ -53,8 +53,15 @@ def open_store(
     # To look through all that is installed takes as long as to open a database: not for the usual one.
     if name and (name in STORES.names() or is_code(name)):
         opened: Store = STORES.find(name).of(database, data_dir, limits, lease_s)
+        _check_blobs(opened, name)
         return opened
     return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive, disk_bytes_max)
+
+
+def _check_blobs(store: Store, name: str) -> None:
+    """What `PartKind` cannot look at: some of it is called in threads, where it would be missed by nobody."""
+    if lacking := [need for need in members(Blobs) if not hasattr(store.blobs, need)]:
+        raise ConfigError(f"{name}: its blobs lack {', '.join(lacking)}; see docs/extending/store.md")
 
 
 def store_of(table: ServerTable, limits: Limits = DEFAULT_LIMITS) -> Store:
@@ -112,4 +119,6 @@ def _read(database: str) -> URL:
     if (found := _HOSTS.match(database)) is None:
         return make_url(database)
     url = make_url(database[: found.start("hosts")] + database[found.end("hosts") :])
-    return url.update_query_pairs([("host", host) for host in found["hosts"].split(",")], append=True)
+    hosts, ports = zip(*re.findall(_HOST, found["hosts"]), strict=True)
+    listed = {"host": ",".join(host.strip("[]") for host in hosts), "port": ",".join(ports)}
+    return url.update_query_dict(listed, append=True)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from own_parts import forgotten
 from psycopg.conninfo import conninfo_to_dict
 
 from anabranch.core.errors import ConfigError, StoreError
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server.store import factory
 from anabranch.server.store.base import DiskFailed, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
-from anabranch.server.store.memory import MemoryStore
+from anabranch.server.store.memory import MemoryBlobs, MemoryStore
 from anabranch.server.store.sql import SqlStore
 
 INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
@@ -38,7 +42,13 @@ def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
     assert isinstance(open_store(f"{scheme}://me:secret@nowhere/db", tmp_path), SqlStore)
 
 
-@pytest.mark.parametrize("hosts", ["a:5432,b-2.example:5433", "a:5432,b", "a,b:5433", "10.0.0.1,10.0.0.2"])
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        *("a:5432,b-2.example:5433", "a:5432,b", "a,b:5433", "10.0.0.1,10.0.0.2"),
+        *("[2001:db8::1]:5432,[2001:DB8::2]:5433", "a,[::1]:5433"),
+    ],
+)
 def test_hosts_are_listed_as_libpq_lists_them(hosts: str, tmp_path: Path) -> None:
     """By its own reading of the same address: which hosts, by which ports, in which order."""
     address = f"postgresql://me:secret@{hosts}/db?target_session_attrs=read-write"
@@ -49,7 +59,7 @@ def test_hosts_are_listed_as_libpq_lists_them(hosts: str, tmp_path: Path) -> Non
     libpq = conninfo_to_dict(address)
     assert {n: str(given[n]) for n in names if n in given} == {n: libpq[n] for n in names if n in libpq}
     assert "secret" not in database.name
-    assert all(host.partition(":")[0] in database.name for host in hosts.split(","))
+    assert all(host in unquote(database.name) for host in str(libpq["host"]).split(","))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,32 @@ def test_another_address_is_refused_without_its_password(database: str, tmp_path
         open_store(database, tmp_path)
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+class Older(MemoryBlobs):
+    """Of a store that was written before there was `cool`."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("cool", "spooled"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+class OlderStore(SqlStore):
+    name = "older"
+    blobs: Any = Older(DEFAULT_LIMITS)
+
+    @classmethod
+    def of(cls, database: str, data_dir: Path, *_: Any) -> OlderStore:
+        return cls(factory._url("", data_dir), data_dir)
+
+
+def test_what_the_blobs_of_ones_own_store_lack_is_said_at_the_start(tmp_path: Path) -> None:
+    with (
+        forgotten(),
+        pytest.raises(ConfigError, match=r"OlderStore: its blobs lack cool, spooled; see docs/"),
+    ):
+        open_store(f"{__name__}:OlderStore", tmp_path)
 
 
 def test_a_password_may_have_what_is_quoted(tmp_path: Path) -> None:
