@@ -135,9 +135,10 @@ class Logbook(WholeLog):
 
     def _opened(self, config: Config) -> JournalReader:
         reader = JournalReader(self.folder)
-        if told_apart(reader.config.to_json(), config.to_json()):
+        if differences := told_apart(reader.config.to_json(), config.to_json()):
             raise ConfigError(
-                f"{self.folder} has a run with other settings: give this one another anabranch.out"
+                f"{self.folder} has a run with other settings: {'; '.join(differences)}: "
+                "give this one another anabranch.out, or have again what it was begun with"
             )
         return reader
 

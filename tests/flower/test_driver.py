@@ -19,6 +19,7 @@ from grid_runs import FIRST, Run, adding, config
 from anabranch.core.errors import AppError, ConfigError, StoreCorrupt, StoreLocked
 from anabranch.flower.local_grid import LocalGrid, in_a_task
 from anabranch.flower.logbook import free_folder
+from anabranch.flower.server_app import PRESETS
 from anabranch.reports.journal_files import JOURNAL, PAYLOAD_FOLDER
 from anabranch.simulation.replay import replay_run
 
@@ -308,8 +309,16 @@ def test_nodes_of_flower_neither_mask_nor_have_a_place_for_a_key(
 
 def test_another_configuration_is_another_run(tmp_path: Path) -> None:
     whole_run(tmp_path)
-    with pytest.raises(ConfigError, match="a run with other settings"):
+    with pytest.raises(ConfigError, match=r'settings: strategy.name is "fedasync" there and "fedbuff" here:'):
         Run(tmp_path, {}, config(strategy={"name": "fedbuff"}))
+
+
+def test_a_run_of_an_older_release_goes_on_by_the_value_that_is_named(tmp_path: Path) -> None:
+    Run(tmp_path, {}).close()
+    of_nodes = PRESETS["server"]
+    with pytest.raises(ConfigError, match=r'server.windows is "minute" there and "places" here: give'):
+        Run(tmp_path, {}, config(server={**of_nodes, "windows": "places"}))
+    Run(tmp_path, {}, config(server={**of_nodes, "windows": "minute"})).close()
 
 
 def test_a_run_that_has_ended_keeps_its_folder(tmp_path: Path) -> None:
