@@ -6,6 +6,7 @@ Which device and precision, the resident model and the pinned memory are the tra
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -54,6 +55,8 @@ from anabranch.workloads.trainer import Hook, cheaper, cut, only, smaller, train
 
 if TYPE_CHECKING:
     from anabranch.client.masking import Masker  # the extra [secagg] alone has what it needs
+
+log = logging.getLogger(__name__)
 
 SMALL_MODEL_VALUES = 1_000_000
 WRAPPERS = ("_orig_mod.", "module.")  # what torch's wrappers of modules put into the names of tensors
@@ -137,6 +140,7 @@ class LocalTrainer:
         self.payload_digest = SHA256  # the algorithm that updates are named by
         self.examples: Examples | None = None
         self._seen: Examples | None = None  # what had arrived when the last training began
+        self._left_out: set[str] = set()  # metrics of which it was said that they are not sent
         # What masks the updates, in a run with masked sums.
         self.masker: Masker | None = None
         self._torch = sys.modules.get("torch")
@@ -373,13 +377,22 @@ class LocalTrainer:
             payload=payload,
             values=covered.size,
             submodel=submodel_to_proto(task.submodel),
-            metrics=finite(metrics),
+            metrics=self._sendable(metrics),
             base_head=base_head,
             seals=seals or {},
             # A masked update's boxes are bound to what keepers of all releases know.
             algorithm=SHA256 if seals else chosen(self.payload_digest, len(payload)),
         )
         return entry, pending
+
+    def _sendable(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The finite ones; which are left out is said once of each."""
+        found = finite(metrics)
+        if unsaid := {*metrics} - {*found} - self._left_out:
+            self._left_out |= unsaid
+            names = ", ".join(map(repr, sorted(unsaid)))
+            log.warning("not finite, so not sent with an update (this is said once): metrics %s", names)
+        return found
 
     def evaluate(self, model: BaseModel, examples: Examples, stage: int = 0) -> dict[str, float]:
         """The App's metrics of a version on these examples, with the device's own buffers if it has some.

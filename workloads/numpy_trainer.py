@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from anabranch.workloads.trainer import (
     train_endlessly,
 )
 from anabranch.workloads.unit_values import WholeWidth
+
+NAMES_SAID = 6
 
 
 class NumpyTrainer:
@@ -80,9 +83,12 @@ class NumpyTrainer:
         """The arrays of `app.model(seed)`."""
         found = calls.model_of(self._app, seed)
         if nested := [name for name, array in found.items() if isinstance(array, Mapping)]:
+            names = list(_paths(found))
+            more = f" and {len(names) - NAMES_SAID} more" if len(names) > NAMES_SAID else ""
             raise AppError(
-                f"{self._app.name}: model() has a dict at {nested[0]!r}: give one dict of all arrays, "
-                f"with names such as '{nested[0]}.{next(iter(found[nested[0]]), 'weight')}'"
+                f"{self._app.name}: model() has a dict at {nested[0]!r}: give one dict of all arrays, by the "
+                f"names {', '.join(map(repr, names[:NAMES_SAID]))}{more}"
+                ' (of Flax: flax.traverse_util.flatten_dict(params, sep="."))'
             )
         return {name: np.array(array, order="C") for name, array in found.items()}
 
@@ -200,3 +206,12 @@ def _arrays(spec: ParamSpec, vector: Vector, frozen: Tensors) -> dict[str, Array
     check_vector(spec, vector)
     found = spec.unflatten(np.array(vector, spec.vector_dtype), frozen, copy=False)
     return {n: a if n in spec.slices else a.copy() for n, a in found.items()}
+
+
+def _paths(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The leaves of dicts in dicts, by the names on the way to them: `params.Dense_0.kernel`."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _paths(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"

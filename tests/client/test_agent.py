@@ -100,6 +100,29 @@ def test_the_update_is_what_the_trainer_makes_of_the_task(federation: Federation
     assert federation.server.engine.vector == pytest.approx(weights + 0.6 * _values(again), abs=1e-6)
 
 
+def test_a_metric_that_is_not_finite_is_left_out_and_said_once(
+    federation: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Flawed(Synthetic):
+        def train(self, model: Any, examples: Any, plan: Any, seed: int) -> dict[str, float]:
+            found = super().train(model, examples, plan, seed)
+            return {**found, "entropy": float("nan"), "norm": float("inf")}
+
+    sent: list[UpdateEntry] = []
+
+    class Listening(LocalTransport):
+        def push(self, entry: UpdateEntry) -> PushAnswer:
+            sent.append(entry)
+            return super().push(entry)
+
+    summary = federation.agent(Listening(federation.server, "a"), Flawed()).run()
+    assert summary.applied == 3
+    assert [{*entry.metrics} for entry in sent] == [{"loss", TRAIN_S}] * 3
+    said = [r.getMessage() for r in caplog.records if "not finite" in r.getMessage()]
+    assert len(said) == 1
+    assert said[0].endswith("metrics 'entropy', 'norm'")
+
+
 def whole(entry: UpdateEntry) -> bytes:
     """The bytes of an entry's file."""
     return b"".join(bytes(part) for part in entry.to_bytes())

@@ -74,6 +74,23 @@ def scripted() -> Any:
 PLAN = LocalPlan(epochs=2, batch_size=32)
 
 
+def test_all_names_of_nested_arrays_are_told_at_once() -> None:
+    class Nested(App):
+        def model(self) -> Any:
+            dense = {"kernel": np.zeros((2, 2)), "bias": np.zeros(2)}
+            return {
+                "params": {"Dense_0": dense, "Dense_1": dense, "head": {"out": dense}},
+                "step": np.zeros(1),
+            }
+
+        def data(self, shard: Shard) -> Any:
+            raise AssertionError
+
+    names = r"'params\.Dense_0\.kernel', 'params\.Dense_0\.bias', .*, 'params\.head\.out\.bias' and 1 more"
+    with pytest.raises(AppError, match=f"has a dict at 'params': .* by the names {names}"):
+        trainer_for(Nested())
+
+
 def test_batch_norm_dropout_and_hidden_buffers_carry_nothing_over() -> None:
     trainer = trainer_for(Own(Counting))
     tensors = trainer.initial(0)
