@@ -320,9 +320,12 @@ class OperatorClient:
         spread = {name: _percentiles(v) for name, v in values.items() if isinstance(v, operators.Percentiles)}
         return ServerMetrics(**(values | spread))
 
-    def versions(self, after: int = 0, limit: int = 1000) -> list[PublishedVersion]:
-        """Published versions above `after`, in order."""
-        request = operators.ListVersionsRequest(after=after, limit=limit)
+    def versions(self, after: int = 0, limit: int = 1000, held: bool = False) -> list[PublishedVersion]:
+        """Published versions above `after`, in order; `held`: only those that `export` has.
+
+        An older server gives all of them, whatever is wanted.
+        """
+        request = operators.ListVersionsRequest(after=after, limit=limit, held=held)
         return [
             PublishedVersion(
                 **_told(v, PublishedVersion, {"sha256": v.sha256.hex() or None, "metrics": dict(v.metrics)})
@@ -330,14 +333,16 @@ class OperatorClient:
             for v in self._call(self._stub.ListVersions, request).versions
         ]
 
-    def pages_of_versions(self, after: int = 0, limit: int = 0) -> Iterator[list[PublishedVersion]]:
-        """Published versions above `after`, in order, at most `limit` (0: 1000) at a time.
+    def pages_of_versions(
+        self, after: int = 0, limit: int = 0, held: bool = False
+    ) -> Iterator[list[PublishedVersion]]:
+        """Published versions above `after`, in order, at most `limit` (0: 1000) at a time; `held`: see above.
 
         Up to the newest of now at least, and no further page: where versions come as quickly as pages do,
         the last of them would never be reached.
         """
         newest = self.status().version
-        while after < newest and (page := self.versions(after, limit)):
+        while after < newest and (page := self.versions(after, limit, held)):
             yield page
             after = page[-1].version
 

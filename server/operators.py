@@ -74,15 +74,19 @@ class Operators(Guarded, OperatorsServicer):
     async def ListVersions(
         self, request: operators.ListVersionsRequest, caller: Caller
     ) -> operators.ListVersionsResponse:
-        """Published versions in order."""
+        """Published versions in order, or of them those that are held."""
         limit = min(request.limit or VERSIONS_MAX, VERSIONS_MAX)
         after = min(request.after, self.run.writer.glance.version)  # it may be any number
 
+        held = await self.run.writer.look(lambda engine: {engine.version, *self.run.models.exact()})
+
         def rows(store: Store) -> list[VersionRow]:
-            return store.versions(after, limit)
+            if not request.held:
+                return [row for row in store.versions(after, limit) if row.version <= max(held)]
+            wanted = sorted(version for version in held if version > after)[:limit]
+            return [row for version in wanted for row in store.versions(version - 1, 1)]
 
         found = await self.run.writer.look_store(rows)
-        held = await self.run.writer.look(lambda engine: {engine.version, *self.run.models.exact()})
         return operators.ListVersionsResponse(versions=[_version(row, row.version in held) for row in found])
 
     @answers

@@ -436,17 +436,21 @@ class ListVersionsRequest(_message.Message):
 
     AFTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     limit: _builtins.int
+    held: _builtins.bool
+    """Only those that Export has. A server that does not know this gives all, which say so of themselves."""
     def __init__(
         self,
         *,
         after: _builtins.int = ...,
         limit: _builtins.int = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "held", b"held", "limit", b"limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

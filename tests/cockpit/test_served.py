@@ -91,7 +91,7 @@ class Server(OperatorClient):
     def pages_of_clients(self, limit: int = 0) -> Iterator[list[ClientStanding]]:
         yield self.clients()
 
-    def versions(self, after: int = 0, limit: int = 0) -> list[PublishedVersion]:
+    def versions(self, after: int = 0, limit: int = 0, held: bool = False) -> list[PublishedVersion]:
         return []
 
     def metrics(self) -> None:  # type: ignore[override]

@@ -154,6 +154,22 @@ def test_pages_of_versions_end_though_versions_come_as_quickly(tmp_path: Path, m
         assert [row.version for page in client.pages_of_versions() for row in page] == [1, 2, 3, 4, 5]
 
 
+def test_of_versions_only_those_that_are_held_are_sent_where_only_they_are_wanted(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as client:
+        device = served.device()
+        for _ in range(12):
+            device.work()
+        held = [row for row in client.versions() if row.held]
+        assert client.versions(held=True) == held
+        assert 1 < len(held) < 12
+        first, *others = held
+        assert client.versions(first.version, limit=1, held=True) == others[:1]
+        pages = list(client.pages_of_versions(limit=1, held=True))
+        assert pages == [[row] for row in held]
+
+
 def test_a_list_that_has_pages_is_whole_or_says_that_it_is_not(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,12 +181,18 @@ def test_a_list_that_has_pages_is_whole_or_says_that_it_is_not(
             for _ in range(3):
                 served.device(name).work()
         at = ("--admin", served.info.admin_address)
-        for after in (0, 5):
-            said = anabranch(tmp_path, "admin", "versions", *at, "--after", after, "--json").stdout
+        for options, first in (
+            ((), 1),
+            (("--after", 5), 6),
+            (("--last", 4), 6),
+            (("--last", 4, "--after", 7), 8),
+            (("--last", 20), 1),
+        ):
+            said = anabranch(tmp_path, "admin", "versions", *at, *options, "--json").stdout
             found = [json.loads(line)["version"] for line in said.splitlines()]
-            assert found == list(range(after + 1, 10))
-        for options, told in (((), True), (("--limit", 3), True), (("--limit", 2), False)):
-            done = anabranch(tmp_path, "admin", "clients", *at, *options)
+            assert found == list(range(first, 10))
+        for of_clients, told in (((), True), (("--limit", 3), True), (("--limit", 2), False)):
+            done = anabranch(tmp_path, "admin", "clients", *at, *of_clients)
             assert (done.returncode, "2 of 3 clients" in done.stderr) == (0, told)
 
 

@@ -107,8 +107,11 @@ def versions(
     server: OperatorClient,
     output: Output,
     after: Annotated[int, typer.Option(help="Only versions above this.", min=0)] = 0,
+    last: Annotated[int, typer.Option(help="At most so many, the newest; 0 for all.", min=0)] = 0,
 ) -> None:
     """List the published versions."""
+    if last:
+        after = max(after, server.status().version - last)
     _show_versions(output, _all_versions(server, after), _goal(server))
 
 
@@ -301,7 +304,8 @@ def export(
     whatever the App's `merged` makes of the run's tensors.
     """
     if listed:
-        _show_versions(output, [row for row in _all_versions(server) if row.held], _goal(server))
+        rows = [row for row in _all_versions(server, held=True) if row.held]
+        _show_versions(output, rows, _goal(server))
         return
     if out is None or (best and version is not None):
         raise ConfigError("name one FILE to write, with --best or --version N or neither; --list says which")
@@ -338,9 +342,9 @@ def watch(
             output.event(e.kind, visible(line), **e.to_json())  # one, whatever a device has said in it
 
 
-def _all_versions(server: OperatorClient, after: int = 0) -> list[PublishedVersion]:
-    """Every published version above this one."""
-    return list(chain.from_iterable(server.pages_of_versions(after)))
+def _all_versions(server: OperatorClient, after: int = 0, held: bool = False) -> list[PublishedVersion]:
+    """Every published version above this one; `held`: as `OperatorClient.versions`."""
+    return list(chain.from_iterable(server.pages_of_versions(after, held=held)))
 
 
 def _goal(server: OperatorClient) -> Goal:
