@@ -257,6 +257,7 @@ class Agent(DeviceShell):
         try:
             self._obey(order, now)
         except (AppError, IdentityError):
+            self._bell.check()  # the signal may have struck the App's own processes, and it speaks of that
             # The next task would end like this one, and nothing is taken from this device as it is.
             raise
         except AnabranchError as error:

@@ -1,4 +1,4 @@
-"""A signal's handler that raises, and the locks that it must not strike."""
+"""A signal's handler that raises, and where it must not: at locks, and where what is raised is lost."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ WAIT = threading.Condition.wait.__code__
 AGAIN_S = 0.01
 
 
-def between_locks(handler: Handler) -> Handler:
-    """The handler, but for a signal that arrives while a lock is taken or given back: that comes again soon.
+def at_safe_points(handler: Handler) -> Handler:
+    """The handler, but for a signal that arrives where nothing may be raised: that comes again soon.
 
-    What is raised there leaves a lock that nobody gives back, and whoever wants it next, such as gRPC's
-    threads, waits for ever; or a lock that is given back twice.
+    What is raised while a lock is taken or given back leaves a lock that nobody gives back, and whoever wants
+    it next, such as gRPC's threads, waits for ever; or a lock that is given back twice. What is raised in a
+    `__del__`, in which a DataLoader waits for its workers, is printed by Python and lost.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if _in_lock(frame):
+        if _in_lock(frame) or _in_finalizer(frame):
             _thread.start_new_thread(_send_again, (number,))  # `Thread` takes locks itself
         else:
             handler(number, frame)
@@ -64,6 +65,13 @@ def _in_lock(frame: FrameType | None) -> bool:
     if frame.f_code is WAIT:  # with `gotit` it takes the lock again, whatever is raised
         return "gotit" not in frame.f_locals
     return frame.f_code.co_name in LOCKING
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    """Whether a `__del__` is under way."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _send_again(number: int) -> None:

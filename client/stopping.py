@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-from anabranch.client.signals import between_locks
+from anabranch.client.signals import at_safe_points
 from anabranch.core.errors import AnabranchError, outcome_of
 from anabranch.core.rng import rank
 from anabranch.support.stop_signals import stop_signals
@@ -34,7 +35,7 @@ class Bell:
         self.now = clock
         self._rung = threading.Event()
         self._sleep = sleep or self._rung.wait
-        self.stopping = False
+        self.stopped_by = ""  # what wants the loop to end
         self.patient = False
 
     def ring(self) -> None:
@@ -43,13 +44,13 @@ class Bell:
 
     def stop(self) -> None:
         """From any thread: the next `check` or sleep raises `Interrupted`."""
-        self.stopping = True
+        self.stopped_by = self.stopped_by or "stopped"
         self.ring()
 
     def check(self) -> None:
-        """Raises `Interrupted` after `stop`."""
-        if self.stopping:
-            raise Interrupted("stopped")
+        """Raises `Interrupted` after `stop`, or after a signal, whatever became of what that has raised."""
+        if self.stopped_by:
+            raise Interrupted(self.stopped_by)
 
     def rest(self, seconds: float) -> None:
         """Sleep, or less if the bell rings. Raises `Interrupted` after `stop`."""
@@ -65,7 +66,8 @@ def interruptible(bell: Bell) -> Iterator[None]:
     """Inside, `stop_signals` raise `Interrupted` in the main thread; a second one ends the process.
 
     While the bell is `patient`, they wait for its next `check`.
-    Elsewhere than in the main thread, signals are left alone.
+    Elsewhere than in the main thread, signals are left alone. A process that was forked inside, such as a
+    DataLoader's worker, ends by them as it would without us.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,11 +79,15 @@ def interruptible(bell: Bell) -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's
         restore()
+        if os.getpid() != owner:
+            os.kill(os.getpid(), number)
+            return
+        bell.stopped_by = signal.Signals(number).name  # a user's bare `except` may eat what is raised
         if not bell.patient:
-            raise Interrupted(signal.Signals(number).name)
-        bell.stopping = True
+            raise Interrupted(bell.stopped_by)
 
-    previous = {number: signal.signal(number, between_locks(interrupt)) for number in stop_signals()}
+    owner = os.getpid()
+    previous = {number: signal.signal(number, at_safe_points(interrupt)) for number in stop_signals()}
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import anabranch
+from commands import anabranch, serving
 
 from anabranch.reports.result import RESULT_FILE, Result
 
@@ -181,3 +181,49 @@ def test_an_app_that_was_changed_meanwhile_does_not_go_on(tmp_path: Path) -> Non
     assert (told.returncode, "has ended: the code of mine.py:App has changed" in told.stderr) == (2, True)
     (tmp_path / "mine.py").write_text(LATER)
     assert anabranch(tmp_path, "simulate", "run.toml", "--out", "it", "--resume").returncode == 0
+
+
+LOADER = """
+import os, signal
+import torch
+import anabranch
+
+class Struck(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        try:
+            open("struck", "x").close()
+            os.killpg(os.getpgid(0), signal.NUMBER)
+        except FileExistsError:
+            pass
+        return torch.ones(2), 0
+
+class App(anabranch.App):
+    def model(self):
+        return torch.nn.Linear(2, 2)
+    def data(self, shard):
+        return torch.utils.data.DataLoader(Struck(), 4, num_workers=2)
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_device_and_the_workers_of_its_loader_at_once(number: str, tmp_path: Path) -> None:
+    """As a terminal's Ctrl-C and a service's stop do: no error, and at Ctrl-C no worker says a word."""
+    (tmp_path / "mine.py").write_text(LOADER.replace("NUMBER", number))
+    anabranch(tmp_path, "init", "mine.py:App", "--out", "model")
+    anywhere = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0")
+    with serving(tmp_path, "--model", "model", *anywhere, "--updates", "9") as server:
+        command = [sys.executable, "-m", "anabranch.cli.main", "client", "mine.py:App"]
+        done = subprocess.run(
+            [*command, "--server", server["address"]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            start_new_session=True,
+        )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert f"stopped why={number}" in said
+    assert number == "SIGTERM" or "Traceback" not in said, said

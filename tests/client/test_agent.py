@@ -337,6 +337,19 @@ def test_an_app_that_fails_gives_its_task_back(federation: Federation) -> None:
     assert federation.server.engine.ledger.live == 0
 
 
+def test_what_an_app_raises_when_the_device_is_to_stop_is_no_error(federation: Federation) -> None:
+    """Its own processes, such as a DataLoader's workers, were struck by the same signal."""
+
+    class Struck(Synthetic):
+        def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+            agent.stop()
+            raise RuntimeError("DataLoader worker is killed by signal: Terminated")
+
+    agent = federation.agent(app=Struck())
+    assert agent.run().why == "stopped"
+    assert federation.server.engine.ledger.live == 0, "the task was given back"
+
+
 class _Raising(Synthetic):
     def __init__(self, error: Exception) -> None:
         super().__init__()

@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import threading
+from contextlib import suppress
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +111,59 @@ def test_a_signal_that_strikes_a_wait_leaves_no_lock_behind() -> None:
     assert events == ["taken again"]
 
 
+def test_a_signal_is_not_lost_in_a_finalizer() -> None:
+    """As a DataLoader's waits for its workers: what is raised there, Python prints and forgets."""
+    events: list[str] = []
+
+    class Iterating:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            events.append("its workers have ended")
+
+    def trained() -> None:
+        with interruptible(Bell()):
+            Iterating()
+            Bell().rest(600.0)
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        trained()
+    assert events == ["its workers have ended"]
+
+
+def test_a_signal_that_the_users_code_has_eaten_is_heard_at_the_next_look() -> None:
+    bell = Bell()
+    with interruptible(bell):
+        with suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+            bell.rest(600.0)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            bell.check()
+
+
+def _struck(number: int) -> None:
+    """In a process that was forked."""
+    try:
+        os.kill(os.getpid(), number)
+        Bell().rest(600.0)
+    except KeyboardInterrupt:  # as a DataLoader's worker does: it ends without a word
+        os._exit(42)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_forked_process_ends_by_a_signal_as_it_would_without_us(number: int, code: int) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    bell = Bell()
+    try:
+        with interruptible(bell):
+            worker = get_context("fork").Process(target=_struck, args=(number,))
+            worker.start()
+            worker.join()
+        assert worker.exitcode == code
+        bell.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_what_is_ended_by_an_interrupt_is_left_in_its_own_way() -> None:
     before = signal.getsignal(signal.SIGINT)
     ended, done = threading.Event(), []
@@ -149,9 +204,9 @@ def test_a_signal_interrupts_but_not_what_is_patient() -> None:
 
 def test_a_closed_terminal_stops_a_device_in_order_but_not_under_nohup() -> None:
     before = signal.getsignal(signal.SIGHUP)
-    bell = Bell()
 
     def struck() -> None:
+        bell = Bell()
         with interruptible(bell):
             os.kill(os.getpid(), signal.SIGHUP)
             bell.rest(0.0)
