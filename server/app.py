@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -147,7 +148,7 @@ async def serve(
     bound_heap()
     use_small_pages()
     stop, limits = stop or asyncio.Event(), limits or config.limits
-    stop_on_signals(stop)
+    set_on_signals(stop, *stop_signals())
     table = config.server
     store = checked_store(table, limits, store)
     try:
@@ -505,8 +506,20 @@ async def _drain(run: LiveRun, ports: Ports) -> None:
     run.feed.close()
     run.streams.close()
     grace_s = run.config.server.drain_s if run.writer.failure is None else 0.0  # no call can succeed any more
-    log.info("draining, at most %.0f s", grace_s)
-    await ports.close(grace_s)
+    await close_ports(ports, grace_s)
+
+
+async def close_ports(ports: Ports, grace_s: float) -> None:
+    """Give the calls under way so many seconds, or until Ctrl-C comes once more."""
+    log.info("draining, at most %.0f s; Ctrl-C cuts off the calls under way", grace_s)
+    cut_off = asyncio.Event()
+    set_on_signals(cut_off, signal.SIGINT)
+    closing, cutting = asyncio.create_task(ports.close(grace_s)), asyncio.create_task(cut_off.wait())
+    await asyncio.wait((closing, cutting), return_when=asyncio.FIRST_COMPLETED)
+    cutting.cancel()
+    if cut_off.is_set():
+        await ports.close(0.0)
+    await closing
 
 
 async def first(*events: asyncio.Event) -> None:
@@ -517,12 +530,12 @@ async def first(*events: asyncio.Event) -> None:
         wait.cancel()
 
 
-def stop_on_signals(stop: asyncio.Event) -> None:
-    """Have SIGTERM, SIGINT and a closed terminal set it, where this is the main thread."""
+def set_on_signals(event: asyncio.Event, *numbers: signal.Signals) -> None:
+    """Have these signals set it, and nothing that they set before, where this is the main thread."""
     loop = asyncio.get_running_loop()
-    for number in stop_signals():
+    for number in numbers:
         try:
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, event.set)
         except (RuntimeError, ValueError, NotImplementedError):
             return  # not the main thread: whoever started the thread stops it by `stop`
 

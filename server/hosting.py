@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
-from anabranch.server.app import identity_of, stop_on_signals
+from anabranch.server.app import close_ports, identity_of, set_on_signals
 from anabranch.server.exposition import Exposition
 from anabranch.server.job_metrics import registry_of
 from anabranch.server.job_ports import JobPorts
@@ -20,6 +20,7 @@ from anabranch.server.jobs import LOOK_S, Jobs, ReadJob, Told
 from anabranch.server.metrics import Metrics
 from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
 from anabranch.support.heap import bound_heap, use_small_pages
+from anabranch.support.stop_signals import stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ async def serve_jobs(
     bound_heap()
     use_small_pages()
     stop, metrics = stop or asyncio.Event(), Metrics()
-    stop_on_signals(stop)
+    set_on_signals(stop, *stop_signals())
     jobs = Jobs(folder, read, identity, told, time.time)
     ports = JobPorts(jobs, config, config.limits, identity, insecure, metrics)
     async with contextlib.AsyncExitStack() as stack:
@@ -82,8 +83,7 @@ async def serve_jobs(
                     await stop.wait()
         notify(STOPPING)
         jobs.drain()
-        log.info("draining, at most %.0f s", config.server.drain_s)
-        await ports.close(config.server.drain_s)
+        await close_ports(ports, config.server.drain_s)
     log.info("drained")
     return 0
 
