@@ -7,22 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from anabranch.core.model.updates import Task
+
 
 class Presence:
-    """For the event loop's thread. `silence_s`: who has said nothing for longer is not online."""
+    """For the event loop's thread. `silence_s`: who has said nothing for longer is not online.
+
+    Who trains calls three times in its lease, which may be longer.
+    """
 
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
         self._seen_at: dict[str, float] = {}
         self._given: dict[str, int] = {}
+        self._lease_s: dict[str, float] = {}  # of who trains
 
     def seen(self, client_id: str, now: float) -> None:
         """A client has called."""
         self._seen_at[client_id] = now
 
-    def given(self, client_id: str, version: int) -> None:
-        """A client trains from this version."""
-        self._given[client_id] = version
+    def given(self, task: Task) -> None:
+        """A client trains."""
+        self._given[task.client_id] = task.base_version
+        self._lease_s[task.client_id] = task.lease_s
+
+    def done(self, client_id: str) -> None:
+        """A task of a client has ended."""
+        self._lease_s.pop(client_id, None)
 
     def seen_at(self, client_id: str) -> float:
         """When it called last, in seconds since 1970; 0 if it has not since the server started."""
@@ -30,7 +41,8 @@ class Presence:
 
     def is_online(self, client_id: str, now: float) -> bool:
         """Whether it has called within the silence that is allowed."""
-        return client_id in self._seen_at and now - self._seen_at[client_id] <= self.silence_s
+        silence_s = max(self.silence_s, self._lease_s.get(client_id, 0.0))
+        return client_id in self._seen_at and now - self._seen_at[client_id] <= silence_s
 
     def online(self, clients: Container[str], now: float) -> int:
         """How many of these are."""
@@ -38,8 +50,7 @@ class Presence:
 
     def calling(self, now: float) -> int:
         """How many call, whoever they are. From any thread."""
-        earliest = now - self.silence_s
-        return sum(at >= earliest for at in list(self._seen_at.values()))
+        return sum(self.is_online(client_id, now) for client_id in list(self._seen_at))
 
     def behind(self, client_id: str, version: int) -> int | None:
         """By how many versions what it was given last is older; None if it was given none."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabranch.core.config.tables import Config, ServerTable
-from anabranch.core.effects import Effect, Finished, Published, Reopened, SettingsSet
+from anabranch.core.effects import Decided, Effect, Finished, LeaseEnded, Published, Reopened, SettingsSet
 from anabranch.core.engine.settable import with_values
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec
@@ -106,7 +106,11 @@ class LiveRun:
         for effect in effects:
             if isinstance(effect, Published) and is_tracing():
                 self._trace(effect)
-            if isinstance(effect, Finished | Reopened):
+            if isinstance(effect, Decided):
+                self.presence.done(effect.client_id)
+            elif isinstance(effect, LeaseEnded):
+                self.presence.done(effect.task.client_id)
+            elif isinstance(effect, Finished | Reopened):
                 self.set_over(isinstance(effect, Finished))
             elif isinstance(effect, SettingsSet):
                 self.presence.silence_s = self.writer.glance.settings.lease_s

@@ -117,7 +117,7 @@ class GetStatusResponse(_message.Message):
     observer_bytes: _builtins.int
     """Models that went to observers such as evaluators; not among the downlink's."""
     clients_online: _builtins.int
-    """Clients that have called within `server.lease_s`."""
+    """Clients that have called within `server.lease_s`, or within the lease of their task if that is longer."""
     tasks_granted: _builtins.int
     """Since the run began, as are the versions, the updates and the leases; bytes are since the server started."""
     created_at_s: _builtins.float

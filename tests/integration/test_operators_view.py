@@ -131,6 +131,19 @@ def test_who_is_there_and_how_far_behind(tmp_path: Path, manifest: Manifest) -> 
         assert (client.status().clients_online, client.status().clients) == (0, 2)
 
 
+def test_who_trains_is_online_for_as_long_as_its_own_lease(tmp_path: Path, manifest: Manifest) -> None:
+    """It need not call more often than three times in it, however short the first leases are."""
+    with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as client:
+        trains, idle = served.device("trains"), served.device("idle")
+        task = trains.task()
+        idle.work()
+        client.set_settings({"server.lease_min_s": 1e-9, "server.lease_s": 1e-9})
+        assert {row.client_id for row in client.clients() if row.online} == {"trains"}
+        assert client.status().clients_online == 1
+        trains.push(task, np.ones(8, np.float32))
+        assert client.status().clients_online == 0
+
+
 def test_all_clients_come_page_by_page(tmp_path: Path, manifest: Manifest) -> None:
     names = ["ant", "bee", "cat", "dog", "eel"]
     with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as client:
