@@ -137,6 +137,21 @@ def test_another_strategy_drops_the_parameters_of_the_first(tmp_path: Path) -> N
     assert (config.strategy.name, config.strategy.params) == ("fedasync", {})
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "tune.trials=4",
+            r"--set tune\.trials: \[tune\] is no table of a run: .* give `anabranch tune` its opt",
+        ),
+        ("sweep.seeds=2", r"--set sweep\.seeds: \[sweep\] is no table of a run: .* `anabranch simulate`"),
+    ],
+)
+def test_a_table_that_is_of_many_runs_is_not_taken_for_a_slip_of_the_pen(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(None, [text])
+
+
 def test_passwords_are_masked() -> None:
     config = load_config(None, ['server.database="postgresql://me:secret@host/db"'])
     rows = {path: value for path, value, _ in shown(config)}

@@ -30,6 +30,7 @@ KERNELS = "ANABRANCH_KERNELS"  # no setting of a run: `core/kernels/loops.c` rea
 BROUGHT = "settings.json"  # beside a model: what its App brings along
 WHOLE = "strategy="  # the source of a strategy that is whole, whatever the layers below say of it
 TUNE = "tune"  # the table of a file that is no run's, but says how one is tuned
+SWEEP = "sweep"  # the same, of which runs there are
 UPDATES = 200  # of a run whose end nobody has set
 UPDATES_TO_TARGET = 10_000  # the same, where the target is its end
 
@@ -56,6 +57,11 @@ def load_config(
     layers += flags
     for text in overrides:
         table, key, value = parse_override(text)
+        if table in (TUNE, SWEEP):
+            raise ConfigError(
+                f"{TYPED} {table}.{key}: [{table}] is no table of a run: write it in a file, "
+                + ("or give `anabranch tune` its options" if table == TUNE else "for `anabranch simulate`")
+            )
         layers.append((TYPED, {table: {key: value}}))
     config = merge(_one_target(_one_strategy(layers)))
     check_today(config.client)
@@ -175,7 +181,7 @@ def _shown_line(text: str, why: str) -> str:
 
 def one_run(tables: dict[str, Any], path: Path | str) -> dict[str, Any]:
     """The tables of a run, without how it is tuned. Raises `ConfigError` where they are of many runs."""
-    if "sweep" in tables:
+    if SWEEP in tables:
         raise ConfigError(
             f"{path} has [sweep], which is many runs, for `anabranch simulate` and sweep(): take it out"
         )

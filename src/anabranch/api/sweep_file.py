@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.api.configuration import TUNE, read_settings
+from anabranch.api.configuration import SWEEP, TUNE, read_settings
 from anabranch.core.errors import ConfigError
 
-SWEEP = "sweep"
 KEYS = ("seeds", "parallel", "on", "grid", "choices")
 
 Choice = Mapping[str, Any]
