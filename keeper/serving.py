@@ -189,7 +189,9 @@ async def serve(
     if threading.current_thread() is threading.main_thread():
         for number in stop_signals():
             loop.add_signal_handler(number, stop.set)
-    ready(where)
-    await loop.run_in_executor(None, stop.wait)
-    await status.enter_graceful_shutdown()
-    await server.stop(DRAIN_S)
+    try:
+        ready(where)
+        await loop.run_in_executor(None, stop.wait)
+    finally:
+        await status.enter_graceful_shutdown()
+        await server.stop(DRAIN_S)

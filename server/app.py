@@ -292,16 +292,16 @@ async def _serve(
     `over`: who is told that the run has ended, and who that it goes on.
     """
     ports = Ports(run, insecure)
-    await ports.open()
-    notify(READY, f"STATUS=serving {run.info.name} on {ports.address}")
-    if ready is not None:
-        ready(_info(ports, recovered, run))
-    alive = asyncio.create_task(keep_alive(lambda: [run.writer], beat_s()))
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        await ports.open()
+        stack.push_async_callback(ports.close, 0)
+        notify(READY, f"STATUS=serving {run.info.name} on {ports.address}")
+        if ready is not None:
+            ready(_info(ports, recovered, run))
+        alive = asyncio.create_task(keep_alive(lambda: [run.writer], beat_s()))
+        stack.callback(alive.cancel)
         await until_over(run, stop, *over)
         await _drain(run, ports)
-    finally:
-        alive.cancel()
     check_done(run)
 
 

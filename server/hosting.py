@@ -68,6 +68,7 @@ async def serve_jobs(
         if port is not None:
             stack.push_async_callback(port.close)
         await ports.open()
+        stack.push_async_callback(ports.close, 0)
         stack.push_async_callback(jobs.close)
         alive = asyncio.create_task(keep_alive(jobs.writers, beat_s()))
         stack.callback(alive.cancel)

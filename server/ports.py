@@ -142,10 +142,10 @@ class Ports:
             self.admin_address = await self._open(table.admin_address, admin=True)
             if (identity := self._guard(table.address)) is not None:
                 self.join_address = await self._open_to_join(identity)
-        except PortInUse:
+            await self._tell_health(self.status)
+        except BaseException:
             await self.close(0)
             raise
-        await self._tell_health(self.status)
 
     async def close(self, grace_s: float) -> None:
         """Say NOT_SERVING, take no more calls on any port, and give all those under way `grace_s` seconds."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
 import shutil
 import socket
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import pytest
 from left import FREED
 from wire import CALL_S, Device, Served, server_config
 
+from anabranch.api.jobs import read_job
 from anabranch.core.errors import (
     ConfigError,
     ManifestMismatch,
@@ -29,7 +34,9 @@ from anabranch.core.errors import (
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.identity.addresses import host_and_port
 from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.server.app import ServerInfo, serve
 from anabranch.server.backup import back_up
+from anabranch.server.hosting import HostInfo, serve_jobs
 from anabranch.server.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from anabranch.server.ports import why_not_served
 from anabranch.server.restored import attest
@@ -136,6 +143,27 @@ def test_a_port_in_use(which: str, tmp_path: Path, manifest: Manifest) -> None:
             pass
     gc.collect()
     assert not FREED.taken(), "gRPC has what it takes to free a server"
+
+
+@pytest.mark.parametrize("has_jobs", [False, True], ids=["run", "jobs"])
+def test_a_start_that_cannot_be_told_leaves_no_port_open(
+    has_jobs: bool, tmp_path: Path, manifest: Manifest
+) -> None:
+    """As where its line goes to a disk that is full."""
+    told: list[ServerInfo | HostInfo] = []
+
+    def tell(info: ServerInfo | HostInfo) -> None:
+        told.append(info)
+        raise OSError(errno.ENOSPC, "no room for the line")
+
+    config = server_config(tmp_path / "data")
+    jobs = partial(serve_jobs, tmp_path / "jobs", config, partial(read_job, config))
+    begun = jobs(ready=tell) if has_jobs else serve(config, manifest, ready=tell)
+    with ThreadPoolExecutor() as pool, pytest.raises(OSError, match="no room for the line"):
+        pool.submit(asyncio.run, begun).result(CALL_S)
+    gc.collect()
+    assert not FREED.taken(), "gRPC has what it takes to free a server"
+    assert [why_not_served(address) for address in (told[0].address, told[0].admin_address)] == ["", ""]
 
 
 def test_an_address_that_is_not_this_machines() -> None:

@@ -61,6 +61,7 @@ from anabranch.keeper.store import KeeperStore
 from anabranch.protos.convert import cohort_to_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
 from anabranch.server.keeper_link import KeeperLink, KeeperRefusal
+from anabranch.server.ports import why_not_served
 
 ROOT = Path(__file__).parents[2]
 
@@ -560,6 +561,23 @@ def test_a_keeper_whose_port_is_in_use_says_so_and_is_freed(here: Place, tmp_pat
             asyncio.run(serve(keeper, address, pytest.fail, lambda *_: None, threading.Event()))
     gc.collect()
     assert not FREED.taken(), "gRPC has what it takes to free a server"
+
+
+def test_a_keeper_that_cannot_say_where_it_serves_leaves_no_port_open(here: Place, tmp_path: Path) -> None:
+    """As where its line goes to a disk that is full."""
+    told: list[str] = []
+
+    def tell(address: str) -> None:
+        told.append(address)
+        raise OSError("no room for the line")
+
+    with closing(KeeperStore(tmp_path / "store")) as store:
+        keeper = Keeper(here.papers, store, time.time)
+        with pytest.raises(OSError, match="no room"):
+            asyncio.run(serve(keeper, "127.0.0.1:0", tell, lambda *_: None, threading.Event()))
+    gc.collect()
+    assert not FREED.taken(), "gRPC has what it takes to free a server"
+    assert why_not_served(told[0]) == ""
 
 
 def test_a_keeper_is_made_once_and_its_key_is_in_one_file_alone(place: Place) -> None:
