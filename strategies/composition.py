@@ -101,7 +101,7 @@ class ComposedStrategy(AsyncStrategy, ABC):
             )
         step = self.fold(state, vector, update, weight, context)
         decision = (held if step.vector is None else published)(context.staleness, weight)
-        return replace(step, decision=decision)
+        return Step(step.state, step.vector, decision, step.dropped, step.heard)
 
 
 class GatheringStrategy(ComposedStrategy):

@@ -422,7 +422,7 @@ class Engine:
                 return self._rolled_back(event)
             case ev.Returned(now):
                 for task in self.ledger.leased():
-                    self._extend(task, now)
+                    self._extend(task, now, task.progress)
             case ev.SettingsChanged():
                 return self._set(event)
             case ev.MaskSumArrived() | ev.CohortDropped() if self.cohorts is not None:
@@ -477,11 +477,11 @@ class Engine:
         if task is None or task.client_id != event.client_id or task.state is not TaskState.LEASED:
             return []
         if event.progress > task.progress:  # a device that hangs must not hold a slot for ever
-            self._extend(replace(task, progress=event.progress), event.now)
+            self._extend(task, event.now, event.progress)
         return []
 
-    def _extend(self, task: Task, now: float) -> None:
-        task = replace(task, expires_at=max(task.expires_at, now + task.lease_s))
+    def _extend(self, task: Task, now: float, progress: float) -> None:
+        task = replace(task, expires_at=max(task.expires_at, now + task.lease_s), progress=progress)
         self.ledger.replace(task)
         self.deadlines.add(task)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -252,7 +253,13 @@ def _within(values: Vector, most: float) -> bool:
 def _block_within(values: Vector, most: float) -> bool:
     if values.dtype != np.float32:  # NaN passes through min and max
         return values.size == 0 or (float(values.min()) >= -most and float(values.max()) <= most)
-    return bool(np.array(loops.top(values), np.uint32).view(np.float32) <= most)
+    return loops.top(values) <= _bits(most)
+
+
+@lru_cache(maxsize=64)
+def _bits(most: float) -> int:
+    """Those of a bound, rounded to a float32: by them magnitudes are in order, and what is none is above."""
+    return int(np.float32(most).view(np.uint32))
 
 
 def _bad_values(spec: ParamSpec, x: Delta, submodel: Submodel | None, abs_max: float) -> str | None:
