@@ -19,7 +19,7 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt
-from anabranch.core.journal import from_record, line, to_record
+from anabranch.core.journal import canonical_lines, from_record, line, to_record
 from anabranch.core.model.params import Delta
 from anabranch.core.model.submodels import Coordinates, Submodel, unit_map
 from anabranch.core.model.updates import Ask, Capability, Update
@@ -105,6 +105,24 @@ def damage(draw: st.DrawFn, data: Any) -> Any:
 
 def no_values(payload: ev.Payload, submodel: Submodel | None) -> Delta:
     return np.zeros(3, np.float32)
+
+
+@given(record=st.dictionaries(TEXTS, JSON, max_size=4))
+def test_a_line_is_the_canonical_json_of_its_record(record: dict[str, Any]) -> None:
+    try:
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        with pytest.raises(ValueError, match="Out of range"):
+            line(record)
+    else:
+        assert line(record) == text
+
+
+def test_a_python_without_its_compiled_json_writes_the_same_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"now": 1e16, "client_id": "\u00e9\u2028", "b": {"z": [1, -0.0, 1e-7], "a": None}}
+    expected = line(record)
+    monkeypatch.setattr(json.encoder, "c_make_encoder", None)
+    assert canonical_lines()(record) == expected
 
 
 @given(event=EVENTS)
