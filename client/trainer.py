@@ -266,6 +266,8 @@ class LocalTrainer:
                 f"; torch.compile and parallel training put {wrapper!r} into names: give the module that was "
                 "wrapped, which has the same weights"
             )
+        else:
+            detail += "; a run keeps its model: build that one, or begin another run, by `anabranch init`"
         raise ManifestMismatch(f"the server's run is of another model than {self._app.name}: {detail}")
 
     def decode(
@@ -429,8 +431,10 @@ def _described(tensor: TensorSpec) -> str:
 
 def _wrapper(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str:
     """What alone makes our names other than theirs, where it is of torch's wrappers of modules."""
-    names = [tensor.name for tensor in theirs]
-    return next((w for w in WRAPPERS if [tensor.name.replace(w, "") for tensor in ours] == names), "")
+    wrapped, plain = ([tensor.name for tensor in tensors] for tensors in (ours, theirs))
+    return next(
+        (w for w in WRAPPERS if wrapped != plain and [name.replace(w, "") for name in wrapped] == plain), ""
+    )
 
 
 def _told(stage: ModelStage | None) -> str:

@@ -103,6 +103,11 @@ class Examples:
 
 def _array(name: str, given: Any) -> Array:
     """What was given as an array of numbers. Raises `DataError`."""
+    if isinstance(given, Mapping):  # as a tokenizer's answer is
+        raise DataError(
+            f"examples: {name} is a {type(given).__name__}, and one array is wanted: for a model of several "
+            "inputs return a torch Dataset of pairs whose x is a dict, of one example's inputs by name"
+        )
     if hasattr(given, "detach"):  # a torch tensor, wherever it lies
         given = given.detach().cpu()
     try:

@@ -331,6 +331,21 @@ def test_an_app_of_another_model_is_told_where_it_differs(federation: Federation
         federation.agent(app=Wider()).run()
 
 
+def test_an_app_whose_model_has_become_wider_is_told_what_to_do(federation: Federation) -> None:
+    """The names are the same: no wrapper of torch's is the cause."""
+
+    class Wider(Synthetic):
+        def model(self, seed: int = 0) -> dict[str, Any]:
+            return {name: np.concatenate([a, a]) for name, a in super().model(seed).items()}
+
+        def units(self, model: Any) -> Any:
+            return None
+
+    with pytest.raises(ManifestMismatch, match="keeps its model: build that one, or begin another") as raised:
+        federation.agent(app=Wider()).run()
+    assert "torch.compile" not in str(raised.value)
+
+
 def test_an_app_that_fails_gives_its_task_back(federation: Federation) -> None:
     with pytest.raises(AppError, match=r"_Raising\.train .* on a: ValueError: division"):
         federation.agent(app=_Raising(ValueError("division"))).run()

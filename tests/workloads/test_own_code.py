@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,11 @@ def test_what_is_as_good_as_arrays_becomes_arrays(x: Any, y: Any) -> None:
         (([[1], [2, 3]], [0, 1]), "x is a list that is no array"),
         ((["a", "b"], [0, 1]), "x is a list of text"),
         (([None, 3], [0, 1]), "x is a list of unequal rows or of NoneTypes"),
+        (
+            ({"ids": [[1], [2]], "mask": [[1], [1]]}, [0, 1]),
+            "x is a dict, .*: .* a torch Dataset of pairs whose",
+        ),
+        (([0, 1], UserDict(y=[0, 1])), "y is a UserDict, "),
         ((3.0, 4.0), "x is one float"),
     ],
 )
