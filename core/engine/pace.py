@@ -7,8 +7,8 @@
 | H      | held     | seconds for which a place is held, a mean of the same kind                            |
 | T      | task     | the same of those alone whose task came to an update                                  |
 | D      | off      | seconds by which these are off T, again such a mean                                   |
-| q      | quick    | T - 2 D: what a quick task takes; 0 before the first update, and under a cap of a     |
-|        |          | strategy's own, of which nobody knows how many places it leaves                       |
+| q      | quick    | T - 2 D: what a quick task takes; 0 before the first update, and where nobody knows   |
+|        |          | how many places there are: a strategy's own cap may not say (`Refusal.places`)        |
 | g_k    | since    | since when places are held, the longest held one first: g_0, g_1, ...                 |
 | e      |          | places that are free, as those whose they are have not come back yet                  |
 | t      | overdue  | seconds since a place was freed last, or since g_0 + q if that is later               |
@@ -49,7 +49,6 @@ from collections.abc import Iterable
 
 from anabranch.core.config.ranges import MINUTE, PLACES
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded
-from anabranch.core.engine.settings import EngineSettings
 
 NEWEST_WEIGHT = 0.1  # of the newest value in a mean
 LATEST = 0.5  # of the time until a device's turn; the earliest moment of a window is at half of that
@@ -89,17 +88,19 @@ class Pace:
                 case LeaseEnded(task):
                     self._freed(now, task.task_id)
 
-    def window_s(self, now: float, ahead: int, waiting: int, settings: EngineSettings) -> tuple[float, float]:
+    def window_s(
+        self, now: float, ahead: int, waiting: int, places: int, at_first_s: tuple[float, float]
+    ) -> tuple[float, float]:
         """When one of `waiting` devices, `ahead` of them before it, is to come back: seconds from now.
 
-        `retry_after_s` of the settings, until more is known.
+        `places`: for how many tasks at a time, 0: not known. `at_first_s`: the answer until more is known.
         """
-        at_first_s, is_known = settings.retry_after_s, self._interval_s is not None
+        is_known = self._interval_s is not None
         if not is_known and self._rule != PLACES:
             return at_first_s
         turn_s = (ahead + FIRST) * (self._interval_s or 0.0)
         if self._rule == PLACES:
-            turn_s = max(turn_s, self._not_before_s(now, ahead, settings.concurrency))
+            turn_s = max(turn_s, self._not_before_s(now, ahead, places))
         latest_s = min(LATEST * turn_s, self._longest_s(now, waiting), PACE_S_MAX)
         if not is_known and latest_s <= at_first_s[1]:
             return at_first_s

@@ -89,10 +89,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The strategy does not want this ask now."""
+    """The strategy does not want this ask now.
+
+    `places`: how many may train at a time, where that is why; 0: it is not, or nobody knows.
+    """
 
     reason: Reason
     detail: str
+    places: int = 0
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,8 @@ class WaitingLine:
         """When a device that has so many ahead is to come back."""
         if found.reason is not Reason.AT_CAPACITY or not self.waiting_max:
             return settings.retry_after_s
-        return self._pace.window_s(now, ahead, len(self._waiters), settings)
+        places = found.places or settings.concurrency
+        return self._pace.window_s(now, ahead, len(self._waiters), places, settings.retry_after_s)
 
     def _join(self, refused: Refused, now: float) -> None:
         """Keep the device's turn until it should be back; who is refused for another reason has none.

@@ -27,7 +27,7 @@ def at_capacity(context: Context, cap: int) -> Refusal | None:
     """A refusal where `cap` devices are in training."""
     if context.live_tasks < cap:
         return None
-    return Refusal(Reason.AT_CAPACITY, f"{context.live_tasks} of {cap} devices are in training")
+    return Refusal(Reason.AT_CAPACITY, f"{context.live_tasks} of {cap} devices are in training", cap)
 
 
 @dataclass(frozen=True)

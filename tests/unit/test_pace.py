@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,9 @@ from rooms import Room, Worked, work
 from anabranch.core.config.ranges import MINUTE, PLACES, TASKS
 from anabranch.core.effects import Refused
 from anabranch.core.engine.pace import ASKS_PER_S, PACE_S_MIN
+from anabranch.core.engine.strategy import Context, Refusal
+from anabranch.core.model.updates import Ask
+from anabranch.strategies.teasq import Teasq
 
 SLOTS, UNTIL_S = 8, 200.0
 QUICK, SLOW = {f"quick-{n}": 1.0 for n in range(100)}, {f"slow-{n}": 15.0 for n in range(10)}
@@ -83,9 +87,9 @@ def mean(values: list[float]) -> float:
     return found
 
 
-def called_together(windows: str = PLACES) -> Room:
+def called_together(windows: str = PLACES, **options: Any) -> Room:
     """Three devices have had the three places from 0 to 12; a and b have theirs again since, c since 15."""
-    room = Room(places=3, names="abcdefgh", windows=windows)
+    room = Room(**{"places": 3, "names": "abcdefgh", "windows": windows, **options})
     for name in "abc":
         assert room.is_granted(name, 0.0)
     for name in "abc":
@@ -169,8 +173,27 @@ def test_leases_that_end_say_nothing_of_what_tasks_take() -> None:
     assert latest_s(room, "e", 16.5) == [PACE_S_MIN]
 
 
-def test_a_cap_of_a_strategy_s_own_says_not_whose_place_is_next_but_what_is_overdue() -> None:
+@pytest.mark.parametrize("places", [0, 7])
+def test_a_cap_of_a_strategy_s_own_is_as_good_as_one_of_the_settings(places: int) -> None:
+    told = latest_s(called_together(), "defgh", 16.0)
+    capped = called_together(places=places, strategy="teasq", cap=3, kept=1.0, bits=32, cache_size=9)
+    assert latest_s(capped, "defgh", 16.0) == pytest.approx(told)
+    scheduler = {"name": "capped", "fraction": 0.375, "least": 1}
+    scheduled = called_together(places=places, buffer_size=9, scheduler=scheduler)
+    assert latest_s(scheduled, "defgh", 16.0) == pytest.approx(told)
+
+
+class Reticent(Teasq):
+    """Of others: it says nothing of how many places there are."""
+
+    def admit(self, state: Any, ask: Ask, context: Context) -> Refusal | None:
+        found = super().admit(state, ask, context)
+        return found and Refusal(found.reason, found.detail)
+
+
+def test_a_cap_of_which_nobody_knows_says_not_whose_place_is_next_but_what_is_overdue() -> None:
     room = Room(places=0, strategy="teasq", cap=1, kept=1.0, bits=32)
+    room.bench.engine.strategy = Reticent(cap=1, kept=1.0, bits=32)
     for n in range(2):
         assert room.is_granted("a", 8.0 * n)
         room.push("a", 8.0 * n + 8.0)
