@@ -29,6 +29,7 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.protos import convert
 from anabranch.protos.v1 import jobs_pb2 as jobs_pb
+from anabranch.protos.v1 import model_pb2 as model_pb
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
@@ -276,6 +277,7 @@ class OperatorClient:
         self._wallet = wallet
         self._channel = open_channel(address, wallet=wallet)
         self._stub = OperatorsStub(self._channel)
+        self._manifest: model_pb.Manifest | None = None  # as the last status had it
 
     def __enter__(self) -> OperatorClient:
         return self
@@ -290,6 +292,7 @@ class OperatorClient:
     def status(self) -> RunStatus:
         """How the run stands."""
         s = self._call(self._stub.GetStatus, operators.GetStatusRequest())
+        self._manifest = s.manifest
         more: dict[str, Any] = {
             "config": json.loads(s.config_json or "{}"),
             "quarantined": dict(s.quarantined),
@@ -305,9 +308,10 @@ class OperatorClient:
 
     def model(self) -> ParamSpec:
         """The tensors of the run's model. Raises `ManifestMismatch` where they cannot be read."""
-        return convert.manifest_from_proto(
-            self._call(self._stub.GetStatus, operators.GetStatusRequest()).manifest
-        )
+        if self._manifest is None:
+            self.status()
+        assert self._manifest is not None, "a status has it"
+        return convert.manifest_from_proto(self._manifest)
 
     def jobs(self) -> list[ListedJob]:
         """The runs of a server, in the order in which they were added; the only one has no name."""

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streams import StreamDevice
 from wire import CALL_S, Served, server_config
 
+from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError, PortInUse, StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -90,6 +91,15 @@ def busy(served: Served) -> None:
         operator.quarantine("b", "enough")
         operator.pause()
     assert other.ask().WhichOneof("answer") == "refusal"
+
+
+def test_who_asks_how_a_run_stands_has_its_model_with_it(tmp_path: Path, manifest: Manifest) -> None:
+    with Served(config(tmp_path), manifest) as served:
+        for asks in (OperatorClient.status, OperatorClient.model):
+            with served.admin() as operator:
+                asks(operator)
+                assert operator.model() == manifest.spec
+        assert samples(scraped(served))["anabranch_calls_total{code=OK,method=GetStatus}"] == 2
 
 
 def test_every_figure_is_what_was_done(tmp_path: Path, manifest: Manifest) -> None:
