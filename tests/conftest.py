@@ -12,7 +12,7 @@ import pytest
 from blank import copy_tree
 from dealing import begun_at, dealt, file_of
 from hypothesis import settings
-from left import FREED
+from left import FREED, loggers_put_back
 from postgres import cluster, new_database
 from sharing import once
 from wheels import build
@@ -60,8 +60,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _left_as_found() -> Iterator[None]:
-    """No test leaves a server of gRPC's that was not stopped."""
-    yield
+    """No test leaves logging set otherwise, nor a server of gRPC's that was not stopped."""
+    with loggers_put_back() as changed:
+        yield
+    assert not changed, "the test must put logging back"
     assert not FREED.taken(), "gRPC freed a server that was not stopped, of this test or of one before"
 
 

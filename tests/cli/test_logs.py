@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from commands import anabranch
 from grpc._cython import cygrpc  # type: ignore[attr-defined] # the stubs leave it out
+from left import loggers_put_back
 from nursery import COMMAND, PIPE, Process, run
 from wire import QUICK, Device
 
@@ -156,18 +157,14 @@ def test_strangers_leave_no_lines_of_grpc_in_the_log(model: Path, tmp_path: Path
 def test_who_goes_away_in_the_midst_of_an_answer_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     """As gRPC says it: with a traceback, as often as a member likes."""
     gone, broken = cygrpc.ExecuteBatchError("send"), cygrpc.InternalError("a fault")
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    root.handlers = []
-    try:
+    with loggers_put_back():
+        logging.root.handlers = []
         set_up_logging(as_json=False)
         for error in (gone, broken):
             try:
                 raise error
             except cygrpc.BaseError:
                 logging.getLogger(GRPC).exception("raised in core by servicer method [/x]")
-    finally:
-        root.handlers, root.level = handlers, level
     said = capsys.readouterr().err
     assert "a fault" in said
     assert "ExecuteBatchError" not in said

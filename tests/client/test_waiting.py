@@ -68,7 +68,7 @@ def test_a_device_of_a_program_says_that_it_waits(joins: bool, caplog: pytest.Lo
         said.set()
         return True
 
-    caplog.set_level(logging.WARNING)  # whatever level another test of this process has left
+    caplog.set_level(logging.WARNING)  # with --log-level=DEBUG others come first
     with ExitStack() as stack, TemporaryDirectory() as folder:
         caplog.handler.addFilter(hear)  # which outlives this test
         stack.callback(caplog.handler.removeFilter, hear)

@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranc
 
 from flower_apps import FEDAVG, LEGACY_SERVER, NUMPY_CLIENT, write_app
 from flwr.app import Message
+from left import loggers_put_back
 
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.flower import server_app
@@ -26,7 +27,7 @@ from anabranch.simulation.replay import replay_run
 
 @pytest.fixture(autouse=True)
 def task() -> Iterator[None]:
-    with in_a_task():
+    with in_a_task(), loggers_put_back():  # where our log goes is Flower's to say in a process of its own
         yield
 
 

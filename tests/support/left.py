@@ -3,8 +3,61 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+OURS = "anabranch"
+WATCHED = ("", OURS, "alembic", "asyncio", "flwr", "grpc")  # the root's, ours, and those that ours sets
 GRPC = logging.getLogger("grpc._cython.cygrpc")
+
+
+class Standing(NamedTuple):
+    """How a logger is set."""
+
+    level: int = logging.NOTSET
+    propagate: bool = True
+    disabled: bool = False
+    handlers: tuple[logging.Handler, ...] = ()
+    filters: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, logger: logging.Logger) -> Standing:
+        """How this one is set."""
+        handlers = tuple(h for h in logger.handlers if not isinstance(h, logging.NullHandler))
+        return cls(logger.level, logger.propagate, logger.disabled, handlers, tuple(logger.filters))
+
+    def put_back(self, logger: logging.Logger) -> None:
+        """Set the logger in this way."""
+        logger.setLevel(self.level)
+        logger.propagate, logger.disabled = self.propagate, self.disabled
+        logger.handlers, logger.filters = list(self.handlers), list(self.filters)
+
+
+def loggers() -> dict[str, logging.Logger]:
+    """Those that are watched, by name; the root's is empty."""
+    known = {"": logging.root, **logging.Logger.manager.loggerDict}
+    named = ((name, found) for name, found in known.items() if name.partition(".")[0] in WATCHED)
+    return {name: found for name, found in named if isinstance(found, logging.Logger)}
+
+
+@contextmanager
+def loggers_put_back() -> Iterator[list[str]]:
+    """Inside, loggers may be set otherwise; afterwards the list says which were.
+
+    What a library sets of its own is left alone, and of a logger that it has just made.
+    """
+    before = {name: Standing.of(logger) for name, logger in loggers().items()}
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        for name, logger in loggers().items():
+            made = Standing() if name.partition(".")[0] == OURS else None
+            found, now = before.get(name, made), Standing.of(logger)
+            if found is not None and found != now:
+                changed.append(f"{name or 'root'}: {found} is now {now}")
+                found.put_back(logger)
 
 
 class FreedServers(logging.Filter):

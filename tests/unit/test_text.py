@@ -6,6 +6,7 @@ import io
 import logging
 
 import pytest
+from left import loggers_put_back
 from rich.console import Console
 
 from anabranch.cli.logs import set_up_logging
@@ -38,7 +39,8 @@ def test_commands_print_them_as_escapes(capsys: pytest.CaptureFixture[str]) -> N
 def test_so_do_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[logging.Handler] = []
     monkeypatch.setattr(logging, "basicConfig", lambda **given: made.extend(given["handlers"]))
-    set_up_logging(as_json=False)
+    with loggers_put_back():
+        set_up_logging(as_json=False)
     (handler,) = made
     record = logging.LogRecord("a", logging.INFO, __file__, 1, "serving %s", (HOSTILE,), None)
     assert handler.filter(record)
