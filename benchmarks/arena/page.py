@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,19 @@ from benchmarks.arena.rows import (
     TUNED,
     Row,
 )
-from benchmarks.arena.standings import AGAINST, MARK, MET, WORDS, count, lead, standings
+from benchmarks.arena.standings import (
+    AGAINST,
+    BELOW,
+    MARK,
+    MET,
+    WORDS,
+    Count,
+    count,
+    lead,
+    reached,
+    soonness,
+    standings,
+)
 from benchmarks.arena.store import RESULTS, Record
 from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
 from benchmarks.studies import table
@@ -41,7 +54,6 @@ from benchmarks.studies import table
 SUMMARY, REMARKS = (Path(__file__).with_name(name) for name in ("summary.md", "remarks.md"))
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "arena.md"
 PICTURE = PAGE.with_suffix(".svg")
-BELOW = 1.0  # points under the reference's accuracy at the end: what time and bytes are counted to
 
 Finals = Sequence[Record]
 Ended = Mapping[tuple[str, str], tuple[Match, Finals]]  # by the names of a cell and a row
@@ -62,7 +74,8 @@ def text(all_matches: Sequence[Match], summary: str = "", remarks: str = "") -> 
     cells = [cell for cell in CELLS if any(at == cell.name for at, _ in ended)]
     shown = [row for row in ROWS if any(whose == row.name for _, whose in ended)]
     first = (_title(), _in_short(ended), summary.strip(), _how(), remarks.strip())
-    parts = (*first, _overview(cells, shown, ended), *(_cell(cell, ended) for cell in cells), _not_run(cells))
+    each = (_cell(cell, ended) for cell in cells)
+    parts = (*first, _overview(cells, shown, ended), *each, _not_run(cells, ended))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -86,13 +99,17 @@ def _in_short(ended: Ended) -> str:
     """The picture, and in how many cells each is over each."""
     finals = _finals(ended)
     found = standings(CELLS, finals)
-    lines = [
-        [
-            WORDS[mine],
-            *("" if mine == theirs else str(count(found, mine, theirs, finals)) for theirs in AGAINST),
+
+    def each(counted: Callable[..., Count]) -> str:
+        lines = [
+            [
+                WORDS[mine],
+                *("" if mine == theirs else str(counted(found, mine, theirs, finals)) for theirs in AGAINST),
+            ]
+            for mine in (MARK, *MET)
         ]
-        for mine in (MARK, *MET)
-    ]
+        return table(("", *(f"against {WORDS[theirs]}" for theirs in AGAINST)), lines)
+
     sparsely = sum(standing.chain == SPARSE for standing in found)
     return f"""## In short
 
@@ -105,7 +122,12 @@ chain ({sparsely} cells), else whole.
 In how many of these {len(found)} cells a strategy ends over another by the whole interval / level with it /
 under it:
 
-{table(("", *(f"against {WORDS[theirs]}" for theirs in AGAINST)), lines)}"""
+{each(count)}
+
+In how many it is sooner / no sooner and no later / later at what plain rounds by the same chain come to less
+{BELOW:g} point; a run that never was there counts with all of its time:
+
+{each(soonness)}"""
 
 
 def _how() -> str:
@@ -219,12 +241,6 @@ def _line(match: Match, finals: Finals, reference: Finals | None, target: float)
     ]
 
 
-def reached(record: Record, target: float) -> tuple[float, float, float] | None:
-    """Seconds, MB up and MB down until the accuracy was first at the target; None: it never was."""
-    found = ((t, up, down) for t, accuracy, up, down in record.curve if accuracy >= target)
-    return next(found, None)
-
-
 def _shown(interval: Interval) -> str:
     said = f"{interval.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f})"
     return f"**{said}**" if interval.above or interval.below else said
@@ -244,10 +260,26 @@ def tuned_to(match: Match, finals: Finals) -> str:
     return setting + ("" if match.progress.settled else " †")
 
 
-def _not_run(cells: Sequence[Cell]) -> str:
+def _not_run(cells: Sequence[Cell], ended: Ended) -> str:
+    """Which cells have no row, and in how many cells each row is: the rest of them was not run."""
     names = [f"`{cell.name}`" for cell in CELLS if cell not in cells]
     kinds = f"{len(WORKLOADS)} workloads, {len(SPLITS)} splits, {len(LINKS)} links, {len(FAULTS)} faults"
-    return f"""## Not run
-
-Of {len(CELLS)} cells ({kinds}) {len(names)} have no row yet:
-{", ".join(names)}."""
+    counts = Counter(row for _, row in ended)
+    lines = [
+        f"| {count} | {', '.join(f'`{row.name}`' for row in ROWS if counts[row.name] == count)} |"
+        for count in sorted({counts[row.name] for row in ROWS}, reverse=True)
+    ]
+    without = [f"{len(names)} have no row yet: {', '.join(names)}.\n"] if names else []
+    return "\n".join(
+        [
+            "## Not run",
+            "",
+            f"In how many of the {len(CELLS)} cells ({kinds}) each row has ended:",
+            "",
+            "| cells | rows |",
+            "|---|---|",
+            *lines,
+            "",
+            *without,
+        ]
+    ).rstrip()

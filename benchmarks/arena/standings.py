@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.arena.cells import Cell
 from benchmarks.arena.intervals import Interval, bootstrap, paired
-from benchmarks.arena.rows import RAW, SPARSE
+from benchmarks.arena.rows import HORIZON_S, RAW, SPARSE
 from benchmarks.arena.store import Record
 
 MARK = "fedavg, Nesterov"  # rounds with momentum, the strongest peer: zero of the picture
@@ -15,6 +16,7 @@ PLAIN = "fedavg"
 OURS = "annealed, schedule-free"
 MET = (OURS, "annealed", "fedbuff", PLAIN)  # against it
 AGAINST = (MARK, "fedbuff", PLAIN)  # whom each is counted against
+BELOW = 1.0  # points under the reference's accuracy at the end: what time and bytes are counted to
 WORDS: Mapping[str, str] = {
     MARK: "rounds with momentum",
     PLAIN: "plain rounds",
@@ -72,8 +74,40 @@ def lead(mine: Sequence[Record], theirs: Sequence[Record]) -> Interval:
 
 
 def count(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
-    """Over these cells."""
-    each = list(_intervals(found, mine, theirs, ended))
+    """Over these cells, by the accuracy at the end."""
+    return _count(_intervals(found, mine, theirs, ended))
+
+
+def soonness(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
+    """In how many cells `mine` is at the target sooner (`over`) or later (`under`) by a whole interval.
+
+    The target: what plain rounds by the same chain come to, less `BELOW`. A run that never was there counts
+    with all of its time.
+    """
+    return _count(_saved(standing, mine, theirs, ended) for standing in found)
+
+
+def reached(record: Record, target: float) -> tuple[float, float, float] | None:
+    """Seconds, MB up and MB down until the accuracy was first at the target; None: it never was."""
+    found = ((t, up, down) for t, accuracy, up, down in record.curve if accuracy >= target)
+    return next(found, None)
+
+
+def _saved(standing: Standing, mine: str, theirs: str, ended: Ended) -> Interval:
+    """Seconds, paired by seed, by which one is sooner than the other."""
+    plain, *both = (ended[standing.cell.name, f"{name}/{standing.chain}"] for name in (PLAIN, mine, theirs))
+    target = statistics.fmean(record.accuracy for record in plain) - BELOW
+    his, other = ({record.seed: _seconds(record, target) for record in of} for of in both)
+    return bootstrap(paired(other, his))
+
+
+def _seconds(record: Record, target: float) -> float:
+    at = reached(record, target)
+    return HORIZON_S if at is None else at[0]
+
+
+def _count(intervals: Iterable[Interval]) -> Count:
+    each = list(intervals)
     above, below = sum(i.above for i in each), sum(i.below for i in each)
     return Count(above, len(each) - above - below, below)
 

@@ -367,6 +367,7 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
     assert "port" not in text.split("## Not run")[0].split("## Accuracy")[1]
     assert "`digits/dirichlet-0.1/link/leavers`" in text.split("## Not run")[1]
     assert f"`{CELL.name}`" not in text.split("## Not run")[1]
+    assert "| 1 | `fedavg/raw`, `fedbuff/raw` |" in text
 
 
 def finals(accuracies: dict[str, list[float]], chain: str = "raw") -> Any:
@@ -441,6 +442,25 @@ def test_the_picture_has_a_dot_where_a_strategy_ends_and_an_arrow_where_that_is_
 
 def test_what_it_took_to_a_target() -> None:
     record = Runner(lambda setting: 80.0)("r", tuning.Run((0.4, 10), 1.0, 1, "test"), ["a", "b"], Config())
-    assert page.reached(record, 75.0) == (10.0, 1.0, 2.0)
-    assert page.reached(record, 75.5) == (20.0, 2.0, 4.0)
-    assert page.reached(record, 81.0) is None
+    assert standings.reached(record, 75.0) == (10.0, 1.0, 2.0)
+    assert standings.reached(record, 75.5) == (20.0, 2.0, 4.0)
+    assert standings.reached(record, 81.0) is None
+
+
+def test_who_is_sooner_is_counted_by_whole_intervals_of_seconds() -> None:
+    """Curves are at 75 % after 10 s and at what they end at after 20; the target is a point under 73 %."""
+    ended = finals({**FIELD, "nesterov": [80, 80, 80], "fedavg": [73, 73, 73]})
+    late = {seed: [[10.0, 60.0, 1.0, 1.0], [40.0, 90.0, 2.0, 2.0]] for seed in range(3)}
+    slow = {seed: [[10.0, 60.0, 1.0, 1.0]] for seed in range(3)}
+    for row_name, curves in (("fedbuff/raw", late), ("annealed/raw", slow)):
+        records = ended[CELL.name, row_name]
+        ended[CELL.name, row_name] = [replace(r, curve=curves[r.seed]) for r in records]
+    found = standings.standings(cells.CELLS, ended)
+
+    def counted(mine: str, theirs: str) -> str:
+        return str(standings.soonness(found, mine, theirs, ended))
+
+    assert counted(standings.OURS, "fedbuff") == "1 / 0 / 0"  # after 10 s, and after 40
+    assert counted("fedbuff", standings.MARK) == "0 / 0 / 1"
+    assert counted(standings.OURS, standings.MARK) == "0 / 1 / 0"
+    assert counted("annealed", "fedbuff") == "0 / 0 / 1"  # never: counts with all of its time
