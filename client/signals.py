@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import signal
 import threading
@@ -13,7 +14,12 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
 
-LOCKING = ("__enter__", "__exit__", "_acquire_restore", "_release_save")  # of `threading.Condition`
+# Of `threading.Condition`; and of the log, whose lock is held round a fork: a signal that came meanwhile
+# strikes as it is given back.
+LOCKING = {
+    threading: ("__enter__", "__exit__", "_acquire_restore", "_release_save"),
+    logging: ("acquire", "release", "_acquireLock", "_releaseLock"),
+}
 WAIT = threading.Condition.wait.__code__
 AGAIN_S = 0.01
 
@@ -59,12 +65,13 @@ def ended_by_interrupt(end: Callable[[], object]) -> Iterator[None]:
 
 
 def _in_lock(frame: FrameType | None) -> bool:
-    """Whether a condition's lock is being taken or given back."""
-    if frame is None or frame.f_globals is not vars(threading):
+    """Whether a lock of `LOCKING` is being taken or given back."""
+    if frame is None:
         return False
     if frame.f_code is WAIT:  # with `gotit` it takes the lock again, whatever is raised
         return "gotit" not in frame.f_locals
-    return frame.f_code.co_name in LOCKING
+    names = next((names for module, names in LOCKING.items() if frame.f_globals is vars(module)), ())
+    return frame.f_code.co_name in names
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:

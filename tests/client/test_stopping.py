@@ -164,6 +164,28 @@ def test_a_forked_process_ends_by_a_signal_as_it_would_without_us(number: int, c
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_signal_that_strikes_the_log_leaves_no_lock_behind() -> None:
+    events: list[str] = []
+
+    class Struck(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            events.append(record.getMessage())
+
+    lock: Any = SimpleNamespace(acquire=None, release=partial(events.append, "given back"))
+    lock.acquire = partial(os.kill, os.getpid(), signal.SIGTERM)
+    handler = Struck()
+    handler.lock = lock
+
+    def told() -> None:
+        with interruptible(Bell()):
+            handler.handle(logging.makeLogRecord({"msg": "told"}))
+            Bell().rest(600.0)
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        told()
+    assert events == ["told", "given back"]
+
+
 def test_what_is_ended_by_an_interrupt_is_left_in_its_own_way() -> None:
     before = signal.getsignal(signal.SIGINT)
     ended, done = threading.Event(), []
