@@ -364,7 +364,7 @@ async def _live(
     )
     writer.listener = _listener(run, metrics, chronicle)
     _ask_keepers(run, recovered.engine)
-    run.presence = Presence(writer.glance.settings.lease_s)
+    run.presence = Presence(writer.glance.settings.lease_s, recovered.engine.ledger.leased())
     run.set_over(bool(writer.glance.finished))
     metrics.figures = RunFigures(run)
     writer.start()

@@ -9,6 +9,7 @@ import heapq
 import json
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from itertools import islice
 
 from safetensors.numpy import save
 
@@ -83,8 +84,10 @@ class Operators(Guarded, OperatorsServicer):
         def rows(store: Store) -> list[VersionRow]:
             if not request.held:
                 return [row for row in store.versions(after, limit) if row.version <= max(held)]
-            wanted = sorted(version for version in held if version > after)[:limit]
-            return [row for version in wanted for row in store.versions(version - 1, 1)]
+            wanted = sorted(version for version in held if version > after)
+            # One that is held longer than the log goes back has no row any more.
+            found = (row for v in wanted for row in store.versions(v - 1, 1) if row.version == v)
+            return list(islice(found, limit))
 
         found = await self.run.writer.look_store(rows)
         return operators.ListVersionsResponse(versions=[_version(row, row.version in held) for row in found])

@@ -354,7 +354,6 @@ class Devices(Guarded, DevicesServicer):
             now, ask = self.run.writer.now(), Ask(task.client_id, task.task_id)
             await self.run.writer.submit(ev.TaskDropped(now, task.client_id, task.task_id, str(gone)))
             return self._refusal(Refused(ask, Reason.BASE_GONE, str(gone), self._retry_s()))
-        self.run.presence.given(task)
         proto = task_to_proto(task, _part(file))
         proto.base_head = bytes.fromhex(await self.run.writer.head_of(task.base_version) or "")
         return devices.AskTaskResponse(task=proto, server_time_s=self.run.writer.now())

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabranch.core.config.tables import Config, ServerTable
-from anabranch.core.effects import Decided, Effect, Finished, LeaseEnded, Published, Reopened, SettingsSet
+from anabranch.core.effects import (
+    Decided,
+    Effect,
+    Finished,
+    Granted,
+    LeaseEnded,
+    Published,
+    Reopened,
+    SettingsSet,
+)
 from anabranch.core.engine.settable import with_values
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec
@@ -106,10 +115,12 @@ class LiveRun:
         for effect in effects:
             if isinstance(effect, Published) and is_tracing():
                 self._trace(effect)
-            if isinstance(effect, Decided):
-                self.presence.done(effect.client_id)
+            if isinstance(effect, Granted):
+                self.presence.given(effect.task)
+            elif isinstance(effect, Decided):
+                self.presence.done(effect.client_id, effect.receipt.task_id)
             elif isinstance(effect, LeaseEnded):
-                self.presence.done(effect.task.client_id)
+                self.presence.done(effect.task.client_id, effect.task.task_id)
             elif isinstance(effect, Finished | Reopened):
                 self.set_over(isinstance(effect, Finished))
             elif isinstance(effect, SettingsSet):

@@ -11,7 +11,8 @@ from commands import anabranch
 from safetensors.numpy import load_file
 from wire import Served, server_config
 
-from anabranch.client.operator import OF_THE_RUN, OF_THE_SERVER, RunStatus
+from anabranch.cli.admin import versions
+from anabranch.client.operator import OF_THE_RUN, OF_THE_SERVER, OperatorClient, RunStatus
 from anabranch.core.errors import InvalidUpdate, Unavailable, UnknownVersion
 from anabranch.server.manifest import Manifest, write_manifest
 
@@ -144,6 +145,22 @@ def test_who_trains_is_online_for_as_long_as_its_own_lease(tmp_path: Path, manif
         assert client.status().clients_online == 0
 
 
+def test_of_several_tasks_each_keeps_a_client_online_and_a_restart_ends_none(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    config = server_config(tmp_path / "data", server={"tasks_per_client": 2})
+    with Served(config, manifest) as served, served.admin() as client:
+        device = served.device()
+        done, left = device.task(), device.task()
+        client.set_settings({"server.lease_min_s": 1e-9, "server.lease_s": 1e-9})
+        device.answer(done)
+        assert client.status().clients_online == 1, "at the other one"
+    with Served(config, manifest) as served, served.admin() as client:
+        assert client.status().clients_online == 0, "nobody has called this one"
+        served.device().heartbeat(left.task_id)
+        assert client.status().clients_online == 1
+
+
 def test_all_clients_come_page_by_page(tmp_path: Path, manifest: Manifest) -> None:
     names = ["ant", "bee", "cat", "dog", "eel"]
     with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as client:
@@ -183,6 +200,28 @@ def test_of_versions_only_those_that_are_held_are_sent_where_only_they_are_wante
         assert pages == [[row] for row in held]
 
 
+def test_what_is_held_longer_than_the_log_goes_back_is_no_other_version(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.server.store.segments.TRIMMED_BYTES", 1)
+    table = {"keep": "versions:2", "snapshot_every_versions": 2}
+    config = server_config(tmp_path / "data", server=table)
+    with Served(config, manifest) as served:
+        served.device().work()
+        assert measured(served, 0.9) == 1
+    for _ in range(4):  # each life ends with a snapshot, by which the next one drops what is old
+        with Served(config, manifest) as served:
+            for _ in range(5):
+                served.device().work()
+    with Served(config, manifest) as served, served.admin() as client:
+        assert client.export(tmp_path / "best", best=True) == 1
+        rows = client.versions()
+        assert rows[0].version > 1
+        held = [row for row in rows if row.held]
+        assert client.versions(held=True) == held
+        assert client.versions(limit=1, held=True) == held[:1]
+
+
 def test_a_list_that_has_pages_is_whole_or_says_that_it_is_not(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +246,28 @@ def test_a_list_that_has_pages_is_whole_or_says_that_it_is_not(
         for of_clients, told in (((), True), (("--limit", 3), True), (("--limit", 2), False)):
             done = anabranch(tmp_path, "admin", "clients", *at, *of_clients)
             assert (done.returncode, "2 of 3 clients" in done.stderr) == (0, told)
+
+
+def test_the_newest_are_no_more_though_versions_come_meanwhile(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        assert served.info is not None
+        device, status = served.device(), OperatorClient.status
+        for _ in range(4):
+            device.work()
+
+        def before_one_more(client: OperatorClient) -> RunStatus:
+            found = status(client)
+            device.work()
+            return found
+
+        monkeypatch.setattr(OperatorClient, "status", before_one_more)
+        versions(admin=served.info.admin_address, identity=None, insecure=False, as_json=True, last=2)
+    rows = [json.loads(line)["version"] for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 2
+    assert rows == [rows[0], rows[0] + 1]
+    assert rows[0] > 3
 
 
 def test_a_quarantine_of_nobody_that_is_known_says_so(

@@ -112,7 +112,8 @@ def versions(
     """List the published versions."""
     if last:
         after = max(after, server.status().version - last)
-    _show_versions(output, _all_versions(server, after), _goal(server))
+    rows = _all_versions(server, after)
+    _show_versions(output, rows[-last:], _goal(server))  # more may have come since
 
 
 @admin_app.command()
