@@ -51,8 +51,8 @@ def checked_step(found: Any, whose: str, spec: ParamSpec) -> Step:
         raise AppError(f"{whose}: step must give {wanted}, as its argument is, not {shown}")
     if not vector.flags.writeable:
         raise AppError(
-            f"{whose}: step must give {wanted} that can be written to: its argument is the model itself, and "
-            "read-only, where may_publish has said that the step does not publish"
+            f"{whose}: step must give {wanted} that can be written to, such as a copy by numpy.array: "
+            "another library's is read-only, and so is its argument where may_publish has said 'no'"
         )
     return step
 

@@ -250,7 +250,7 @@ def test_a_weight_that_is_no_number_is_named(here: Path) -> None:
         ),
         (
             "read-only",
-            "step must give a vector of .* that can be written to: its argument is the model itself",
+            "step must give a vector of .* that can be written to, such as a copy by numpy.array: ",
         ),
         ("wide", r"step must give a vector of .* not an array of shape \(\d+,\) and float64"),
     ],
