@@ -111,6 +111,12 @@ def _postgresql(database: str) -> URL:
         )
     if importlib.util.find_spec("psycopg") is None:
         raise ConfigError(f"server.database is PostgreSQL: {how_to_install('psycopg')}")
+    try:
+        url.get_dialect()().create_connect_args(url)
+    except ArgumentError:
+        raise ConfigError(
+            "server.database: give each of several hosts its port, HOST:PORT,HOST:PORT"
+        ) from None
     return url
 
 
@@ -121,4 +127,4 @@ def _read(database: str) -> URL:
     url = make_url(database[: found.start("hosts")] + database[found.end("hosts") :])
     hosts, ports = zip(*re.findall(_HOST, found["hosts"]), strict=True)
     listed = {"host": ",".join(host.strip("[]") for host in hosts), "port": ",".join(ports)}
-    return url.update_query_dict(listed, append=True)
+    return url.set(query={**listed, **url.query})  # what is said there counts, as it does to libpq

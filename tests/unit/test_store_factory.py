@@ -49,9 +49,10 @@ def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
         *("[2001:db8::1]:5432,[2001:DB8::2]:5433", "a,[::1]:5433"),
     ],
 )
-def test_hosts_are_listed_as_libpq_lists_them(hosts: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("query", ["", "&host=c,d&port=1,2"])
+def test_hosts_are_listed_as_libpq_lists_them(hosts: str, query: str, tmp_path: Path) -> None:
     """By its own reading of the same address: which hosts, by which ports, in which order."""
-    address = f"postgresql://me:secret@{hosts}/db?target_session_attrs=read-write"
+    address = f"postgresql://me:secret@{hosts}/db?target_session_attrs=read-write{query}"
     database = Database(factory._url(address, tmp_path))
     engine = database._postgresql()
     (_, given) = engine.dialect.create_connect_args(database.url)
@@ -72,6 +73,7 @@ def test_hosts_are_listed_as_libpq_lists_them(hosts: str, tmp_path: Path) -> Non
         "postgresql://me:p@secret/w#rd@host/db",
         "postgresql://me:p@secret:1,secret:2@host/db",
         "postgresql://me:p@secret:1,secret:port/db",
+        "postgresql://me:secret@a,b/db?port=5433",
         "me:secret@host",
         "data.db",
     ],
