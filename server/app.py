@@ -458,6 +458,7 @@ def _models(recovered: Recovered, config: Config, frozen: Tensors) -> Models:
         goal=Goal.of(config.run),
         frozen_served=config.run.frozen,
         own_parts=config.downlink.parts == OWN,
+        newest=recovered.engine.version,
     )
 
 

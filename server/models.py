@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -105,7 +106,9 @@ class Models:
         goal: Goal = UNNAMED,
         frozen_served: str = SERVED,
         own_parts: bool = False,
+        newest: float = math.inf,
     ) -> None:
+        """`newest`: the run's version. Files of later ones are of a history that was lost, as to a backup."""
         self.spec, self.frozen = spec, frozen
         self._folder, self._codec_at = folder, codec_at
         self._payloads = Payloads(spec, frozen, own_parts)
@@ -126,7 +129,7 @@ class Models:
         sends = spec.apart and frozen_served == SERVED
         self._apart = self._executor.submit(self._write_apart) if sends else None
         for path in folder.iterdir():
-            if found := _NAME.match(path.name):
+            if (found := _NAME.match(path.name)) and int(found[1]) <= newest:
                 wanted = ModelRequest(int(found[1]), found[2])
                 self._files[wanted] = self._executor.submit(self._check, wanted, path, found[3])
             elif not _APART.match(path.name):

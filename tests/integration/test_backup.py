@@ -103,6 +103,33 @@ def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, m
     assert verify(tmp_path / "backup", whole=True).version == UPDATES
 
 
+def test_models_of_versions_that_were_lost_are_none_of_those_that_come_instead(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """As where a database is put back by its own means, beside the folder that its server had."""
+    data, early = tmp_path / "data", tmp_path / "early"
+    config = server_config(data)
+
+    def lived(updates: int, value: float) -> None:
+        with Served(config, manifest) as served:
+            for _ in range(updates):
+                served.device().work(value)
+
+    lived(3, 1.0)
+    shutil.copytree(data, early, ignore=shutil.ignore_patterns("models"))
+    lived(3, 2.0)
+    shutil.move(data / "models", early / "models")
+    shutil.rmtree(data)
+    early.rename(data)
+    attest(data, "", None)
+    with Served(config, manifest) as served:
+        for version in (4, 5, 6):
+            served.device().work(1.0)
+            header, model = served.device().fetch()
+            assert header.version == version
+            assert set(np.frombuffer(model, np.float32)) == {version}
+
+
 def test_a_copy_of_what_is_damaged_is_none(served: Served, tmp_path: Path) -> None:
     path, place = next((tmp_path / "data/log").glob("*.log")), 100
     with closing(sqlite3.connect(tmp_path / "data" / SQLITE_FILE)) as database:
