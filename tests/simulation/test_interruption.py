@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ class Stopping(Ones):
 
     def evaluate(self, model: dict[str, Any], examples: Examples) -> dict[str, float]:
         return {"accuracy": float(model["w"][0]) / 100, "loss": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def _with_a_terminal() -> Iterator[None]:
+    """Under `nohup` the end of the terminal is kept from a run, which would go on for ever."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def raise_error() -> None:
