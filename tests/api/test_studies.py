@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from left import loggers_put_back
 from optuna.distributions import FloatDistribution, IntDistribution
 
 import anabranch as ab
@@ -25,6 +27,13 @@ SPACE: dict[str, Any] = {
     "client.steps": IntDistribution(1, 4),
 }
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@pytest.fixture(autouse=True)
+def _alembic_as_found() -> Iterator[None]:
+    """Optuna's storage sets its level."""
+    with loggers_put_back():
+        yield
 
 
 def study_in(folder: Path, **more: Any) -> optuna.Study:

@@ -151,7 +151,9 @@ def _struck(number: int) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_forked_process_ends_by_a_signal_as_it_would_without_us(number: int, code: int) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Another library may have left handlers in this process: Ray exits by SIGTERM's number.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {each: signal.signal(each, handler) for each, handler in usual.items()}
     bell = Bell()
     try:
         with interruptible(bell):
@@ -161,7 +163,8 @@ def test_a_forked_process_ends_by_a_signal_as_it_would_without_us(number: int, c
         assert worker.exitcode == code
         bell.check()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def test_a_signal_that_strikes_the_log_leaves_no_lock_behind() -> None:

@@ -128,5 +128,5 @@ def test_arrays_in_dicts_of_dicts_are_told_to_be_flat() -> None:
         def model(self) -> Arrays:
             return {"dense": {"kernel": np.zeros(2)}}
 
-    with pytest.raises(AppError, match=r"a dict at 'dense': .* such as 'dense\.kernel'"):
+    with pytest.raises(AppError, match=r"a dict at 'dense': .* by the names 'dense\.kernel'"):
         trainer_for(Nested(in_place))
