@@ -152,7 +152,10 @@ def _struck(number: int) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_forked_process_ends_by_a_signal_as_it_would_without_us(number: int, code: int) -> None:
     # Another library may have left handlers in this process: Ray exits by SIGTERM's number.
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    usual: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
     before = {each: signal.signal(each, handler) for each, handler in usual.items()}
     bell = Bell()
     try:
