@@ -157,9 +157,11 @@ two rates by two sizes of the buffer by three numbers of devices that train at a
 then neighbours of the best, those beyond the grid's ends first, {MORE} at most (†: a neighbour was left).
 **Figures** are of seeds {_list(SEEDS)}, which took no part in
 that, on the test part: the same devices, data and first weights for every row. Accuracy is the mean of a
-run's last fifth. An interval is the bootstrap's, 95 %, of what is paired by seed; of five values it is
-somewhat narrow. `times as long`: at the point that was chosen for the usual time. `half as long`: in half of
-the time, tuned for that; its last fifth is that half's, and beside it stands what others come to in all."""
+run's last fifth. A run whose model is no longer finite ends there, and its last fifth is of the time until
+then: what such a seed is given lies between what it had and chance. An interval is the bootstrap's, 95 %, of
+what is paired by seed; of five values it is somewhat narrow. `times as long`: at the point that was chosen
+for the usual time. `half as long`: in half of the time, tuned for that; its last fifth is that half's, and
+beside it stands what others come to in all."""
 
 
 def chain_of(way: str) -> str:
