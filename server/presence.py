@@ -35,8 +35,10 @@ class Presence:
 
     def done(self, client_id: str, task_id: str) -> None:
         """A task has ended."""
-        if (leases_s := self._leases_s.get(client_id)) is not None:
-            leases_s.pop(task_id, None)
+        leases_s = self._leases_s.get(client_id, {})
+        leases_s.pop(task_id, None)
+        if not leases_s:
+            self._leases_s.pop(client_id, None)
 
     def seen_at(self, client_id: str) -> float:
         """When it called last, in seconds since 1970; 0 if it has not since the server started."""

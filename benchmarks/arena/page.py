@@ -268,20 +268,12 @@ def _not_run(cells: Sequence[Cell], ended: Ended) -> str:
     kinds = f"{len(WORKLOADS)} workloads, {len(SPLITS)} splits, {len(LINKS)} links, {len(FAULTS)} faults"
     counts = Counter(row for _, row in ended)
     lines = [
-        f"| {count} | {', '.join(f'`{row.name}`' for row in ROWS if counts[row.name] == count)} |"
-        for count in sorted({counts[row.name] for row in ROWS}, reverse=True)
+        [str(times), _list(f"`{row.name}`" for row in ROWS if counts[row.name] == times)]
+        for times in sorted({counts[row.name] for row in ROWS}, reverse=True)
     ]
-    without = [f"{len(names)} have no row yet: {', '.join(names)}.\n"] if names else []
-    return "\n".join(
-        [
-            "## Not run",
-            "",
-            f"In how many of the {len(CELLS)} cells ({kinds}) each row has ended:",
-            "",
-            "| cells | rows |",
-            "|---|---|",
-            *lines,
-            "",
-            *without,
-        ]
-    ).rstrip()
+    without = f"\n\n{len(names)} have no row yet: {_list(names)}." if names else ""
+    return f"""## Not run
+
+In how many of the {len(CELLS)} cells ({kinds}) each row has ended:
+
+{table(("cells", "rows"), lines)}{without}"""

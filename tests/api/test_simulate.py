@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from commands import anabranch, answer
 from prices import Prices
+from start_methods import OWN_PROCESSES
 
 import anabranch as ab
 from anabranch.core.errors import ConfigError, DataError
@@ -227,17 +228,6 @@ def test_what_a_process_of_somebody_elses_simulates_as_it_begins_is_simulated(tm
     command = [sys.executable, "own.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "[3]\n")
-
-
-OWN_PROCESSES = """
-import multiprocessing
-import numpy as np
-
-def model(): return {"w": np.zeros(2)}
-def data(shard): return [[1.0, 2.0]], [0]
-def train(model, examples, plan, seed): model["w"] += len(multiprocessing.get_start_method())
-def evaluate(model, examples): return {"loss": model["w"].sum()}
-"""
 
 
 def test_an_app_in_a_worker_starts_processes_as_it_does_without_workers(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from start_methods import OWN_PROCESSES
 
 import anabranch as ab
 from anabranch.api.sweeping import _name
@@ -116,17 +117,6 @@ def test_processes_beside_each_other_give_the_same(tmp_path: Path) -> None:
     here = ab.sweep("synthetic", grid, seeds=2, **SMALL)
     beside = ab.sweep("synthetic", grid, seeds=2, parallel=2, out=tmp_path, **SMALL)
     assert [r.result.journal_sha256 for r in beside.runs] == [r.result.journal_sha256 for r in here.runs]
-
-
-OWN_PROCESSES = """
-import multiprocessing
-import numpy as np
-
-def model(): return {"w": np.zeros(2)}
-def data(shard): return [[1.0, 2.0]], [0]
-def train(model, examples, plan, seed): model["w"] += len(multiprocessing.get_start_method())
-def evaluate(model, examples): return {"loss": model["w"].sum()}
-"""
 
 
 def test_an_app_in_processes_beside_each_other_starts_its_own_as_it_does_alone(tmp_path: Path) -> None:
