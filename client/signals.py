@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from anabranch.support.stop_signals import mute_children
+
 Handler = Callable[[int, FrameType | None], object]
 
 # Of `threading.Condition`; and of the log, whose lock is held round a fork: a signal that came meanwhile
@@ -33,6 +35,7 @@ def at_safe_points(handler: Handler) -> Handler:
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
+        mute_children()
         if _in_lock(frame) or _in_finalizer(frame):
             _thread.start_new_thread(_send_again, (number,))  # `Thread` takes locks itself
         else:

@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from anabranch.support.stop_signals import stop_signals
+from anabranch.support.stop_signals import mute_children, stop_signals
 
 
 class Terminated(SystemExit):
@@ -40,6 +40,7 @@ class Interruptions:
             signal.signal(number, signal.SIG_DFL if before is None else before)
 
     def _take(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the handler's contract
+        mute_children()
         if self.whole.entered:
             self.whole.waiting = number
         else:

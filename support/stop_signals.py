@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType
+from typing import Any
 
 
 def stop_signals() -> list[signal.Signals]:
     """Ctrl-C, SIGTERM, and the end of its terminal, which `nohup` keeps from it."""
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *(() if under_nohup else (signal.SIGHUP,))]
+
+
+def mute_children() -> None:
+    """For who has been told to stop: from here on what a handler of SIGCHLD raises is lost.
+
+    The signal may have gone to the whole group, and torch tells of a DataLoader's workers that end by it with
+    a `RuntimeError`, wherever the main thread is, in the place of what would end the process in order.
+    """
+    heard = signal.getsignal(signal.SIGCHLD)
+    if callable(heard) and not _is_muted(heard):
+        signal.signal(signal.SIGCHLD, partial(_muted, heard))
+
+
+def _is_muted(handler: Any) -> bool:
+    return isinstance(handler, partial) and handler.func is _muted
+
+
+def _muted(handler: Any, number: int, frame: FrameType | None) -> None:
+    with suppress(Exception):
+        handler(number, frame)
 
 
 @contextmanager

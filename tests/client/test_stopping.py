@@ -130,6 +130,35 @@ def test_a_signal_is_not_lost_in_a_finalizer() -> None:
     assert events == ["its workers have ended"]
 
 
+def test_what_is_told_of_children_is_not_raised_in_the_place_of_a_stop() -> None:
+    """As torch does of a DataLoader's workers, which a stop of the whole process group ends as well."""
+    events: list[str] = []
+
+    def told(*_: object) -> None:
+        events.append("a worker has ended")
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated.")
+
+    def trained(bell: Bell) -> None:
+        with interruptible(bell):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                bell.rest(600.0)
+            finally:
+                os.kill(os.getpid(), signal.SIGCHLD)
+
+    before = signal.signal(signal.SIGCHLD, told)
+    try:
+        with pytest.raises(RuntimeError):
+            os.kill(os.getpid(), signal.SIGCHLD)
+        for _ in range(2):
+            with pytest.raises(Interrupted, match="SIGTERM"):
+                trained(Bell())
+        os.kill(os.getpid(), signal.SIGCHLD)  # a worker that ends late
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert events == ["a worker has ended"] * 4
+
+
 def test_a_signal_that_the_users_code_has_eaten_is_heard_at_the_next_look() -> None:
     bell = Bell()
     with interruptible(bell):

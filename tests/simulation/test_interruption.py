@@ -135,3 +135,24 @@ def test_a_signal_waits_for_what_must_be_whole() -> None:
     with Interruptions() as interruptions, pytest.raises(KeyboardInterrupt):
         work(interruptions.whole)
     assert done == ["3.0"]
+
+
+def test_what_is_told_of_children_is_not_raised_in_the_place_of_a_stop() -> None:
+    """A stop of the whole process group ends a DataLoader's workers as well, of which torch tells."""
+
+    def told(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated.")
+
+    def trained() -> None:
+        with Interruptions():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os.kill(os.getpid(), signal.SIGCHLD)
+
+    before = signal.signal(signal.SIGCHLD, told)
+    try:
+        with pytest.raises(SystemExit):
+            trained()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
