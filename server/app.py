@@ -340,7 +340,7 @@ async def _live(
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
     server, spec, limits, metrics = config.server, recovered.engine.spec, means.limits, means.metrics
-    models = _models(recovered, config, frozen)
+    models = _models(store, recovered, config, frozen)
     clock = run_clock(recovered.last_now, means.wall)
     writer = _writer(store, recovered, config, models, clock, means)
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()
@@ -449,7 +449,10 @@ async def _sweep(uploads: Uploads, writer: Writer) -> None:
             await uploads.sweep(await writer.look(tasks_of_use))
 
 
-def _models(recovered: Recovered, config: Config, frozen: Tensors) -> Models:
+def _models(store: Store, recovered: Recovered, config: Config, frozen: Tensors) -> Models:
+    def head_of(version: int) -> str | None:
+        return recovered.history.head_of(version) or head_at(store, version)
+
     return Models(
         Path(config.server.data_dir) / "models" / recovered.info.run_id,
         recovered.engine.spec,
@@ -458,7 +461,7 @@ def _models(recovered: Recovered, config: Config, frozen: Tensors) -> Models:
         goal=Goal.of(config.run),
         frozen_served=config.run.frozen,
         own_parts=config.downlink.parts == OWN,
-        newest=recovered.engine.version,
+        head_of=head_of,
     )
 
 

@@ -2,14 +2,13 @@
 
 The files are a cache, never synced: the page cache serves them. After a restart the raw ones are found
 again, the others are made again from the engine. A file carries its digest in its name, so one that
-was cut short by a crash is found out.
+was cut short by a crash is found out; and its version's head, as another history may have the number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -39,7 +38,7 @@ from anabranch.identity.files import make_private_folder, private, tighten
 from anabranch.server.store.files import write_all
 
 _APART = re.compile(r"frozen-[0-9a-f]{64}\.bin\Z")
-_NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
+_NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})-([0-9a-f]{64})\.bin\Z")
 # Vectors up to this size get the digest of every version on record, larger ones that of snapshots only:
 # it would hold the writer up.
 DIGEST_BYTES_MAX = 1 << 20
@@ -106,11 +105,14 @@ class Models:
         goal: Goal = UNNAMED,
         frozen_served: str = SERVED,
         own_parts: bool = False,
-        newest: float = math.inf,
+        head_of: Callable[[int], str | None] = lambda _: None,
     ) -> None:
-        """`newest`: the run's version. Files of later ones are of a history that was lost, as to a backup."""
+        """`head_of`: of a version of the run, for this thread and then the writer's; None: not known.
+
+        Files of a version with another head are of a history that was lost, as to a backup, and are removed.
+        """
         self.spec, self.frozen = spec, frozen
-        self._folder, self._codec_at = folder, codec_at
+        self._folder, self._codec_at, self._head_of = folder, codec_at, head_of
         self._payloads = Payloads(spec, frozen, own_parts)
         self._executor = ThreadPoolExecutor(1, "anabranch-models")
         make_private_folder(folder)
@@ -129,7 +131,7 @@ class Models:
         sends = spec.apart and frozen_served == SERVED
         self._apart = self._executor.submit(self._write_apart) if sends else None
         for path in folder.iterdir():
-            if (found := _NAME.match(path.name)) and int(found[1]) <= newest:
+            if (found := _NAME.match(path.name)) and found[4] == head_of(int(found[1])):
                 wanted = ModelRequest(int(found[1]), found[2])
                 self._files[wanted] = self._executor.submit(self._check, wanted, path, found[3])
             elif not _APART.match(path.name):
@@ -174,7 +176,8 @@ class Models:
         if (make := self._make(engine, wanted)) is not None:
             is_last = wanted == ModelRequest(engine.version, "exact") and self._published[0] == engine.version
             known = self._published[1] if is_last else ""
-            self._files[wanted] = self._executor.submit(self._write, wanted, make, known)
+            head = self._head_of(wanted.version) or ""
+            self._files[wanted] = self._executor.submit(self._write, wanted, make, head, known)
 
     def rate(self, version: int, metrics: Mapping[str, float]) -> None:
         """A follower has measured a version: the best one that is here is kept, by the run's goal."""
@@ -256,15 +259,15 @@ class Models:
         codecs = () if wanted.form == "replica" else None
         return self._payloads.offer(engine, wanted.version, wanted.holds, codecs)
 
-    def _write(self, wanted: ModelRequest, make: Make, vector_sha256: str = "") -> ModelFile:
-        """`vector_sha256`: of the vector that is the body, where that is known."""
+    def _write(self, wanted: ModelRequest, make: Make, head: str, vector_sha256: str) -> ModelFile:
+        """`head`: of the version. `vector_sha256`: of the vector that is the body, where that is known."""
         made = make()
         sha256 = vector_sha256 if vector_sha256 and not made.tail else _sha256(made)
         start = "" if made.from_version is None else f"from{made.from_version}-"
         # Two wishes may get the same bytes, and each file is removed by itself.
         start += f"{_named(wanted.holds)}-" if wanted.is_for_a_task and wanted.holds is not None else ""
         form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
-        path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
+        path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}-{head}.bin"
         with _cached(path), open(path, "wb", buffering=0, opener=private) as file:
             write_all(file, made.body)
             write_all(file, made.tail)

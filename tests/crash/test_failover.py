@@ -7,11 +7,13 @@ import json
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import psycopg
 import pytest
@@ -20,11 +22,12 @@ from federations import first_weights
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
 from postgres_gate import PostgresGate
-from server_process import SERVING, ServerProcess
-from wire import Served, server_config
+from server_process import SERVING, Plan, ServerProcess
+from wire import QUICK, Device, Served, server_config
 
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.core.errors import ConfigError, StoreLocked
+from anabranch.core.model.params import ParamSpec
 from anabranch.server.app import serve
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
@@ -135,6 +138,44 @@ def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
         run.hand_over(leader, began)
         run.await_updates(20)
         outlive(run, leader)
+
+
+@contextmanager
+def leading(server: ServerProcess, name: str, spec: ParamSpec) -> Iterator[Device]:
+    """A device of this name, enrolled with a server that leads until the end of it."""
+    server.start()
+    with grpc.insecure_channel(server.address, options=QUICK) as channel:
+        device = Device(channel, spec, name)
+        device.enrol()
+        yield device
+    assert server.drain() == 0
+
+
+@pytest.mark.parametrize("values", [3, 300_000], ids=["small", "no-digest-on-record"])
+def test_a_version_of_a_lost_history_is_none_of_its_successors(
+    values: int, tmp_path: Path, postgresql_url: str
+) -> None:
+    """The database is put back by its own means, beside folders that are not, and one server goes past it."""
+    plan = Plan(database=postgresql_url, standby=True)
+    spec = write_manifest(tmp_path / "model", "test", {"w": np.zeros(values, np.float32)}).spec
+    one, two = (ServerProcess(tmp_path, plan, data_dir=tmp_path / name / "data") for name in ("one", "two"))
+    with leading(one, "a", spec) as device:
+        device.work(1.0)
+    name = psycopg.conninfo.conninfo_to_dict(postgresql_url)["dbname"]
+    with psycopg.connect(postgresql_url, dbname="postgres", autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}_early TEMPLATE {name}".encode())
+        with leading(two, "a", spec) as device:
+            device.work(1.0)
+            assert set(np.frombuffer(device.fetch(exact=True)[1], np.float32)) == {2}
+        admin.execute(f"DROP DATABASE {name}".encode())
+        admin.execute(f"ALTER DATABASE {name}_early RENAME TO {name}".encode())
+    with leading(one, "b", spec) as device:
+        device.work(10.0)
+    with leading(two, "b", spec) as device:
+        task = device.task()
+        header, model = device.fetch(version=task.base_version)
+    assert header.version == 2
+    assert set(np.frombuffer(model, np.float32)) == {11}
 
 
 def newest_snapshot(url: str) -> int:
