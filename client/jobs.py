@@ -27,6 +27,7 @@ from anabranch.client.state import JOBS, device_id, fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.waiting import WaitingNotice
 from anabranch.client.windows import window_from_proto
+from anabranch.core.backoff import backed_off_s
 from anabranch.core.errors import AnabranchError, ConfigError, ProtocolError, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.rng import rank
@@ -133,7 +134,7 @@ class Rota:
     def done(self, name: str, code: int, look_again_s: float) -> None:
         """A job's process has ended: it begins anew after a while, after a longer one if it failed."""
         failures = self._failures[name] = self._failures.get(name, 0) + 1 if code else 0
-        wait_s = min(AGAIN_MAX_S, AGAIN_S * 2.0 ** (failures - 1)) if failures else look_again_s
+        wait_s = backed_off_s(AGAIN_S, AGAIN_MAX_S, failures - 1) if failures else look_again_s
         self._not_before[name] = self.now() + wait_s
 
 

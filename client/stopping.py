@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TypeVar
 
 from anabranch.client.signals import at_safe_points
+from anabranch.core.backoff import backed_off_s
 from anabranch.core.errors import AnabranchError, outcome_of
 from anabranch.core.rng import rank
 from anabranch.support.stop_signals import stop_signals
@@ -115,5 +116,5 @@ def persist(
                 raise
             on_failure(error)
             failures += 1
-            low, high = error.retry_after_s or (0.0, min(cap_s, base_s * 2.0 ** min(failures, 63)))
+            low, high = error.retry_after_s or (0.0, backed_off_s(base_s, cap_s, failures))
             bell.rest(low + (high - low) * rank(seed, "persist", failures))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import simulated_stages
 from anabranch.core import events as ev
+from anabranch.core.backoff import backed_off_s
 from anabranch.core.config.tables import Config
 from anabranch.core.content import chosen, content_digest
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Published
@@ -80,8 +81,8 @@ class _Node:
         self.failures, self.not_before = 0, -math.inf
 
     def failed(self, now: float) -> None:
-        self.not_before = now + min(BACK_OFF_MAX_S, BACK_OFF_S * 2.0**self.failures)
-        self.failures = min(self.failures + 1, 10)
+        self.not_before = now + backed_off_s(BACK_OFF_S, BACK_OFF_MAX_S, self.failures)
+        self.failures += 1
 
 
 class GridRun:

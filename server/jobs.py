@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from anabranch.core.backoff import backed_off_s
 from anabranch.core.clock import Seconds
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, Unavailable
@@ -100,7 +101,7 @@ class Jobs:
             job = self._jobs.setdefault(name, HostedJob(self.folder / name))
             if isinstance(note, AnabranchError):
                 if job.task is None:
-                    self._failed(job, note)
+                    self._say_failed(job, LOOK_S, str(note))
                 continue  # one that is served goes on as it was told last
             if job.run is not None and job.note.devices != note.devices:
                 job.run.streams.end()  # who goes on opens another, if the job is still for it
@@ -195,7 +196,7 @@ class Jobs:
 
     def _failed(self, job: HostedJob, error: Exception) -> None:
         """It is tried again, unless it is stopped."""
-        wait_s = min(AGAIN_MAX_S, AGAIN_S * 2.0**job.failures)
+        wait_s = backed_off_s(AGAIN_S, AGAIN_MAX_S, job.failures)
         job.failures, job.not_before = job.failures + 1, time.monotonic() + wait_s
         if isinstance(error, AnabranchError):
             said = str(error)
@@ -203,6 +204,9 @@ class Jobs:
             said, *_ = str(found).splitlines()  # which part, where; its lines are in the log's traceback
         else:
             said = f"{type(error).__name__}: {error}"
+        self._say_failed(job, wait_s, said)
+
+    def _say_failed(self, job: HostedJob, wait_s: float, said: str) -> None:
         if (job.state, job.why) != (JobState.FAILED, said):
             log.error("job %s has failed, and is tried again in %.0f s: %s", job.name, wait_s, said)
         self._now(job, JobState.FAILED, said)

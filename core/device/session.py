@@ -20,6 +20,7 @@ from enum import StrEnum
 
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
+from anabranch.core.backoff import backed_off_s
 from anabranch.core.model.updates import FLAWS, Task
 from anabranch.core.rng import rank, unique_id
 
@@ -27,7 +28,6 @@ HEARTBEATS_PER_LEASE = 3
 HEARTBEAT_JITTER = 0.1
 LOST_MAX = 4  # doublings for results whose tasks had ended
 FLAWED_MAX = 3  # and for those that were of no use: the server counts them, to say that the run has diverged
-DOUBLINGS_MAX = 63  # 2.0**1024 overflows: a device may be offline for days
 
 
 class Phase(StrEnum):
@@ -278,8 +278,8 @@ class Session:
     def _backed_off(self, now: float, failures: int, window_s: tuple[float, float] | None) -> float:
         """When to repeat a call after so many failures in a row."""
         if window_s is None:
-            doublings = min(failures, DOUBLINGS_MAX)
-            window_s = (0.0, min(self.settings.retry_cap_s, self.settings.retry_base_s * 2.0**doublings))
+            settings = self.settings
+            window_s = (0.0, backed_off_s(settings.retry_base_s, settings.retry_cap_s, failures))
         low, high = window_s
         return now + low + (high - low) * self._uniform()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.client.jobs import AGAIN_S, Rota
+from anabranch.client.jobs import AGAIN_MAX_S, AGAIN_S, Rota
 from anabranch.client.listed import ListedJob
 from anabranch.core.errors import ConfigError, NotPermitted
 from anabranch.identity.addresses import checked_job, parse_addresses, split_job
@@ -65,3 +65,14 @@ def test_a_device_takes_the_first_job_that_it_may_begin() -> None:
     rota.done("b", 1, 15.0)
     now[0] += AGAIN_S
     assert next_name() == "b"
+
+
+def test_a_job_that_a_device_fails_at_for_days_is_tried_again() -> None:
+    now = [0.0]
+    rota, jobs = Rota(lambda: now[0]), [job("a")]
+    for _ in range(1100):  # more than a float has doublings
+        rota.done("a", 1, 15.0)
+    now[0] = AGAIN_MAX_S - 1
+    assert rota.next(jobs) is None
+    now[0] = AGAIN_MAX_S
+    assert rota.next(jobs) == jobs[0]

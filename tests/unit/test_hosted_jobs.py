@@ -1,0 +1,65 @@
+"""Jobs that fail for days: each is tried again and again, and costs the others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from anabranch.core.errors import ConfigError
+from anabranch.server.job import JobState
+from anabranch.server.job_folder import NOTE
+from anabranch.server.jobs import AGAIN_MAX_S, Jobs
+
+DAYS = 1100  # tries: more than a float has doublings
+SOUND = '{"added_at": 1.0}'
+
+
+def folder_of(tmp_path: Path, note: str) -> Path:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / NOTE).write_text(note)
+    return tmp_path
+
+
+def unread(_job: Path, _data: Path) -> NoReturn:
+    raise ConfigError("its settings are damaged")
+
+
+def test_a_damaged_note_is_looked_at_for_days_and_its_job_goes_on_at_once_when_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    folder, told = folder_of(tmp_path, "{"), list[tuple[str, JobState]]()
+
+    async def look() -> None:
+        jobs = Jobs(folder, unread, None, lambda name, state, _: told.append((name, state)))
+        for _ in range(DAYS):
+            await jobs.look()
+        (folder / "one" / NOTE).write_text(SOUND)
+        await jobs.look()
+        await jobs.close()
+
+    asyncio.run(look())
+    assert told == [("one", JobState.FAILED), ("one", JobState.STARTING), ("one", JobState.FAILED)]
+
+
+def test_a_job_that_fails_for_days_is_tried_again_after_the_longest_wait(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, SOUND)
+
+    async def fail() -> float:
+        jobs = Jobs(folder, unread, None)
+        await jobs.look()
+        (job,) = jobs.all()
+        for _ in range(DAYS):
+            assert job.task is not None
+            await job.task
+            job.not_before = 0.0
+            await jobs.look()
+        assert job.task is not None
+        began = time.monotonic()
+        await job.task
+        waits_s = job.not_before - began
+        await jobs.close()
+        return waits_s
+
+    assert AGAIN_MAX_S <= asyncio.run(fail()) < 2 * AGAIN_MAX_S
