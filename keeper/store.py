@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,14 @@ class KeeperStore:
         if fresh:
             write_private(path, b"")
         tighten(path)
-        try:
-            with ExitStack() as opening:
-                self._connection = sqlite3.connect(
-                    path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-                )
-                opening.callback(self.close)
-                self._connection.execute("PRAGMA synchronous = FULL")
-                self._open()
-                opening.pop_all()  # it stays open
-        except sqlite3.Error as error:
-            raise StoreError(f"{path} cannot be opened: {error}") from error
+        with self._named("opened"), ExitStack() as opening:
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            opening.callback(self.close)
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._open()
+            opening.pop_all()  # it stays open
 
     def _open(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
@@ -83,7 +80,7 @@ class KeeperStore:
 
     def counts(self) -> tuple[int, int, int]:
         """Runs, cohorts and updates that were unmasked."""
-        with self._lock:
+        with self._lock, self._named("read"):
             (found,) = self._connection.execute(
                 "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM cohorts), "
                 "(SELECT count(*) FROM updates)"
@@ -92,22 +89,27 @@ class KeeperStore:
 
     def knows(self, cohort: Cohort) -> bool:
         """Whether this very cohort was admitted before, to the byte."""
-        with self._lock:
+        with self._lock, self._named("read"):
             query = "SELECT 1 FROM cohorts WHERE digest = ?"
             return self._connection.execute(query, (cohort.digest,)).fetchone() is not None
 
     def admit(self, cohort: Cohort, members: Sequence[Opened]) -> Declined | None:
         """Remember a cohort, all of it; or say why it may not be unmasked, and remember nothing."""
-        with self._lock:
-            try:
-                with self._connection:  # all or nothing; of a full disk SQLite has rolled back by itself
-                    self._connection.execute("BEGIN IMMEDIATE")
-                    refused = self._refused(cohort, members)
-                    if refused is None:
-                        self._write(cohort, members)
-            except sqlite3.Error as error:
-                raise StoreError(f"{self._path} cannot be written: {error}") from error
+        with self._lock, self._named("written"):
+            with self._connection:  # all or nothing; of a full disk SQLite has rolled back by itself
+                self._connection.execute("BEGIN IMMEDIATE")
+                refused = self._refused(cohort, members)
+                if refused is None:
+                    self._write(cohort, members)
             return refused
+
+    @contextmanager
+    def _named(self, used: str) -> Iterator[None]:
+        """Inside, what SQLite says is of this file, which is `used` so."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path} cannot be {used}: {error}") from error
 
     def _refused(self, cohort: Cohort, members: Sequence[Opened]) -> Declined | None:
         row = self._one("SELECT terms, number FROM runs WHERE run_id = ?", cohort.run_id)

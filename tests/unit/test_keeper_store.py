@@ -62,7 +62,7 @@ def test_it_remembers_after_it_was_closed(tmp_path: Path) -> None:
         assert admitted(first, 1, [opened("a"), opened("b"), opened("c")]) is None
         assert admitted(first, 2, [opened("d"), opened("e")]) is None
         assert admitted(first, 1, [opened("f")], "other") is None
-    with pytest.raises(sqlite3.ProgrammingError):
+    with pytest.raises(StoreError, match=r"keeper\.db cannot be read: Cannot operate on a closed database"):
         first.counts()
     with closing(KeeperStore(tmp_path / "keeper.db")) as second:
         assert second.counts() == (2, 3, 6)
@@ -81,6 +81,14 @@ def test_a_file_of_another_format_or_of_none_is_not_opened(tmp_path: Path) -> No
     path.write_bytes(b"This is no database, though it is long enough to be taken for one. " * 20)
     with pytest.raises(StoreError, match=r"keeper\.db cannot be opened"):
         KeeperStore(path)
+
+
+def test_what_cannot_be_read_is_an_error_that_names_the_file(store: KeeperStore, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "keeper.db")) as other:
+        other.execute("DROP TABLE cohorts")
+    for look in (store.counts, lambda: store.knows(Cohort("r", 1, 9, TERMS, ()))):
+        with pytest.raises(StoreError, match=r"keeper\.db cannot be read: no such table: cohorts"):
+            look()
 
 
 def test_any_thread_may_ask(store: KeeperStore) -> None:
