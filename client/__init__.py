@@ -1,1 +1,1 @@
-"""L2: the device agent."""
+"""L3: the device agent."""

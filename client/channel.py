@@ -14,7 +14,10 @@ from anabranch.client.guarded import check_not_guarded
 from anabranch.client.metadata import saying
 from anabranch.client.windows import window_of
 from anabranch.core.errors import (
+    ERROR_KEY,
+    ERRORS_BY_NAME,
     OUTCOMES,
+    RETRY_KEY,
     AnabranchError,
     ConfigError,
     IdentityError,
@@ -50,10 +53,7 @@ OTHER_PORT = (
     "operators at its server.admin_address (7071); or it is of another release"
 )
 TOO_LATE = "no answer in time: the server hangs or is very busy, as its log says, or the link is slow"
-ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
-RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
 
-_BY_NAME = {cls.__name__: cls for cls in OUTCOMES}
 # What a status means when no class came with it: what comes from gRPC itself, or from a proxy.
 _BY_STATUS: dict[str, type[AnabranchError]] = {
     outcome.grpc_status: cls
@@ -138,7 +138,7 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     text = _in_short(call.details() or status)
     metadata = {k: str(v) for k, v in call.trailing_metadata() or ()}
     name = metadata.get(ERROR_KEY, "")
-    cls = _BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
+    cls = ERRORS_BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
     if not name and text.startswith(HTTP_STATUS):
         # A proxy's page says nothing of the server behind, whose route may be back in a minute.
         cls, http = Unavailable, text.removeprefix(HTTP_STATUS)

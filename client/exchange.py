@@ -12,10 +12,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from anabranch.client.calls import ModelChunks
-from anabranch.client.channel import ERROR_KEY
 from anabranch.client.pulse import Pulse
 from anabranch.core.config.caps import HEADER_BYTES
-from anabranch.core.errors import ProtocolError, Unavailable
+from anabranch.core.errors import ERROR_KEY, ProtocolError, Unavailable
 from anabranch.protos.frames import Chunk, ExchangeFrame, frame_bytes, response_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.support.tracing import is_tracing, traceparent

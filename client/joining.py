@@ -21,7 +21,13 @@ from anabranch.client.channel import mapped_errors, secure_channel
 from anabranch.client.clocks import check_valid
 from anabranch.client.strangers import check_is_server
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
-from anabranch.identity.addresses import SERVER_NAME, host_and_port, parse_addresses, split_job
+from anabranch.identity.addresses import (
+    JOIN_PORT_AFTER,
+    SERVER_NAME,
+    host_and_port,
+    parse_addresses,
+    split_job,
+)
 from anabranch.identity.certificates import (
     SERVERS_CLOCK,
     certificate_pem,
@@ -37,7 +43,6 @@ from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningStub
 from anabranch.support.shown import shown_certificate
 
-JOIN_PORT_AFTER = 2
 JOIN_S = 30.0  # of each of the three steps; connecting is a part of it, which takes three round trips
 ON_THE_SERVER = "`anabranch admin ca show`"
 SHA256 = re.compile("[0-9a-f]{64}")

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from anabranch.client.records import SUFFIX, Record, read_record, sync_folder, write_record
+from anabranch.client.records import SUFFIX, Record, read_record, write_record
+from anabranch.identity.files import sync_folder
 
 APP, BUFFERS = "kept", "buffers"
 

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from anabranch.client.records import SUFFIX, UNFINISHED, Record, read_record, sync_folder, write_record
+from anabranch.client.records import SUFFIX, UNFINISHED, Record, read_record, write_record
 from anabranch.compress.feedback import Memory
+from anabranch.identity.files import sync_folder
 from anabranch.protos.convert import checked_id
 
 KEPT, PENDING = f"kept{SUFFIX}", "pending-"

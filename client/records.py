@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from anabranch.core.errors import disk_error
 from anabranch.core.model.arrays import plain_tensors, to_bytes
-from anabranch.identity.files import make_private_folder, private
+from anabranch.identity.files import make_private_folder, private, sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +78,6 @@ def read_record(path: Path) -> Record | None:
         log.warning("%s is damaged and not used: its digest differs", path)
         return None
     return Record(arrays, facts)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from anabranch.cockpit.runs import Runs
 from anabranch.cockpit.visitors import Visitors
 from anabranch.core.errors import ConfigError, PortInUse
 from anabranch.identity.addresses import host_and_port, is_loopback
-from anabranch.support.stop_signals import stop_signals
+from anabranch.support.stop_signals import call_on_signals, stop_signals
 
 LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 GRACE_S = 2
@@ -149,9 +149,7 @@ def _ending(server: _Uvicorn, stop: threading.Event | None) -> Iterator[None]:
     def end() -> None:
         server.should_exit = True
 
-    with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # not the main thread
-        for number in stop_signals():
-            loop.add_signal_handler(number, end)
+    call_on_signals(end, *stop_signals())
     if stop is not None:
         waiting = threading.Thread(target=_await, args=(stop, loop, end), daemon=True)
         waiting.start()

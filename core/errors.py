@@ -275,6 +275,11 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
 FALLBACK = Outcome("INTERNAL", 1)
 
 
+ERRORS_BY_NAME = {cls.__name__: cls for cls in OUTCOMES}
+# Of a failed call's trailing metadata: the class's name; when to come again, "earliest,latest" in seconds.
+ERROR_KEY, RETRY_KEY = "anabranch-error", "retry-after-s"
+
+
 def outcome_of(error: BaseException) -> Outcome:
     """The outcome of an error: its own, or that of the nearest base that has one."""
     for cls in type(error).__mro__:

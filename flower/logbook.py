@@ -30,6 +30,7 @@ from anabranch.core.journal import JournalDigest, Record
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.host.log import Data, WholeLog
+from anabranch.identity.files import sync_folder
 from anabranch.reports.folders import has_ended, numbered
 from anabranch.reports.journal_files import (
     INITIAL,
@@ -180,8 +181,4 @@ def _write_durably(path: Path, data: Data) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(path.parent)

@@ -14,6 +14,7 @@ from anabranch.support.proxies import is_this_machine
 # What every server is called in TLS; the TLD is reserved for private use: it is nobody's host.
 SERVER_NAME = "server.anabranch.internal"
 DEVICES_PORT = 7070  # unless `server.address` says otherwise
+JOIN_PORT_AFTER = 2  # so much further devices join, unless `identity.join_address` says otherwise
 JOB_KEY = "anabranch-job"  # metadata of a call: the job that it is of
 JOB_HEALTH = "job/"  # before a job's name: the service that the health protocol knows it as
 HOST = re.compile(r"[\w.-]+")  # letters of any script: see `_in_ascii`

@@ -62,6 +62,15 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable. It may be a link: data may lie on another disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_private(path: Path, data: bytes, replace: bool = True) -> None:
     """Write a file for its owner alone, durably. Raises `StoreError`, and `ConfigError` unless `replace`."""
     if not replace and path.exists():
@@ -75,11 +84,7 @@ def write_private(path: Path, data: bytes, replace: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):  # where the folder is no folder
             unfinished.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from anabranch.core.errors import (
+    ERROR_KEY,
     FALLBACK,
     AnabranchError,
     InvalidUpdate,
@@ -33,7 +34,7 @@ from anabranch.protos.v1 import keepers_pb2 as keepers
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.keepers_pb2_grpc import KeepersServicer, add_KeepersServicer_to_server
 from anabranch.support.grpc_ports import serve_on
-from anabranch.support.stop_signals import stop_signals
+from anabranch.support.stop_signals import call_on_signals, stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ async def _abort(context: Context, error: Exception) -> None:
         log.error("a call failed", exc_info=error)
         await context.abort(grpc.StatusCode[FALLBACK.grpc_status], "the keeper failed; its log says why")
     status = grpc.StatusCode[outcome_of(error).grpc_status]
-    metadata = (("anabranch-error", type(error).__name__),)
+    metadata = ((ERROR_KEY, type(error).__name__),)
     await context.abort(status, str(error), metadata)
 
 
@@ -185,13 +186,10 @@ async def serve(
     `ready` is told the address. Raises `PortInUse`, `ConfigError`.
     """
     server, status, where = await _port(keeper, address, told)
-    loop = asyncio.get_running_loop()
-    if threading.current_thread() is threading.main_thread():
-        for number in stop_signals():
-            loop.add_signal_handler(number, stop.set)
+    call_on_signals(stop.set, *stop_signals())
     try:
         ready(where)
-        await loop.run_in_executor(None, stop.wait)
+        await asyncio.to_thread(stop.wait)
     finally:
         await status.enter_graceful_shutdown()
         await server.stop(DRAIN_S)

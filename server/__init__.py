@@ -1,1 +1,1 @@
-"""L2: the gRPC server. `app.serve` runs it."""
+"""L3: the gRPC server. `app.serve` runs it."""

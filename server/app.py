@@ -69,7 +69,7 @@ from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Listener, Writer
 from anabranch.support.heap import bound_heap, use_small_pages
-from anabranch.support.stop_signals import stop_signals
+from anabranch.support.stop_signals import call_on_signals, stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ async def serve(
     bound_heap()
     use_small_pages()
     stop, limits = stop or asyncio.Event(), limits or config.limits
-    set_on_signals(stop, *stop_signals())
+    call_on_signals(stop.set, *stop_signals())
     table = config.server
     store = checked_store(table, limits, store)
     try:
@@ -506,9 +506,7 @@ def every_of(config: Config) -> Every:
 
 async def _drain(run: LiveRun, ports: Ports) -> None:
     notify(STOPPING)
-    run.draining = True
-    run.feed.close()
-    run.streams.close()
+    run.drain()
     grace_s = run.config.server.drain_s if run.writer.failure is None else 0.0  # no call can succeed any more
     await close_ports(ports, grace_s)
 
@@ -517,7 +515,7 @@ async def close_ports(ports: Ports, grace_s: float) -> None:
     """Give the calls under way so many seconds, or until Ctrl-C comes once more."""
     log.info("draining, at most %.0f s; Ctrl-C cuts off the calls under way", grace_s)
     cut_off = asyncio.Event()
-    set_on_signals(cut_off, signal.SIGINT)
+    call_on_signals(cut_off.set, signal.SIGINT)
     closing, cutting = asyncio.create_task(ports.close(grace_s)), asyncio.create_task(cut_off.wait())
     await asyncio.wait((closing, cutting), return_when=asyncio.FIRST_COMPLETED)
     cutting.cancel()
@@ -532,16 +530,6 @@ async def first(*events: asyncio.Event) -> None:
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-
-
-def set_on_signals(event: asyncio.Event, *numbers: signal.Signals) -> None:
-    """Have these signals set it, and nothing that they set before, where this is the main thread."""
-    loop = asyncio.get_running_loop()
-    for number in numbers:
-        try:
-            loop.add_signal_handler(number, event.set)
-        except (RuntimeError, ValueError, NotImplementedError):
-            return  # not the main thread: whoever started the thread stops it by `stop`
 
 
 def _info(ports: Ports, recovered: Recovered, run: LiveRun) -> ServerInfo:

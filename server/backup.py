@@ -41,7 +41,7 @@ from anabranch.core.errors import (
 )
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.identity.authority import Authority, authority_exists
-from anabranch.identity.files import write_private
+from anabranch.identity.files import sync_folder, write_private
 from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.server.restored import Restored, attest, refuse_private
 from anabranch.server.store import mark as marks
@@ -62,7 +62,6 @@ from anabranch.server.store.files import (
     open_file,
     sqlite_address,
     sync_file,
-    sync_folder,
 )
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.packs import PackPlace, Packs

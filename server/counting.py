@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 from grpc import HandlerCallDetails, aio
 
-from anabranch.core.errors import Overloaded, outcome_of
+from anabranch.core.errors import ERROR_KEY, Overloaded, outcome_of
 from anabranch.server.metrics import Metrics
-from anabranch.server.rpc_errors import ERROR_KEY, Context
+from anabranch.server.rpc_errors import Context
 from anabranch.server.unreadable import Continuation
 
 OURS = "/anabranch."  # health and reflection are probes', strangers' methods are nobody's

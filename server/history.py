@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anabranch.host.chain import HashChain
 from anabranch.identity.heads import first_head, follow_links
-from anabranch.server.store.base import RunInfo, Store
+from anabranch.server.store.base import RunInfo, Store, VersionRow
 
 
 class History(HashChain):
@@ -18,10 +18,15 @@ class History(HashChain):
         super().__init__(info.run_id, origin, head or first_head(fixed), version)
 
 
+def row_of(store: Store, version: int) -> VersionRow | None:
+    """What is on record of a version; None of version 0, and where the log has it no more."""
+    row = next(iter(store.versions(version - 1, 1)), None) if version else None
+    return row if row is not None and row.version == version else None
+
+
 def head_at(store: Store, version: int) -> str | None:
     """A version's head, whether the log still has it or not; None for those of before there was a chain."""
-    row = next(iter(store.versions(after=version - 1, limit=1)), None) if version else None
-    if row is not None and row.version == version:
+    if (row := row_of(store, version)) is not None:
         return row.head
     links, info = store.links(0, version), store.info()
     if len(links) < version or info is None:
@@ -34,7 +39,7 @@ def history_at(store: Store, info: RunInfo, version: int, seq: int) -> History:
 
     From the head on record and the events after it; where there is none, from the whole log.
     """
-    row = next(iter(store.versions(after=version - 1, limit=1)), None) if version else None
+    row = row_of(store, version)
     if row is not None and row.head is not None:
         history, start, published = History(info, version, row.head), row.seq, {}
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
-from anabranch.server.app import close_ports, identity_of, set_on_signals
+from anabranch.server.app import close_ports, identity_of
 from anabranch.server.exposition import Exposition
 from anabranch.server.job_metrics import registry_of
 from anabranch.server.job_ports import JobPorts
@@ -20,7 +20,7 @@ from anabranch.server.jobs import LOOK_S, Jobs, ReadJob, Told
 from anabranch.server.metrics import Metrics
 from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
 from anabranch.support.heap import bound_heap, use_small_pages
-from anabranch.support.stop_signals import stop_signals
+from anabranch.support.stop_signals import call_on_signals, stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ async def serve_jobs(
     bound_heap()
     use_small_pages()
     stop, metrics = stop or asyncio.Event(), Metrics()
-    set_on_signals(stop, *stop_signals())
+    call_on_signals(stop.set, *stop_signals())
     jobs = Jobs(folder, read, identity, told, time.time)
     ports = JobPorts(jobs, config, config.limits, identity, insecure, metrics)
     async with contextlib.AsyncExitStack() as stack:

@@ -24,8 +24,7 @@ from pathlib import Path
 from anabranch.core.errors import ConfigError, DataError, FolderMissing, disk_error
 from anabranch.core.plain import finite, from_plain, make_converter
 from anabranch.identity.addresses import JOB_NAME, checked_job
-from anabranch.identity.files import make_private_folder, tighten_tree, write_private
-from anabranch.server.store.files import sync_folder
+from anabranch.identity.files import make_private_folder, sync_folder, tighten_tree, write_private
 
 NOTE, SETTINGS, MODEL, BUNDLE, DATA = "job.json", "settings.toml", "model", "app.bundle", "data"
 

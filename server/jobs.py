@@ -126,7 +126,7 @@ class Jobs:
     def drain(self) -> None:
         """Hand out no more tasks, and let streams end."""
         for _, run in self.running():
-            _drain(run)
+            run.drain()
 
     def _notes(self) -> dict[str, JobNote | AnabranchError]:
         """What the folder says of each. A folder that cannot be read says what it said last."""
@@ -187,7 +187,7 @@ class Jobs:
 
         await until_over(run, job.stop, ended, lambda: self._now(job, JobState.RUNNING))
         job.run = None
-        _drain(run)
+        run.drain()
         if run.writer.failure is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(run.config.server.drain_s):
@@ -217,12 +217,6 @@ class Jobs:
         job.state, job.why, job.told = state, why, True
         if self._told is not None:
             self._told(job.name, state, why)
-
-
-def _drain(run: LiveRun) -> None:
-    run.draining = True
-    run.feed.close()
-    run.streams.close()
 
 
 def _note(job: Path) -> JobNote | AnabranchError:

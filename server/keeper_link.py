@@ -17,7 +17,14 @@ from typing import Any
 import grpc
 import numpy as np
 
-from anabranch.core.errors import OUTCOMES, AnabranchError, InvalidSignature, NotAuthenticated, Unavailable
+from anabranch.core.errors import (
+    ERROR_KEY,
+    ERRORS_BY_NAME,
+    AnabranchError,
+    InvalidSignature,
+    NotAuthenticated,
+    Unavailable,
+)
 from anabranch.core.limits import MIB
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.core.secagg.ring import Numbers
@@ -42,7 +49,6 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 4 * MIB),
 )
-_BY_NAME = {cls.__name__: cls for cls in OUTCOMES}
 
 
 @dataclass(frozen=True)
@@ -127,5 +133,5 @@ def _error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     """What the keeper raised; a connection that failed is `Unavailable`."""
     call: Any = error  # every error of a call is the call as well
     said = {key: str(value) for key, value in call.trailing_metadata() or ()}
-    kind = _BY_NAME.get(said.get("anabranch-error", ""), Unavailable)
+    kind = ERRORS_BY_NAME.get(said.get(ERROR_KEY, ""), Unavailable)
     return kind(f"keeper {address}: {call.details()}")

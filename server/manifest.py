@@ -26,8 +26,8 @@ from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.units import UnitGroup
-from anabranch.identity.files import make_private_folder, tighten, whose
-from anabranch.server.store.files import disk_errors, sync_file, sync_folder
+from anabranch.identity.files import make_private_folder, sync_folder, tighten, whose
+from anabranch.server.store.files import disk_errors, sync_file
 from anabranch.server.store.tensors import TensorFile, write_tensors
 
 FORMAT = 1

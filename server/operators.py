@@ -34,6 +34,7 @@ from anabranch.server.feed import Happening
 from anabranch.server.figures import RunFigures
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.glance import Glance
+from anabranch.server.history import row_of
 from anabranch.server.models import ModelRequest
 from anabranch.server.rpc_errors import Guarded, answers, streams
 from anabranch.server.run import LiveRun
@@ -86,7 +87,7 @@ class Operators(Guarded, OperatorsServicer):
                 return [row for row in store.versions(after, limit) if row.version <= max(held)]
             wanted = sorted(version for version in held if version > after)
             # One that is held longer than the log goes back has no row any more.
-            found = (row for v in wanted for row in store.versions(v - 1, 1) if row.version == v)
+            found = (row for v in wanted if (row := row_of(store, v)) is not None)
             return list(islice(found, limit))
 
         found = await self.run.writer.look_store(rows)

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import PortInUse
 from anabranch.core.limits import KIB, Limits
-from anabranch.identity.addresses import host_and_port
+from anabranch.identity.addresses import JOIN_PORT_AFTER, host_and_port
 from anabranch.identity.certificates import Kind
 from anabranch.protos.v1 import jobs_pb2, operators_pb2
 from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
@@ -38,7 +38,7 @@ from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
 from anabranch.server.places import Places, TakesPlaces
 from anabranch.server.run import LiveRun
-from anabranch.server.tls import JOIN_PORT_AFTER, ServerIdentity, join_address, uses_tls
+from anabranch.server.tls import ServerIdentity, join_address, uses_tls
 from anabranch.server.unreadable import ReadsRequests
 from anabranch.support.grpc_ports import serve_on
 

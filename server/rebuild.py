@@ -40,6 +40,7 @@ from anabranch.core.errors import (
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import digest
 from anabranch.core.snapshot import VECTOR, take_changes
+from anabranch.identity.files import sync_folder
 from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.server.backup import NAMED, check_restored, read_backup
 from anabranch.server.manifest import kept_manifest, read_manifest
@@ -57,7 +58,6 @@ from anabranch.server.store.files import (
     make_folder,
     sqlite_address,
     sync_file,
-    sync_folder,
 )
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.mark import MarkFile

@@ -35,7 +35,7 @@ from anabranch.host.first import check_built
 from anabranch.host.journal import Replay
 from anabranch.host.rollback import Refolder
 from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
-from anabranch.server.history import History, history_at
+from anabranch.server.history import History, history_at, row_of
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.saving import SavedPoint
@@ -185,8 +185,7 @@ def refolder(store: Store, begin: Begin) -> Refolder:
     """What makes the states of rollbacks, of a store's log, from where that begins."""
 
     def published(version: int) -> int | None:
-        row = next(iter(store.versions(version - 1, 1)), None) if version else None
-        return row.seq if row is not None and row.version == version else None
+        return None if (row := row_of(store, version)) is None else row.seq
 
     return Refolder(store, begin, store.receipt, published)
 

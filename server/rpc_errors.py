@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 from grpc import aio
 
-from anabranch.core.errors import FALLBACK, AnabranchError, outcome_of
+from anabranch.core.errors import ERROR_KEY, FALLBACK, RETRY_KEY, AnabranchError, outcome_of
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.outage import Outage
 
@@ -40,7 +40,6 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 Method = Callable[[Any, Request, Caller], Awaitable[Response]]
 
-ERROR_KEY, RETRY_KEY = "anabranch-error", "retry-after-s"
 RETRY_WINDOW_S = (0.5, 2.0)  # for a retryable error that names no window
 
 

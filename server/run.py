@@ -133,6 +133,12 @@ class LiveRun:
             if (receipt := receipts.get(update_id)) is not None:
                 span_of_task("publish", receipt.task_id, version=published.version)
 
+    def drain(self) -> None:
+        """Hand out no more tasks, and let streams end."""
+        self.draining = True
+        self.feed.close()
+        self.streams.close()
+
     def set_over(self, over: bool) -> None:
         """The run has ended, or goes on."""
         now, before = (self.ended, self.going_on) if over else (self.going_on, self.ended)

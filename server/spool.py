@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from anabranch.core.errors import Overloaded, TooLarge
 from anabranch.core.limits import MIB
-from anabranch.server.store.blobs import BETWEEN, IDS_MAX
+from anabranch.server.store.blobs import BETWEEN_IDS, IDS_MAX
 
 SMALL_BYTES_MAX = 16 * MIB  # of small parts in memory; from there on the oldest are sent again
 
@@ -27,7 +27,7 @@ class UploadKey:
     @property
     def name(self) -> str:
         """Its name in the spool."""
-        return BETWEEN.join((self.client_id, self.task_id, self.update_id))
+        return BETWEEN_IDS.join((self.client_id, self.task_id, self.update_id))
 
     @property
     def task(self) -> tuple[str, str]:
@@ -37,7 +37,7 @@ class UploadKey:
     @classmethod
     def of(cls, name: str) -> UploadKey | None:
         """The inverse of `name`; None for what has no such name, as the parts of older releases."""
-        ids = name.split(BETWEEN)
+        ids = name.split(BETWEEN_IDS)
         return cls(*ids) if len(ids) == IDS_MAX else None
 
 

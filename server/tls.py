@@ -15,7 +15,7 @@ from cryptography import x509
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
-from anabranch.identity.addresses import host_and_port, is_loopback
+from anabranch.identity.addresses import JOIN_PORT_AFTER, host_and_port, is_loopback
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import (
     Key,
@@ -33,7 +33,6 @@ from anabranch.server.members import Members
 log = logging.getLogger(__name__)
 
 TOLD_BEFORE_S = 180 * DAY_S
-JOIN_PORT_AFTER = 2  # the devices' port, unless `identity.join_address` says otherwise
 
 
 def check_address(address: str, insecure: bool, has_authority: bool) -> None:

@@ -1,1 +1,1 @@
-"""L2: the fleet simulator, on a virtual clock."""
+"""L3: the fleet simulator, on a virtual clock."""

@@ -29,6 +29,7 @@ from typing import Protocol
 from anabranch.core.engine.shelf import Described, Shelved, check_row, delta_of, name_of, row_of
 from anabranch.core.errors import StoreCorrupt, StoreFull, on_disk
 from anabranch.core.model.params import Delta
+from anabranch.support.page_cache import uncache
 
 log = logging.getLogger(__name__)
 
@@ -423,14 +424,8 @@ def _read_all(descriptor: int) -> memoryview:
     view, at = memoryview(bytearray(os.fstat(descriptor).st_size)), 0
     while got := os.preadv(descriptor, [view[at:]], at):
         at += got
-    forget_pages(descriptor)  # its device comes again after many others, and this is of no use then
+    uncache(descriptor)  # its device comes again after many others, and this is of no use then
     return view[:at]
-
-
-def forget_pages(descriptor: int) -> None:
-    """Let the system use the memory in which it holds a file, as far as the file is on the disk."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _write_all(descriptor: int, row: Pieces) -> int:

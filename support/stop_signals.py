@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
@@ -14,6 +14,19 @@ def stop_signals() -> list[signal.Signals]:
     """Ctrl-C, SIGTERM, and the end of its terminal, which `nohup` keeps from it."""
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *(() if under_nohup else (signal.SIGHUP,))]
+
+
+def call_on_signals(then: Callable[[], object], *numbers: signal.Signals) -> None:
+    """Have the loop that runs call it at these signals, and do nothing that they did before.
+
+    Where this is not the main thread nothing is done: whoever started the thread stops what runs in it.
+    """
+    import asyncio  # a device has no loop
+
+    loop = asyncio.get_running_loop()
+    with suppress(RuntimeError, ValueError, NotImplementedError):
+        for number in numbers:
+            loop.add_signal_handler(number, then)
 
 
 def mute_children() -> None:

@@ -26,7 +26,8 @@ from anabranch.core.journal import Record, payload_of
 from anabranch.core.limits import MIB
 from anabranch.core.model.updates import Receipt
 from anabranch.core.snapshot import receipt_of, receipt_row
-from anabranch.server.store.files import make_own_folder, open_file, sync_folder
+from anabranch.identity.files import sync_folder
+from anabranch.server.store.files import make_own_folder, open_file
 
 ARCHIVED_BYTES = 64 * MIB  # payloads in a file: nothing is answered while one is written
 EVENTS, PAYLOADS = "events.jsonl", "payloads/"

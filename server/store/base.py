@@ -23,7 +23,7 @@ Laws:
    only a replay tells (a snapshot that no row names), the first `acknowledge` after it does.
 7. A log need not begin with its first event (`trim`); then it begins with a snapshot (`first`). What goes by
    that is behind the newest two snapshots, and never counts as missing.
-7. Where servers share a store, one leads. What any other tries to write raises `LeadershipLost`, and nothing
+8. Where servers share a store, one leads. What any other tries to write raises `LeadershipLost`, and nothing
    of it is stored, whatever that server was told before.
 
 Until `start`, a store only reads, and takes no lock: enough for `verify`. A store is used by one

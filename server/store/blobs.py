@@ -43,6 +43,7 @@ from anabranch.core.content import (
 from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreError, TooLarge
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.mapped import MappedFile
+from anabranch.identity.files import sync_folder
 from anabranch.server.failpoints import reach
 from anabranch.server.store.files import (
     PIECE_BYTES,
@@ -54,15 +55,14 @@ from anabranch.server.store.files import (
     make_own_folder,
     open_file,
     sync_file,
-    sync_folder,
-    uncache,
 )
+from anabranch.support.page_cache import uncache
 
 SYNC_BYTES = 16 * MIB
 ADOPTED_S = 60.0  # a blob that has its entry by then, or never
 PART_AGE_S = 24 * 3600.0  # a device may stay away this long before it starts its upload again
 
-BETWEEN, IDS_MAX = "+", 3  # of the name of an upload: what is in no id stands between its ids
+BETWEEN_IDS, IDS_MAX = "+", 3  # of the name of an upload: what is in no id stands between its ids
 PART, WHOLE = ".part", ".whole"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -78,7 +78,7 @@ def check_id(update_id: str, limits: Limits) -> None:
 
 def check_name(name: str, limits: Limits) -> None:
     """Raises `InvalidUpdate` unless the name of an upload is of ids, up to three."""
-    ids = name.split(BETWEEN)
+    ids = name.split(BETWEEN_IDS)
     if len(ids) > IDS_MAX:
         raise InvalidUpdate(f"upload {name[:80]!r} is named by more than {IDS_MAX} ids")
     for one in ids:
@@ -287,7 +287,7 @@ class BlobStore:
         Where the disk is below its watermark that is whatever has come of any upload: it will be sent again.
         """
         with self._lock:
-            gone = [name for name in self.spooled() if BETWEEN not in name]
+            gone = [name for name in self.spooled() if BETWEEN_IDS not in name]
             self._drop_all(gone)
             if free_bytes(self._spool) >= self.limits.free_disk_bytes_min:
                 return gone

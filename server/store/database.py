@@ -103,7 +103,10 @@ class Database:
         return path.exists() and path.stat().st_size > 0
 
     def open(self, writes: bool) -> None:
-        """Connect; as the writer, lock out every other one. Raises `StoreLocked`, `Led`, `StoreError`."""
+        """Connect; as the writer, lock out every other one.
+
+        Raises `StoreLocked`, `LedByAnother`, `StoreError`.
+        """
         self.close()
         self._abandoned.clear()
         self._writes = writes

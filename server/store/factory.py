@@ -43,7 +43,7 @@ def open_store(
 ) -> Store:
     """The store of `server.database`; it reads only until `start`. Raises `ConfigError`.
 
-    `lease_s`: `server.leader_lease_s`. `archive`: where to goes what `server.keep` does not ask for.
+    `lease_s`: `server.leader_lease_s`. `archive`: where what `server.keep` does not ask for goes.
     `disk_bytes_max`: how much `data_dir` may hold, 0 for no bound.
     """
     if database == "memory":

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
 from anabranch.core.limits import KIB
-from anabranch.identity.files import tighten, tighten_tree, whose
+from anabranch.identity.files import sync_folder, tighten, tighten_tree, whose
 from anabranch.server.store.base import DiskFailed
 from anabranch.support.held import leads_to
 
@@ -121,7 +121,11 @@ def open_file(path: Path, flags: int) -> int:
 
 def sync_file(path: Path) -> None:
     """Make the bytes of a file durable."""
-    _sync(open_file(path, os.O_RDONLY))
+    descriptor = open_file(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_all(file: IO[bytes], part: bytes | memoryview) -> None:
@@ -139,30 +143,6 @@ def begin_write_out(descriptor: int) -> None:
     if _SYNC_FILE_RANGE is not None:
         whole = ctypes.c_int64(0)
         _SYNC_FILE_RANGE(descriptor, whole, whole, _WRITE)
-
-
-def uncache(descriptor: int, begin: int = 0, size: int = 0) -> None:
-    """Have the system take out of its cache what the disk has of some bytes of a file; of size 0: to its end.
-
-    So it writes the next bytes into the same pages of memory. A virtual machine has to ask its host for those
-    that it never had: 40 MB written took the kernel 70 to 85 ms of processor time then, and 11 into pages
-    that had been given back so. Nothing where the system cannot.
-    """
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. It may be a link: data may lie on another disk."""
-    _sync(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-
-
-def _sync(descriptor: int) -> None:
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class FolderLock:

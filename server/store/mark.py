@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from anabranch.core.errors import StoreCorrupt, StoreFull
-from anabranch.identity.files import tighten
+from anabranch.identity.files import sync_folder, tighten
 from anabranch.server.store.base import DiskFailed, Mark
-from anabranch.server.store.files import disk_errors, open_file, sync_folder
+from anabranch.server.store.files import disk_errors, open_file
 
 FILE = "acknowledged"
 SLOT_BYTES = 4096

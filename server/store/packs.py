@@ -16,7 +16,8 @@ from sqlalchemy import Connection, case, select
 
 from anabranch.core.content import check_content
 from anabranch.core.errors import StoreCorrupt
-from anabranch.server.store.files import disk_errors, open_file, sync_folder
+from anabranch.identity.files import sync_folder
+from anabranch.server.store.files import disk_errors, open_file
 from anabranch.server.store.schema import mask_sums, updates
 
 FOLDERS = {"log": ".log", "packs": ".pack"}

@@ -29,9 +29,11 @@ from typing import NamedTuple
 from anabranch.core.errors import LogLost, StoreCorrupt
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.limits import KIB, MIB
+from anabranch.identity.files import sync_folder
 from anabranch.server.failpoints import reach
-from anabranch.server.store.files import disk_errors, make_own_folder, open_file, sync_folder, uncache
+from anabranch.server.store.files import disk_errors, make_own_folder, open_file
 from anabranch.server.store.packs import PackPlace
+from anabranch.support.page_cache import uncache
 
 FOLDER = "log"
 SEGMENT_BYTES = 256 * MIB  # a segment is closed when it is this large

@@ -12,17 +12,12 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from anabranch.core.errors import StoreFull
+from anabranch.identity.files import sync_folder
 from anabranch.server.failpoints import reach
 from anabranch.server.store.base import DiskFailed
-from anabranch.server.store.files import (
-    check_space,
-    disk_errors,
-    make_folder,
-    make_own_folder,
-    open_file,
-    sync_folder,
-)
-from anabranch.support.shelf import FOLDER, START_AGAIN, FolderRows, Pieces, forget_pages
+from anabranch.server.store.files import check_space, disk_errors, make_folder, make_own_folder, open_file
+from anabranch.support.page_cache import uncache
+from anabranch.support.shelf import FOLDER, START_AGAIN, FolderRows, Pieces
 
 RESTORE = (
     "Restore a backup: the log does not begin with its first event (server.keep), so that it cannot be made "
@@ -89,7 +84,7 @@ def _flushed(path: Path) -> bool:
         descriptor = open_file(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-            forget_pages(descriptor)
+            uncache(descriptor)
         finally:
             os.close(descriptor)
         return True

@@ -13,14 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 from anabranch.core.limits import MIB
-from anabranch.server.store.files import (
-    disk_errors,
-    free_bytes,
-    open_file,
-    sqlite_address,
-    sync_file,
-    sync_folder,
-)
+from anabranch.identity.files import sync_folder
+from anabranch.server.store.files import disk_errors, free_bytes, open_file, sqlite_address, sync_file
 
 FREE_BYTES = 64 * MIB  # it is done for so much, if it is half of the file as well
 NEW = ".smaller"  # after the file's name: the copy under way

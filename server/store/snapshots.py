@@ -25,14 +25,8 @@ from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import plain_tensors, to_bytes
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
-from anabranch.server.store.files import (
-    check_space,
-    disk_errors,
-    make_own_folder,
-    open_file,
-    sync_folder,
-    write_all,
-)
+from anabranch.identity.files import sync_folder
+from anabranch.server.store.files import check_space, disk_errors, make_own_folder, open_file, write_all
 from anabranch.server.store.tensors import DTYPES, NOTES, TensorFile
 
 META = "$meta"

@@ -138,15 +138,22 @@ def lost_workers_told() -> Iterator[None]:
 def _begin(
     open_source: Callable[[ProblemSource], None], source: ProblemSource, start_method: str | None
 ) -> None:
-    """`start_method`: the script's own, for what an App starts, which would all be spawned as this was."""
-    multiprocessing.set_start_method(start_method, force=True)
-    threading.Thread(target=_end_with_parent, name="anabranch-parent", daemon=True).start()
+    prepare_worker(start_method)
     reuse_heap()
     open_source(source)
 
 
+def prepare_worker(start_method: str | None) -> None:
+    """What comes first in a worker process. `start_method`: the script's own.
+
+    For what an App starts, which would all be spawned as this was. And it ends with the process that began
+    it: killed, that one tells nobody, and it would wait for work, or hold a folder, for ever.
+    """
+    multiprocessing.set_start_method(start_method, force=True)
+    threading.Thread(target=_end_with_parent, name="anabranch-parent", daemon=True).start()
+
+
 def _end_with_parent() -> None:
-    """Killed, it cannot end its workers, which would wait for work for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker was spawned"
     parent.join()

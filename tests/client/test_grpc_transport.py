@@ -17,13 +17,15 @@ from flaky_proxy import FlakyProxy
 from http_pages import HttpPages
 from live_server import live_server
 
-from anabranch.client.channel import ERROR_KEY, RETRY_KEY, error_of
+from anabranch.client.channel import error_of
 from anabranch.client.health import check_health
 from anabranch.client.stopping import Bell, persist
 from anabranch.client.transport import GrpcTransport
 from anabranch.client.transports import open_transport
 from anabranch.core.errors import (
+    ERROR_KEY,
     OUTCOMES,
+    RETRY_KEY,
     AnabranchError,
     ConfigError,
     InvalidUpdate,

@@ -17,8 +17,7 @@ from commands import anabranch, answer
 from nursery import COMMAND, PIPE, Process
 
 from anabranch.core.errors import OUTCOMES
-from anabranch.server.app import set_on_signals
-from anabranch.support.stop_signals import stop_signals
+from anabranch.support.stop_signals import call_on_signals, stop_signals
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
 INSTALLED = "/opt/anabranch/bin/anabranch"
@@ -124,7 +123,7 @@ def test_a_server_tells_its_manager_how_it_is(
 
 def test_a_server_under_nohup_outlives_its_terminal() -> None:
     async def handlers() -> tuple[bool, bool]:
-        set_on_signals(asyncio.Event(), *stop_signals())
+        call_on_signals(asyncio.Event().set, *stop_signals())
         return (
             signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
             signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.client.channel import RETRY_KEY
 from anabranch.client.jobs import JobOffice
 from anabranch.client.link import Link
 from anabranch.client.pulse import Pulse
@@ -23,6 +22,8 @@ from anabranch.client.transport import GrpcTransport
 from anabranch.client.windows import LATEST_S, window_of
 from anabranch.core.effects import Refused
 from anabranch.core.errors import (
+    ERROR_KEY,
+    RETRY_KEY,
     AnabranchError,
     ConfigError,
     InvalidUpdate,
@@ -68,7 +69,7 @@ class Server(DevicesServicer, JobsServicer):
 
     def AskTask(self, request: Any, context: Any) -> devices.AskTaskResponse:  # noqa: N802
         if self.retry:
-            context.set_trailing_metadata(((RETRY_KEY, self.retry), ("anabranch-error", "Overloaded")))
+            context.set_trailing_metadata(((RETRY_KEY, self.retry), (ERROR_KEY, "Overloaded")))
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "wait")
         if self.task is not None:
             return devices.AskTaskResponse(task=self.task)

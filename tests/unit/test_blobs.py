@@ -31,7 +31,7 @@ from anabranch.core.errors import (
 from anabranch.core.limits import MIB, Limits
 from anabranch.server.store import blobs as blobs_module
 from anabranch.server.store.base import Blobs, DiskFailed
-from anabranch.server.store.blobs import ADOPTED_S, BETWEEN, BlobStore, check_id
+from anabranch.server.store.blobs import ADOPTED_S, BETWEEN_IDS, BlobStore, check_id
 from anabranch.server.store.files import FolderLock, disk_errors, make_folder
 from anabranch.server.store.memory import MemoryBlobs
 
@@ -419,7 +419,7 @@ def test_a_start_removes_what_nothing_references_whatever_the_clock_was(
 ) -> None:
     """Parts stay for the tasks that they are of, which only the log knows."""
     wanted, orphan = adopted(store, 0), adopted(store, 1)
-    part = f"task{BETWEEN}client{BETWEEN}update"
+    part = f"task{BETWEEN_IDS}client{BETWEEN_IDS}update"
     store.write(part, 0, b"x")
     for path in (store.path(wanted), store.path(orphan), folder / "spool" / f"{part}.part"):
         then = path.stat().st_mtime + ahead_s

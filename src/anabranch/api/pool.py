@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -16,9 +14,8 @@ from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.names import RAY
-from anabranch.simulation.executors.pool import DeafContext, lost_workers_told
+from anabranch.simulation.executors.pool import DeafContext, lost_workers_told, prepare_worker
 
-ORPHAN = 1  # the exit code of one whose parent was killed
 PROCESSES = "processes"
 PLACES = (PROCESSES, RAY)  # `on` of sweeps and tunings
 
@@ -110,10 +107,7 @@ _interrupt = _Interrupt()
 
 
 def _begin(start_method: str | None) -> None:
-    """`start_method`: the script's own, for what an App starts, which would all be spawned as this was."""
-    multiprocessing.set_start_method(start_method, force=True)
-    # A killed parent tells nobody: who waits for its next order would wait for ever, or hold a folder.
-    threading.Thread(target=_wait_for_parent, daemon=True).start()
+    prepare_worker(start_method)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt.take)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that came meanwhile comes now
@@ -128,9 +122,3 @@ def _carry(run: Callable[Given, Done], *args: Given.args, **kwargs: Given.kwargs
         raise
     finally:
         _interrupt.in_run = False
-
-
-def _wait_for_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(ORPHAN)
