@@ -402,6 +402,7 @@ class LocalTrainer:
         `stage`: of a model that grows; 0: the last.
         """
         self._share_cores()
+        self._app.version = model.version
         vector = self.buffers.start(model.vector, None, self._own)
         return self._trainer.evaluate(vector, self._frozen(model), examples, stage)
 

@@ -28,7 +28,16 @@ from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import seed_of
 from anabranch.flower.installed import flwr_version
-from anabranch.flower.messages import EVALUATE, TRAIN, Reply, ServerAppMessage, instruct, new_context
+from anabranch.flower.messages import (
+    EVALUATE,
+    TRAIN,
+    Reply,
+    ServerAppMessage,
+    evaluates,
+    instruct,
+    new_context,
+)
+from anabranch.flower.played import Judge, judge_of
 from anabranch.flower.project import Project
 from anabranch.flower.records import from_bytes, to_bytes
 from anabranch.workloads.app import App, Array, Examples, Shard
@@ -78,19 +87,19 @@ class FlowerApp(App):
         self._client = self.project.client_app()  # now: who sets the threads of torch must find it loaded
         self._table, self._model = FlowerTable(), ModelTable()
         self._clients = FleetTable().clients
-        self._goal = UNNAMED
+        self._goal, self._seed = UNNAMED, 0
 
     def join(self, config: Mapping[str, Any]) -> None:
         """See `App`: `[flower]`, how buffers are called, how many devices there are, what it is judged by."""
         self._goal = Goal.of_json(config)
+        self._seed = seed_of(config.get("run", {}).get("seed", 0), "initial")  # as who starts the run has it
         self._table = build(FlowerTable, config.get("flower", {}), "flower")
         self._model = build(ModelTable, config.get("model", {}), "model")
         self._clients = build(FleetTable, config.get("fleet", {}), "fleet").clients
 
     def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:
         """What the ServerApp tells its ClientApps, where the run's configuration does not say it."""
-        heard = self._heard(seed)
-        return {"flower": {"train": heard.train.to_json(), "evaluate": heard.evaluate.to_json()}}
+        return {"flower": self._heard(seed).settings}
 
     def model(self, seed: int = 0) -> dict[str, Array]:
         """The ServerApp's first arrays, by name."""
@@ -127,18 +136,31 @@ class FlowerApp(App):
     def evaluate(self, model: dict[str, Array], examples: Examples) -> dict[str, float]:
         """The ClientApp's metrics, the mean over partitions weighted by their examples; no state is kept.
 
-        `accuracy` and `loss` are those that `[flower]` names, or whose names sound like it.
+        Or the ServerApp's own, if `[flower]` says so. `accuracy` and `loss` are those that it names, or whose
+        names sound like it.
         """
-        count = _partition(examples, self.name).count
-        said = self._said(EVALUATE)
-        replies = []
+        if self._table.central:
+            found = self._judge()(self.version, model)
+        else:
+            found = self._by_partitions(model, _partition(examples, self.name).count)
+        chosen = {ACCURACY: self._table.accuracy, LOSS: self._table.loss}
+        return {**found, **named(found, chosen, self.name, self._goal)}
+
+    def _judge(self) -> Judge:
+        return judge_of(self._heard(self._seed).played, self.name)
+
+    def _by_partitions(self, model: dict[str, Array], count: int) -> dict[str, float]:
+        if not evaluates(self._client):
+            raise AppError(
+                f"{self.name}: nothing judges a version: the ClientApp has no function under "
+                "@app.evaluate(), and the ServerApp's strategy, if any, no evaluate_fn: give it one of them"
+            )
+        said, replies = self._said(EVALUATE), []
         for index in _spread(count, self._table.evaluate_partitions):
             context = new_context(index, count, *self._configs())
             seed = seed_of(0, "flower", "evaluate", index)
-            replies.append(instruct(self._client, EVALUATE, said, model, self.version + 1, context, seed))
-        found = mean_metrics(replies)
-        chosen = {ACCURACY: self._table.accuracy, LOSS: self._table.loss}
-        return {**found, **named(found, chosen, self.name, self._goal)}
+            replies.append(instruct(self._client, EVALUATE, said, model, self.version, context, seed))
+        return mean_metrics(replies)
 
     def _configs(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The run's and the node's."""
@@ -150,7 +172,7 @@ class FlowerApp(App):
         table = getattr(self._table, what)
         if table:
             return ServerAppMessage.from_json(table, f"flower.{what}")
-        heard = self._heard(0)
+        heard = self._heard(self._seed)
         return heard.train if what == TRAIN else heard.evaluate
 
     def _heard(self, seed: int) -> Rehearsed:
@@ -201,7 +223,7 @@ def named(
         if name in metrics:
             found[what] = metrics[name]
         elif name or (what == LOSS and not found and goal.metric in (AUTO, *LIKE)):
-            told = ", ".join(sorted(metrics)) or "none"
+            told = ", ".join(sorted(metrics)) or "none that is one number"
             raise AppError(
                 f"{who}: the ClientApp's evaluation has no metric {name or ACCURACY!r} (it has {told}): "
                 f"name one, flower.{what if name else ACCURACY} = ..., or run.metric and run.mode"

@@ -40,6 +40,7 @@ from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.evaluation import GridEvaluation
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, NodeAway, Reply, ServerAppMessage
+from anabranch.flower.played import Judge
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
 from anabranch.host.records import RunReporter
@@ -90,7 +91,8 @@ class GridRun:
 
     `step` does what there is to do now; `done` says when the run has ended.
 
-    `train` and `evaluate` are what messages say beside the model. `clock` gives seconds since 1970.
+    `train` and `evaluate` are what messages say beside the model. `clock` gives seconds since 1970. `judge`
+    measures versions in the nodes' place.
     """
 
     def __init__(
@@ -102,9 +104,10 @@ class GridRun:
         train: ServerAppMessage,
         evaluate: ServerAppMessage,
         clock: Clock,
+        judge: Judge | None = None,
     ) -> None:
         self._grid, self._config, self._logbook, self._recorder = grid, config, logbook, recorder
-        self._train, self._judge, self._clock = train, evaluate, clock
+        self._train, self._asked, self._clock, self._judge = train, evaluate, clock, judge
         self.spec = logbook.spec
         self._frozen: Tensors = self.spec.frozen(logbook.initial)
         # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
@@ -187,27 +190,32 @@ class GridRun:
 
     def _order(self, task: Task, node: _Node) -> Message:
         model = self._model(self._bases[task.base_version])
-        message = self._message(self._train, TRAIN, node, model, task.base_version)
+        message = self._message(self._train, TRAIN, node, model, task.base_version + 1)
         if task.uplink != RAW:
             message.content[RECORD] = node.counting.order(task, self.spec.buffers)
         return message
 
     def _message(
-        self, said: ServerAppMessage, what: str, node: _Node, model: Tensors, version: int
+        self, said: ServerAppMessage, what: str, node: _Node, model: Tensors, round_number: int
     ) -> Message:
         from flwr.app import Message
 
-        content, ttl_s = said.content(model, version + 1), self._config.server.lease_max_s
-        return Message(content, node.node_id, what, group_id=str(version + 1), ttl=ttl_s)
+        content, ttl_s = said.content(model, round_number), self._config.server.lease_max_s
+        return Message(content, node.node_id, what, group_id=str(round_number), ttl=ttl_s)
 
     def _evaluate(self) -> None:
         """Have the newest version judged, if it is time."""
         version, nodes = self.engine.version, self._here
-        if not nodes or not self._evaluation.wants(version, is_last=bool(self.engine.finished)):
+        if not self._evaluation.wants(version, is_last=bool(self.engine.finished)):
             return
         model = self._model(self.engine.vector.copy())
+        if self._judge is not None:
+            self._evaluation.judge(version, model, self._judge)
+            return
+        if not nodes:
+            return
         asked = nodes[: self._config.flower.evaluate_partitions or len(nodes)]
-        messages = [self._message(self._judge, EVALUATE, node, model, version) for node in asked]
+        messages = [self._message(self._asked, EVALUATE, node, model, version) for node in asked]
         self._evaluation.begin(version, model, self._grid.push_messages(messages))
 
     # --- replies -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from anabranch.core.model.params import Tensors
 from anabranch.flower.app import mean_metrics, named
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, Reply
+from anabranch.flower.played import Judge
 from anabranch.reports.models import BEST, Best, write_model
 from anabranch.reports.recorder import Recorder
 
@@ -93,8 +94,18 @@ class GridEvaluation:
         if not asked.replies:
             log.warning("version %d could not be measured: no node answered", asked.version)
             return
-        flower, metrics = self._config.flower, mean_metrics(asked.replies)
+        self._conclude(asked, lambda: mean_metrics(asked.replies))
+
+    def judge(self, version: int, model: Tensors, by: Judge) -> None:
+        """The ServerApp itself judges a version, now."""
+        self._due = self.judged = version
+        self._conclude(_UnderWay(version, model, set()), lambda: by(version, model))
+
+    def _conclude(self, asked: _UnderWay, measured: Callable[[], dict[str, float]]) -> None:
+        """A version has these metrics, if they can be had."""
+        flower = self._config.flower
         try:
+            metrics = measured()
             chosen = {"accuracy": flower.accuracy, "loss": flower.loss}
             metrics |= named(metrics, chosen, self._recorder.workload, self._recorder.goal)
         except AppError as error:

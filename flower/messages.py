@@ -38,6 +38,7 @@ FIRST_NODE = 1000
 ROUND_KEYS = ("server-round", "server_round", "current_round")
 EXAMPLES_KEYS = ("num-examples", "num_examples")
 LEGACY_ARRAYS, LEGACY_STATUS = "fitins.parameters", ".status"
+SECURE = "secaggplus"  # so the records of its workflow are called
 LEGACY_EVALUATE = ("evaluateins.parameters", "evaluateins.config")
 
 _globals = threading.RLock()  # generators and stdout are the process's: one ClientApp at a time has them
@@ -58,6 +59,12 @@ class ServerAppMessage:
     def of(cls, content: RecordDict) -> ServerAppMessage:
         """What is said in a message. Raises `AppError` unless it has one ArrayRecord, which is the model."""
         names = list(content.array_records)
+        if any(name.startswith(SECURE) for name in content):
+            raise AppError(
+                "the ServerApp's first messages are Flower's secure aggregation, which is a protocol of "
+                "rounds: give it a strategy alone, without SecAggPlusWorkflow; what masks updates here is "
+                "[secagg]"
+            )
         if len(names) != 1:
             raise AppError(
                 f"the ServerApp sends {len(names)} ArrayRecords in a message ({', '.join(names) or 'none'}): "
@@ -169,14 +176,29 @@ def instruct(
 
 def handled(app: ClientApp, message: Message, context: Context, seed: int) -> Message:
     """The ClientApp's reply. Its prints go to stderr: stdout is for answers. Raises `AppError`."""
-    what = message.metadata.message_type
+    with own_part(f"the ClientApp's {message.metadata.message_type}", seed):
+        return app(message, context)
+
+
+@contextlib.contextmanager
+def own_part(what: str, seed: int) -> Iterator[None]:
+    """Inside, a part of the app runs: it prints to stderr, its draws have this seed. Raises `AppError`."""
     try:
         with _globals, seeded(seed), contextlib.redirect_stdout(sys.stderr):
-            return app(message, context)
+            yield
     except AppError:
         raise
     except (Exception, SystemExit) as error:
-        raise AppError(told(f"the ClientApp's {what}", error)) from error
+        raise AppError(told(what, error)) from error
+
+
+def evaluates(app: ClientApp) -> bool:
+    """Whether a ClientApp has a function for evaluations, as far as can be seen: a legacy one may."""
+    from flwr.clientapp import ClientApp
+
+    if type(app).__call__ is not ClientApp.__call__ or app._call is not None:
+        return True
+    return any(name.startswith(f"{EVALUATE}.") for name in app._registered_funcs)
 
 
 def new_message(content: RecordDict, message_type: str, node_id: int, group_id: str) -> Message:
@@ -236,8 +258,13 @@ def _numbers(content: RecordDict) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, record in [*content.metric_records.items(), *content.config_records.items()]:
         if not name.endswith(LEGACY_STATUS):
-            found |= {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
+            found |= numbers_of(record)
     return found
+
+
+def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """What is a number in a record; of a list of them there is no one value."""
+    return {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
 
 
 def _trained(content: RecordDict) -> ArrayRecord:

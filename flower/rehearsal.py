@@ -26,6 +26,7 @@ from anabranch.core.rng import seed_of
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.messages import (
     EVALUATE,
+    EXAMPLES_KEYS,
     LEGACY_ARRAYS,
     TRAIN,
     ServerAppMessage,
@@ -33,6 +34,7 @@ from anabranch.flower.messages import (
     new_context,
     seeded,
 )
+from anabranch.flower.played import Played, played_in
 from anabranch.flower.project import Project
 from anabranch.flower.records import arrays_of
 from anabranch.support.own_code import told
@@ -61,11 +63,18 @@ NODES = 32  # a ServerApp waits for as many as it wants; at each look there are 
 
 @dataclass(frozen=True, eq=False)
 class Rehearsed:
-    """The first weights by name, and what is said in tasks and in evaluations."""
+    """The first weights by name, what is said in tasks and in evaluations, and the strategy that says it."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
     train: ServerAppMessage
     evaluate: ServerAppMessage
+    played: Played
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As `[flower]` has it."""
+        central = {"central": True} if self.played.is_central else {}
+        return {"train": self.train.to_json(), "evaluate": self.evaluate.to_json(), **central}
 
 
 class _Over(BaseException):
@@ -80,7 +89,7 @@ class _Stage(LocalGrid):
         self._answer, self._thread = answer, threading.get_ident()
         self.arrays: Mapping[str, npt.NDArray[Any]] | None = None
         self.said: dict[str, ServerAppMessage] = {}
-        self.strategy = ""
+        self.played = Played()
         self.flaw: AppError | None = None
 
     def get_node_ids(self) -> Iterable[int]:
@@ -126,7 +135,7 @@ class _Stage(LocalGrid):
         try:
             self.said[what] = said = ServerAppMessage.of(content)
             if self.arrays is None:
-                self.strategy = _strategy_in(self._thread)
+                self.played = played_in(self._thread)
                 self.arrays = _floats_of(content.array_records[said.arrays])
         except AppError as flaw:
             self.flaw = flaw
@@ -155,9 +164,9 @@ def hear(serverapp: ServerApp, context: Context, answer: Node, name: str) -> Reh
             name,
             ended_by,
         )
-    _tell_strategy(stage.strategy, name)
+    _tell_strategy(stage.played.name, stage.played.weighted_by, name)
     train = stage.said[TRAIN]
-    return Rehearsed(stage.arrays, train, stage.said.get(EVALUATE, train.of_evaluation()))
+    return Rehearsed(stage.arrays, train, stage.said.get(EVALUATE, train.of_evaluation()), stage.played)
 
 
 def _floats_of(record: ArrayRecord) -> Mapping[str, npt.NDArray[Any]]:
@@ -172,28 +181,15 @@ def _floats_of(record: ArrayRecord) -> Mapping[str, npt.NDArray[Any]]:
     return found
 
 
-def _strategy_in(thread: int) -> str:
-    """What the strategy of Flower's is called that a thread plays; "": the ServerApp has a loop of its own.
-
-    A ServerApp makes it by itself and shows it to nobody. The outermost one wraps the others.
-    """
-    from flwr.server.strategy import Strategy as LegacyStrategy
-    from flwr.serverapp.strategy import Strategy
-
-    found, frame = "", sys._current_frames().get(thread)
-    while frame is not None:
-        own = frame.f_locals.get("self")
-        for played in (own, getattr(own, "strategy", None)):  # of the legacy API the Server has it
-            if isinstance(played, Strategy | LegacyStrategy):
-                found = type(played).__name__
-                break
-        frame = frame.f_back
-    return found
-
-
 @lru_cache
-def _tell_strategy(strategy: str, name: str) -> None:
+def _tell_strategy(strategy: str, weighted_by: str, name: str) -> None:
     """Once in a process, whatever the app is rehearsed with."""
+    if weighted_by not in EXAMPLES_KEYS:
+        log.warning(
+            "the strategy of %s's ServerApp weighs by %r: here an update weighs as its num-examples",
+            name,
+            weighted_by,
+        )
     if strategy in ("", *MEANS):
         return
     noise = "; nor is its noise added (see [privacy])" if strategy.startswith(PRIVATE) else ""

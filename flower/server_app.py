@@ -44,8 +44,9 @@ from anabranch.core.model.params import Tensors  # noqa: E402
 from anabranch.flower.driver import GridRun  # noqa: E402
 from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
 from anabranch.flower.messages import ServerAppMessage, seeded  # noqa: E402
+from anabranch.flower.played import Judge, Played, judge_of  # noqa: E402
 from anabranch.flower.project import load  # noqa: E402
-from anabranch.flower.rehearsal import hear  # noqa: E402
+from anabranch.flower.rehearsal import Rehearsed, hear  # noqa: E402
 from anabranch.host.build import WHOLE  # noqa: E402
 from anabranch.reports.html import write_report  # noqa: E402
 from anabranch.reports.journal_files import JOURNAL, JournalReader  # noqa: E402
@@ -146,14 +147,14 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
     """Begin or resume the run of these options, and see it to its end. Raises what `Logbook` does."""
     folder = free_folder(options.out)
     trackers = Trackers.of(options.config.run.trackers)
-    config, initial = _prepared(grid, context, options, folder)
+    config, initial, judge = _prepared(grid, context, options, folder)
     train, evaluate = (
         ServerAppMessage.from_json(getattr(config.flower, w), f"flower.{w}") for w in ("train", "evaluate")
     )
     with Logbook(folder, config, initial) as logbook, Recorder.of(config, folder) as recorder:
         recorder.spec = logbook.spec
         clock = EventClock(time.time(), time.time, time.monotonic)
-        grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, clock.now)
+        grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, clock.now, judge)
         trackers.start(TrackedRun.of(config, "live", folder))
         recorder.trackers = trackers  # from now on: of what is on record an earlier process has told
         began = time.perf_counter()
@@ -196,12 +197,28 @@ def _until_done(grid_run: GridRun, poll_s: float) -> None:
         time.sleep(poll_s)
 
 
-def _prepared(grid: Grid, context: Context, options: Options, folder: Path) -> tuple[Config, Tensors]:
-    """The configuration with what messages say, and the first model; the journal's if there is one."""
+def _prepared(
+    grid: Grid, context: Context, options: Options, folder: Path
+) -> tuple[Config, Tensors, Judge | None]:
+    """The configuration with what messages say, the first model, and the ServerApp's judge if it is wanted.
+
+    The journal's, if there is one.
+    """
     if (folder / JOURNAL).exists():
         journal = JournalReader(folder)
-        known = {"flower": {w: getattr(journal.config.flower, w) for w in ("train", "evaluate")}}
-        return _with(known, options.config), journal.initial()
+        known = {w: getattr(journal.config.flower, w) for w in ("train", "evaluate", "central")}
+        config = _with(known, options.config)
+        played = _heard(grid, context, options).played if config.flower.central else Played()
+        initial = journal.initial()
+    else:
+        heard = _heard(grid, context, options)
+        config, initial = _with(heard.settings, options.config), dict(heard.arrays)
+        played = heard.played
+    return config, initial, judge_of(played, options.serverapp) if config.flower.central else None
+
+
+def _heard(grid: Grid, context: Context, options: Options) -> Rehearsed:
+    """What the app's own ServerApp says. Raises `AppError`."""
     if not options.serverapp:
         raise AppError(
             'anabranch.serverapp must name the app\'s own ServerApp, "module:app": it has the first model'
@@ -212,13 +229,11 @@ def _prepared(grid: Grid, context: Context, options: Options, folder: Path) -> t
             f"anabranch.serverapp: {options.serverapp!r} is a {type(serverapp).__name__}, no ServerApp"
         )
     with seeded(seed_of(options.config.run.seed, "flower", "first")):
-        heard = hear(serverapp, context, lambda message: _by_a_node(grid, message), options.serverapp)
-    said = {"flower": {"train": heard.train.to_json(), "evaluate": heard.evaluate.to_json()}}
-    return _with(said, options.config), heard.arrays
+        return hear(serverapp, context, lambda message: _by_a_node(grid, message), options.serverapp)
 
 
-def _with(said: Mapping[str, Mapping[str, Any]], config: Config) -> Config:
-    lacking = {k: v for k, v in said["flower"].items() if not getattr(config.flower, k)}
+def _with(said: Mapping[str, Any], config: Config) -> Config:
+    lacking = {k: v for k, v in said.items() if not getattr(config.flower, k)}
     return replace(config, flower=replace(config.flower, **lacking))
 
 

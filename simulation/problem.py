@@ -101,14 +101,15 @@ class Problem:
         # A simulation repeats itself to the bit: a GPU, which may not, has to be asked for by name.
         device = "cpu" if config.client.device == "auto" else config.client.device
         self.trainer = trainer_for(app, device, config.client.precision)
-        if start is not None and app.any_model and isinstance(self.trainer, NumpyTrainer):
-            self.trainer.adopt(self.trainer.described(dict(start)))
+        first = start
+        if app.any_model and isinstance(self.trainer, NumpyTrainer):  # asked once: it may cost a lot
+            first = self._first(config) if start is None else start
+            self.trainer.adopt(self.trainer.described(dict(first)))
         self.spec = self.trainer.spec
         self._growth = grown(config, self.spec)
         self._uplink = lru_cache(maxsize=64)(make_uplink)  # each task names one, and a run has few
         self._buffers = DeviceBuffers(self.spec, config.model.buffers)
-        own = self.trainer.initial(seed_of(config.run.seed, "initial")) if start is None else start
-        self.initial: dict[str, Array] = dict(own)
+        self.initial: dict[str, Array] = dict(self._first(config) if first is None else first)
         if start is None and (flawed := self.spec.not_finite(self.initial)):
             raise AppError(
                 f"{app.name}: the first weights of its model are not finite, in tensor {flawed!r}: mend "
@@ -124,6 +125,9 @@ class Problem:
         self._examples: OrderedDict[int, Examples] = OrderedDict()
         self._held_out: Examples | None = None
         self._goal: Examples | None = None  # an attack's
+
+    def _first(self, config: Config) -> Tensors:
+        return self.trainer.initial(seed_of(config.run.seed, "initial"))
 
     def shard(self, role: str, device: int = 0) -> Shard:
         """The part of the data that plays this role."""
@@ -264,6 +268,7 @@ class Problem:
         """The App's metrics on the held-out part that `[run] evaluate_on` names, and an attack's success."""
         stage = 0 if self._growth is None else self._growth.stage_of(evaluation.version)
         vector, held_out = evaluation.vector, self._held_out_examples()
+        self.app.version = evaluation.version
         found = self.trainer.evaluate(vector, self.frozen, held_out, stage)
         if self._goal is None and (goal := self._attack.goal(held_out)) is not None:
             self._goal = goal

@@ -17,15 +17,16 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from anabranch.core import errors
-from anabranch.core.config.extras import how_to_install
+from anabranch.core.config.extras import EXTRAS, how_to_install
 from anabranch.core.errors import AnabranchError, AppError, DataError
 from anabranch.core.parts import installed
 
@@ -96,9 +97,19 @@ def _said(error: BaseException) -> str:
     what = error.msg if isinstance(error, SyntaxError) else str(error)
     text = "\n".join(what.splitlines()[:MESSAGE_LINES_MAX])
     if isinstance(error, ModuleNotFoundError):
-        text += f": {how_to_install(error.name) or 'install it'}"
+        text += f": {_gone(error.name or '') or how_to_install(error.name) or 'install it'}"
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return type(error).__name__ + (f": {text}" if text else "") + notes
+
+
+def _gone(module: str) -> str:
+    """What to say where a package is installed and lacks this module: no extra brings it."""
+    package = module.partition(".")[0]
+    if module in (package, *EXTRAS) or package not in sys.modules:
+        return ""
+    with suppress(PackageNotFoundError):
+        return f"{package} {version(package)}, which is installed, has no such module"
+    return ""
 
 
 def head(app: Any, method: str, about: str) -> str:

@@ -156,8 +156,9 @@ class App:
     `evaluate` with a torch model: a `TorchRuntime`, with the device the model is on, the mixed
     precision (`with self.runtime.autocast(): ...`) and `self.runtime.batch(...)`.
 
-    Before `train` are set: `version`, from which it starts, and `kept`, the bytes that the same device's App
-    had there after its last training whose result counts; what is in it afterwards is kept, through restarts.
+    Before `train` and `evaluate` is set: `version`, of the model that they are given; before `train`: `kept`,
+    the bytes that the same device's App had there after its last training whose result counts; what is in it
+    afterwards is kept, through restarts.
     `options` are this device's own, as its command line gives them. An App of `any_model` trains whatever
     model the run is of: only who starts a run asks for its `model`.
 

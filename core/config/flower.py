@@ -16,11 +16,13 @@ class FlowerTable:
     Both are `{arrays = NAME, records = {NAME = {...}}}`; empty, they are what the ServerApp was heard to say
     when the run was prepared. Evaluations are of `evaluate_partitions` of the partitions (0: all); `accuracy`
     and `loss` name the ClientApp's metrics that are reported as such (empty: those that sound like it).
+    `central`: versions are judged by the `evaluate_fn` of the ServerApp's strategy, not by the ClientApp.
     """
 
     run_config: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Mapping[str, Any] = field(default_factory=dict)
+    central: bool = False
     evaluate_partitions: int = 0
     accuracy: str = ""
     loss: str = ""

@@ -72,6 +72,7 @@ def test_two_devices_work_on_and_the_state_of_one_survives_its_death(tmp_path: P
     assert status.updates_applied == 9
     assert evaluated["version"] == status.version
     assert evaluated["accuracy"] == pytest.approx(0.1 * 20 / 30)
+    assert evaluated["round"] == status.version  # as in Flower: a round's evaluation is of what came of it
 
 
 def test_a_device_starts_again_from_the_model_that_it_has(tmp_path: Path) -> None:

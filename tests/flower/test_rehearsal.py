@@ -32,6 +32,24 @@ LOOP = """
             grid.pull_messages(ids)
 """
 
+SECURE = """
+    from flwr.common import Context, ndarrays_to_parameters
+    from flwr.server import LegacyContext, ServerConfig
+    from flwr.server.strategy import FedAvg
+    from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+    from flwr.serverapp import ServerApp
+    import numpy as np
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        strategy = FedAvg(initial_parameters=ndarrays_to_parameters([np.zeros(4)]))
+        legacy = LegacyContext(context=context, config=ServerConfig(num_rounds=1), strategy=strategy)
+        masked = SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2, max_weight=10)
+        DefaultWorkflow(fit_workflow=masked)(grid, legacy)
+"""
+
 TALKATIVE = """
     from flwr.app import Array, ArrayRecord, Message, RecordDict
     from flwr.serverapp import ServerApp
@@ -99,6 +117,12 @@ def test_a_strategy_that_is_not_played_is_said(
     assert ("nor is its noise added" in "".join(lines)) is (said == NOISY)
 
 
+def test_a_weight_of_its_own_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = FEDAVG.replace("FedAvg(", 'FedAvg(weighted_by_key="batches", ')
+    rehearse(write_app(tmp_path, COUNTING, server), {}, 3, 0)
+    assert "ServerApp weighs by 'batches': here an update weighs as its num-examples" in caplog.text
+
+
 def test_a_run_config_is_overridden(tmp_path: Path) -> None:
     heard = rehearse(write_app(tmp_path), {"learning-rate": 0.25}, 3, 0)
     assert heard.train.records["config"]["lr"] == 0.25
@@ -136,13 +160,14 @@ def test_what_is_drawn_follows_from_the_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "why"),
     [
+        (SECURE, "Flower's secure aggregation, which is a protocol of rounds: .*here is \\[secagg\\]"),
         (TALKATIVE, r"2 ArrayRecords in a message \(model, momentum\)"),
         (SILENT, r"ended before it sent a message for training \(.*:\d+\): RuntimeError: the licence has"),
         (FEDAVG.replace("np.float32)", "np.uint8)"), r"no numbers with a fraction \(int64, uint8\): trees"),
         ("app = 3", "is a int, no ServerApp"),
         ("import no_such_module", r"cannot be loaded \(.*:1\): ModuleNotFoundError"),
     ],
-    ids=["two models", "an error", "trees", "no app", "no module"],
+    ids=["masked", "two models", "an error", "trees", "no app", "no module"],
 )
 def test_what_cannot_be_heard_is_said(server: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(AppError, match=why):

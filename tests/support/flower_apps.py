@@ -34,7 +34,7 @@ COUNTING = """
         part = context.node_config["partition-id"]
         mean = float(np.mean([a.numpy().mean() for a in msg.content["arrays"].values()]))
         metrics = {"num-examples": 10 * (part + 1), "eval_acc": 0.1 * part, "eval_loss": mean}
-        metrics["tasks"] = len(context.state)
+        metrics |= {"tasks": len(context.state), "round": msg.content["config"].get("server-round", -1)}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections import UserDict
@@ -20,7 +21,7 @@ from anabranch.core.errors import AppError, DataError, Unavailable
 from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.interruption import Interruptions, Terminated
 from anabranch.simulation.run import simulate
-from anabranch.support.own_code import on_device
+from anabranch.support.own_code import on_device, told
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
 from anabranch.workloads.app import App, examples_of
 from anabranch.workloads.batches import watched
@@ -143,6 +144,20 @@ class Fails(Synthetic):
         if self.tasks == 3:
             raise ValueError("a mistake")
         return super().train(model, examples, plan, seed)
+
+
+def test_what_an_installed_package_lacks_is_not_to_be_installed() -> None:
+    """What brings it is there: another release of it has the module."""
+    first, *_ = told("mine", _importing("numpy.no_such_part")).splitlines()
+    assert first.endswith(f": numpy {np.__version__}, which is installed, has no such module")
+    first, *_ = told("mine", _importing("no_such_package.part")).splitlines()
+    assert first.endswith("No module named 'no_such_package': install it")
+
+
+def _importing(module: str) -> ModuleNotFoundError:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module(module)
+    return caught.value
 
 
 def test_a_live_device_gives_its_task_back_and_ends(tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""Who judges a version: the ClientApp, or the ServerApp itself where nobody else does, as in Flower."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
+
+from flower_apps import COUNTING, LEGACY_SERVER, NUMPY_CLIENT, write_app
+from flwr.app import Message
+from left import loggers_put_back
+
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.errors import AppError
+from anabranch.core.rng import seed_of
+from anabranch.flower import server_app
+from anabranch.flower.local_grid import LocalGrid, Node, in_a_task
+from anabranch.flower.messages import handled, new_context
+from anabranch.flower.project import Project
+from anabranch.simulation.run import simulate
+from anabranch.workloads import load_app
+from anabranch.workloads.calls import join_run, settings_of
+
+CENTRAL = """
+    import numpy as np
+    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+
+    app = ServerApp()
+    played = []
+
+    def judged(round, arrays):
+        if round < 0:
+            return None
+        mean = float(np.mean([a.numpy().mean() for a in arrays.values()]))
+        return MetricRecord({"central_loss": mean, "round": round, "all": [1.0, 2.0]})
+
+    @app.main()
+    def main(grid, context):
+        played.append(context)
+        FedAvg(fraction_evaluate=context.run_config["fraction-evaluate"]).start(
+            grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=3,
+            train_config=ConfigRecord({"lr": 0.5}), evaluate_fn=judged,
+        )
+"""
+
+TRAINS_ONLY = COUNTING[: COUNTING.index("    @app.evaluate()")]
+
+LEGACY_CENTRAL = LEGACY_SERVER.replace(
+    "FedAvg(",
+    "FedAvg(fraction_evaluate=0.0, evaluate_fn=lambda r, a, c: (float(a[0].mean()), {'round': r}), ",
+)
+
+
+def configured(folder: Path, **flower: Any) -> Config:
+    """Four devices in rounds, of what the app itself brings along."""
+    spec = f"flower:{folder}"
+    tables = {
+        "run": {"workload": spec, "updates_max": 8, "evaluate_every_versions": 1},
+        "fleet": {"clients": 4},
+        "strategy": {"name": "fedavg", "clients_per_round": 4, "over_selection": 1.0},
+        "flower": flower,
+    }
+    app = load_app(spec)
+    join_run(app, merge([("test", tables)]).to_json())
+    return merge([("app", settings_of(app, 0)), ("test", tables)])
+
+
+def central(folder: Path, client: str, **flower: Any) -> Config:
+    return configured(write_app(folder, client, CENTRAL), **flower)
+
+
+def test_an_app_whose_server_app_alone_judges_is_judged_by_it(tmp_path: Path) -> None:
+    config = central(tmp_path, TRAINS_ONLY, run_config={"fraction-evaluate": 0.0})
+    assert config.flower.central
+    found = simulate(config)
+    assert [(point.version, point.metrics["round"]) for point in found.history] == [(v, v) for v in range(3)]
+    # Of four devices with 10, 20, 30, 40 examples: they move by 0.5, 1, 1.5, 2 in their first task.
+    assert found.history[1].loss == pytest.approx((10 * 0.5 + 20 * 1 + 30 * 1.5 + 40 * 2) / 100)
+
+
+def test_a_server_app_is_played_once_for_a_simulation(tmp_path: Path) -> None:
+    folder = write_app(tmp_path, TRAINS_ONLY, CENTRAL)
+    spec = {"workload": f"flower:{folder}", "updates_max": 8, "seed": 5}
+    tables = {"run": spec, "fleet": {"clients": 4}, "flower": {"run_config": {"fraction-evaluate": 0.0}}}
+    first = merge([("test", tables)])
+    app = load_app(first.run.workload)
+    join_run(app, first.to_json())
+    simulate(merge([("app", settings_of(app, seed_of(5, "initial"))), ("test", tables)]))
+    module = __import__(f"{folder.name}.server_app", fromlist=["played"])
+    assert len(module.played) == 1
+
+
+def test_a_legacy_strategy_judges_as_well(tmp_path: Path) -> None:
+    config = configured(write_app(tmp_path, NUMPY_CLIENT, LEGACY_CENTRAL))
+    found = simulate(config)
+    assert config.flower.central
+    assert [point.metrics["round"] for point in found.history] == [0, 1, 2]
+    assert found.history[1].loss == pytest.approx(5 + (10 * 0.5 + 20 * 1 + 30 * 1.5 + 40 * 2) / 100)
+
+
+def test_clients_judge_where_they_are_asked_to(tmp_path: Path) -> None:
+    config = central(tmp_path, COUNTING)
+    assert not config.flower.central
+    _, first, _ = simulate(config).history
+    assert "central_loss" not in first.metrics
+    assert first.metrics["round"] == first.version == 1
+
+
+def test_a_run_may_choose_the_server_apps_judgement(tmp_path: Path) -> None:
+    _, first, _ = simulate(central(tmp_path, COUNTING, central=True)).history
+    assert set(first.metrics) == {"central_loss", "round"}  # a list is no metric
+
+
+def test_where_nobody_judges_it_is_said(tmp_path: Path) -> None:
+    silent = CENTRAL.replace(", evaluate_fn=judged", "")
+    with pytest.raises(AppError, match=r"nothing judges a version: the ClientApp has no .* no evaluate_fn"):
+        simulate(configured(write_app(tmp_path, TRAINS_ONLY, silent)))
+    with pytest.raises(
+        AppError, match=r"^flower\.central: the ServerApp of .* gives its strategy no evaluate"
+    ):
+        simulate(configured(write_app(tmp_path, COUNTING, silent), central=True))
+
+
+def test_a_judge_that_skips_a_version_is_named(tmp_path: Path) -> None:
+    picky = CENTRAL.replace("round < 0", "round == 2")
+    folder = write_app(tmp_path, TRAINS_ONLY, picky)
+    with pytest.raises(AppError, match="evaluate_fn returned nothing for version 2: it judges whatever run"):
+        simulate(configured(folder, central=True))
+
+
+# --- on a Grid -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def task() -> Iterator[None]:
+    with in_a_task(), loggers_put_back():
+        yield
+
+
+@pytest.mark.usefixtures("task")
+def test_on_a_grid_the_server_app_judges_and_after_a_crash_again(tmp_path: Path) -> None:
+    folder = write_app(tmp_path, TRAINS_ONLY, CENTRAL)
+    project, out = Project.read(folder), tmp_path / "run"
+    app = project.client_app()
+    answers = iter(range(7))
+
+    def node(index: int) -> Node:
+        context = new_context(index, 2, project.fused({}))
+
+        def answer(message: Message) -> Message:
+            if next(answers, None) == 5:
+                raise KeyboardInterrupt
+            return handled(app, message, context, 1)
+
+        return answer
+
+    grid = LocalGrid({1: node(0), 2: node(1)})
+    given = {
+        **project.fused({"fraction-evaluate": 0.0}),
+        "anabranch.serverapp": f"{folder.name}.server_app:app",
+        "anabranch.out": str(out),
+        "anabranch.poll_s": 0.0,
+        "anabranch.run.updates_max": 9,
+        "anabranch.run.evaluate_every_versions": 1,
+        "anabranch.strategy.name": "fedbuff",
+        "anabranch.strategy.buffer_size": 3,
+    }
+    with pytest.raises(KeyboardInterrupt):
+        server_app.main(grid, new_context(0, 2, given))
+    server_app.main(grid, new_context(0, 2, given))
+    history = json.loads((out / "result.json").read_text())["history"]
+    assert [(row["version"], row["metrics"]["round"]) for row in history] == [(v, v) for v in range(4)]
