@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -26,14 +27,18 @@ class News:
         self._closing, self._epoch = closing, secrets.token_hex(4)
 
     async def stream(self, run: ShownRun, last_id: str) -> AsyncIterator[str]:
-        """The messages of a run, from a cursor on; from now on where it is none of ours."""
-        cursor, said, silent_s = self._place(last_id, run.picture.happened), ("", ""), 0.0
+        """The messages of a run, from a cursor on; from now on where it is none of ours.
+
+        They end without `ended` where its picture is forgotten: whoever calls again has another one made.
+        """
+        picture = run.picture
+        cursor, said, silent_s = self._place(last_id, picture.happened), ("", ""), 0.0
         yield f"retry: {CALL_AGAIN_MS}\n\n"
-        while not self._closing():
-            over = run.over
+        while run.picture is picture and not self._closing():
+            run.looked_at, over = time.monotonic(), run.over
             now = state, _ = await asyncio.to_thread(_standing, run)
             stands = silent_s >= STANDS_S and state in GOES_ON
-            if stands or now != said or run.picture.happened > cursor:
+            if stands or now != said or picture.happened > cursor:
                 cursor, message = await asyncio.to_thread(self._message, run, cursor, state)
                 yield message
                 said, silent_s = now, 0.0

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 OPEN_MAX = 6  # pictures at a time: one of a million events takes some hundred MB
 LIST_S = 2.0  # so old the list of runs may be
+AGAIN_S = 2.0  # so long after a run could not be followed it is tried again
 CAUGHT_UP_S = 60.0  # a request waits for so long until what there is has been read
 COUNTERS = ("applied", "rejected", "duplicate", "tasks", "leases_lost", "up", "down", "up_raw", "down_full")
 
@@ -30,9 +31,10 @@ class ShownRun:
         self.looked_at = time.monotonic()
         self.over = False  # nothing more is told
         self._failure: AnabranchError | None = None
+        self._failed_at = 0.0
         self._stop, self._caught_up = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._opening = threading.Lock()
 
     @property
     def title(self) -> str:
@@ -45,9 +47,11 @@ class ShownRun:
         return self._thread is not None
 
     def open(self) -> Picture:
-        """Its picture, of all that there is now. Raises what the source raises."""
+        """Its picture, of all that there is now. Raises what the source raises, and asks it again later."""
         self.looked_at = time.monotonic()
-        with self._starting:
+        with self._opening:
+            if self._failure is not None and self.looked_at - self._failed_at >= AGAIN_S:
+                self._forget()
             if self._thread is None:
                 name = f"anabranch-cockpit-{self.id}"
                 self._thread = threading.Thread(target=self._follow, name=name, daemon=True)
@@ -59,22 +63,26 @@ class ShownRun:
 
     def close(self) -> None:
         """Forget its picture."""
+        with self._opening:
+            self._forget()
+
+    def leave(self) -> None:
+        """Follow it no longer: it is not listed any more."""
+        self._stop.set()
+
+    def _forget(self) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
         self._thread, self.picture, self.over, self._failure = None, Picture(), False, None
         self._stop, self._caught_up = threading.Event(), threading.Event()
 
-    def leave(self) -> None:
-        """Follow it no longer: it is not listed any more."""
-        self._stop.set()
-
     def _follow(self) -> None:
         try:
             self.source.follow(self.picture, self._stop, self._caught_up.set)
         except AnabranchError as error:
             log.warning("%s cannot be followed: %s", self.id, error)
-            self._failure = error
+            self._failure, self._failed_at = error, time.monotonic()
         finally:
             self.over = True
             self._caught_up.set()

@@ -14,6 +14,7 @@ import pytest
 from cockpits import Browser, Printed, cockpit, entered
 from nursery import COMMAND, run
 
+from anabranch.api.cockpit import _below
 from anabranch.cockpit.folder import RunFolder
 from anabranch.core.errors import DataError
 from anabranch.reports.picture.picture import Picture
@@ -152,6 +153,16 @@ def test_many_runs(whole: Path, tmp_path: Path) -> None:
         while {row["id"] for row in browser.get("/api/runs")["runs"]} != set(rows) - {"a"} | {"later"}:
             pass
         assert browser.ask("/api/runs/a").status == 404
+
+
+def test_a_folder_that_goes_while_runs_are_listed_hides_no_other(tmp_path: Path) -> None:
+    for name in ("a", "b/c", "d"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "events.jsonl").touch()
+    found = _below(tmp_path)
+    assert next(found).name == "a"
+    shutil.rmtree(tmp_path / "b")
+    assert [path.name for path in found] == ["d"]
 
 
 def test_more_runs_than_are_held_open(whole: Path, tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ from anabranch.client.operator import (
     SettingAnswer,
     WatchedEvent,
 )
-from anabranch.cockpit import news
+from anabranch.cockpit import news, runs
 from anabranch.cockpit.defence import defence
 from anabranch.cockpit.news import News
 from anabranch.cockpit.ordering import Ordering
-from anabranch.cockpit.runs import ShownRun, counters, row_of
+from anabranch.cockpit.runs import OPEN_MAX, Runs, ShownRun, counters, row_of
 from anabranch.cockpit.visitors import Visitor
 from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.core.privacy.accountant import epsilon_of
@@ -310,6 +310,56 @@ def test_a_page_is_told_of_another_reason_why_a_server_is_away(monkeypatch: pyte
 
     with shown(server) as run:
         assert asyncio.run(told(run))[-1] == "nobody answers"
+
+
+def test_a_run_whose_server_was_away_at_the_first_look_is_followed_once_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its page would be an error until the cockpit is started anew."""
+    monkeypatch.setattr(runs, "AGAIN_S", 0.0)
+    server = Away()
+    run = ShownRun("it", ServedRun(server))
+    server.why = "it starts anew"
+    with pytest.raises(Unavailable, match="starts anew"):
+        run.open()
+    server.why = ""
+    try:
+        assert run.open() is run.picture
+        assert not run.over
+    finally:
+        run.leave()
+        server.closed.set()
+        run.close()
+
+
+def test_of_many_pictures_none_goes_that_a_page_listens_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be told of an empty one: no update, version 0."""
+    monkeypatch.setattr(news, "EVERY_S", 0.001)
+    monkeypatch.setattr(news, "STANDS_S", 0.01)
+    servers = [Quiet() for _ in range(OPEN_MAX + 1)]
+    sources = [ServedRun(server, job=f"job-{number}") for number, server in enumerate(servers)]
+    shown_runs = Runs(lambda: iter(sources), single=False)
+
+    async def told() -> None:
+        first, *others, last = shown_runs.all()
+        first.open()
+        stream = News(lambda: False).stream(first, "")
+        for run in (*others, last):
+            async for message in stream:  # the others were looked at once, and before its next message
+                if message.startswith("event: news"):
+                    break
+            shown_runs.get(run.id).open()
+        assert [run.is_open for run in (first, others[0], last)] == [True, False, True]
+        first.close()
+        assert not [message async for message in stream if "event" in message], "the page calls again"
+
+    try:
+        asyncio.run(told())
+    finally:
+        for run, server in zip(shown_runs.all(), servers, strict=True):
+            run.leave()
+            server.closed.set()
+            run.close()
 
 
 def test_a_changed_setting_is_told_with_what_it_was() -> None:

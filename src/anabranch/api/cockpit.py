@@ -79,10 +79,11 @@ def _single(source: Source) -> Runs:
 def _below(folder: Path, depth: int = DEPTH_MAX) -> Iterator[Path]:
     """The folders of runs below this one, in the order of their names."""
     for path in sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()):
-        if is_run(path):
-            yield path
-        elif depth:
-            yield from _below(path, depth - 1)
+        with suppress(OSError):  # it has gone meanwhile, or lets nobody look
+            if is_run(path):
+                yield path
+            elif depth:
+                yield from _below(path, depth - 1)
 
 
 class _OfJobs:
