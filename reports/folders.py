@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from anabranch.core.errors import ConfigError, DataError, FolderMissing
+from anabranch.core.errors import ConfigError, DataError, FolderBusy, FolderMissing
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE, Result
@@ -81,6 +81,9 @@ def claimed(folder: Path, explicit: bool, resume: bool = False) -> Iterator[Path
     new = [made.absolute() for made in new]  # the run may change the working directory
     try:
         yield folder
+    except FolderBusy:
+        new = []  # whoever is in it may not have written anything yet
+        raise
     finally:
         with contextlib.suppress(OSError):  # there is something in it
             for made in new:
@@ -91,7 +94,7 @@ def claimed(folder: Path, explicit: bool, resume: bool = False) -> Iterator[Path
 def locked(folder: Path, what: str) -> Iterator[Callable[[], None]]:
     """The folder, made if need be, for one process at a time; a killed one has it no more.
 
-    Raises `ConfigError` where `what`, such as "a run", is under way there. What it gives raises
+    Raises `FolderBusy` where `what`, such as "a run", is under way there. What it gives raises
     `FolderMissing` where the folder's name leads to another one by now, or to none.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,12 +103,22 @@ def locked(folder: Path, what: str) -> Iterator[Callable[[], None]]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{what} is under way in {folder}: wait until it has ended") from None
+            raise FolderBusy(f"{what} is under way in {folder}: wait until it has ended") from None
         except OSError as error:  # of some networks: as if nobody else were there
             log.debug("%s cannot be locked: %s", folder, error)
         yield partial(_check_same, folder, descriptor, what)
     finally:
         os.close(descriptor)
+
+
+def wait_until_free(folder: Path) -> None:
+    """Until nobody has the folder `locked`, or it is not there any more."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        finally:
+            os.close(descriptor)
 
 
 def _check_same(folder: Path, descriptor: int, what: str) -> None:

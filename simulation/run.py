@@ -22,7 +22,7 @@ from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.planner import Planner, too_narrow
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, FolderBusy
 from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
 from anabranch.host.first import check_built
@@ -238,6 +238,8 @@ def _nothing_of_refused(out: Path | None) -> Iterator[None]:
     made = [] if out is None else [out / name for name in LEAVINGS if not (out / name).exists()]
     try:
         yield
+    except FolderBusy:  # what has come meanwhile is of the run that is under way there
+        raise
     except ConfigError:
         if out is not None and free and not (out / RESULT_FILE).exists():
             for path in made:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from shutil import copytree
 from typing import Any
 
 import pytest
 from start_methods import OWN_PROCESSES
 
 import anabranch as ab
+from anabranch.api.sweeping import __name__ as SWEEPING
 from anabranch.api.sweeping import _name
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError
+from anabranch.reports.folders import locked
 from anabranch.reports.result import RESULT_FILE
 
 SMALL: dict[str, Any] = {
@@ -93,6 +99,38 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.runs[1].result.status == "finished"
     assert again.runs[1].result.model_sha256 == first.runs[1].result.model_sha256
     assert len(list(tmp_path.iterdir())) == 4
+
+
+class Heard(logging.Handler):
+    """Whether anything was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: Queue[str] = Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.put(record.getMessage())
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_that_another_sweep_has_under_way_is_waited_for(ended: bool, tmp_path: Path) -> None:
+    whole = ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=2, out=tmp_path / "whole", **SMALL).runs
+    held, out, heard = whole[1].folder.name, tmp_path / "shared", Heard()
+    logging.getLogger(SWEEPING).addHandler(heard)
+    try:
+        with ThreadPoolExecutor(1) as second:
+            with locked(out / held, "a run"):
+                found = second.submit(
+                    ab.sweep, "synthetic", {"strategy": ["fedasync"]}, seeds=2, out=out, **SMALL
+                )
+                assert held in heard.said.get(timeout=60)
+                if ended:
+                    copytree(whole[1].folder, out / held, dirs_exist_ok=True)
+            shared = found.result(timeout=60).runs
+    finally:
+        logging.getLogger(SWEEPING).removeHandler(heard)
+    assert [run.result.journal_sha256 for run in shared] == [run.result.journal_sha256 for run in whole]
+    assert (shared[1].result.wall_s == whole[1].result.wall_s) is ended, "what has ended is not run again"
 
 
 def test_runs_of_an_app_that_was_changed_are_not_mixed(tmp_path: Path) -> None:

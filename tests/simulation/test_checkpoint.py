@@ -8,6 +8,7 @@ import random
 import signal
 import sqlite3
 import subprocess
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ from proving import in_slices
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from anabranch.api.simulating import run_simulation
 from anabranch.compress.feedback import Memory
-from anabranch.core.errors import ConfigError, DataError, FolderMissing, ReplayMismatch
+from anabranch.core.errors import ConfigError, DataError, FolderBusy, FolderMissing, ReplayMismatch
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import LocalPlan
 from anabranch.host.build import Blueprint
 from anabranch.identity.noise_key import NOISE_KEY
-from anabranch.reports.folders import CHECKPOINT
+from anabranch.reports.folders import CHECKPOINT, locked
 from anabranch.reports.html import REPORT_FILE
 from anabranch.reports.journal_files import INITIAL, JOURNAL
 from anabranch.reports.models import BEST, FINAL
@@ -446,6 +448,26 @@ def test_two_processes_do_not_go_on_with_one_run(tmp_path: Path) -> None:
     with other, pytest.raises(ConfigError, match="a run is under way in"):
         simulate(LONG, tmp_path, Interrupting(), resume=True)
     assert simulate(LONG, tmp_path, Interrupting(), resume=True).status == "finished"
+
+
+@pytest.mark.parametrize("written", [{}, {JOURNAL: b"of the other"}])
+def test_of_a_run_that_has_just_begun_a_second_one_takes_nothing(
+    written: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first comes after the second has looked at the folder, and before that wants it for itself."""
+    out, of_second = tmp_path / "run", RunOrigin.of
+    with ExitStack() as first:
+
+        def begin_first(*given: Any) -> RunOrigin:
+            first.enter_context(locked(out, "a run"))
+            for name, data in written.items():
+                (out / name).write_bytes(data)
+            return of_second(*given)
+
+        monkeypatch.setattr(RunOrigin, "of", begin_first)
+        with pytest.raises(FolderBusy, match="a run is under way"):
+            run_simulation(config("fedbuff"), out, Ones(), resume=True)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == written
 
 
 def test_an_app_that_gives_something_else_is_found_out(tmp_path: Path) -> None:

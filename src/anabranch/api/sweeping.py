@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
@@ -28,11 +29,11 @@ from anabranch.api.studies import OptunaStudy, Space, StudySweep, is_study
 from anabranch.api.sweep_file import Choice, SweepTable, combinations, read_sweep
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.core.config.tables import Config, RunTable
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, FolderBusy
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB
 from anabranch.core.plain import of_python
 from anabranch.reports.compare import Against
-from anabranch.reports.folders import has_ended
+from anabranch.reports.folders import has_ended, wait_until_free
 from anabranch.reports.result import Result
 from anabranch.simulation.checkpoint import check_code
 from anabranch.simulation.executors.pool import check_no_worker_begins, check_seen
@@ -46,6 +47,8 @@ DIGEST_CHARS = 10
 # How large a message may be makes no other run. Where nothing is said of it, a name has what was the default
 # when names came into being: else runs of an older release would not be found again.
 SIZES = {"message_bytes_max": 1 * MIB, "chunk_bytes_max": 256 * KIB}
+
+log = logging.getLogger(__name__)
 
 Grid = Mapping[str, Sequence[Any]] | Sequence[Choice]
 
@@ -237,11 +240,22 @@ class SweepJob:
 def carry_out(job: SweepJob, callbacks: Iterable[Callback] = ()) -> None:
     """Have the run in its folder, unless it is there. One that was broken off goes on.
 
+    One that another sweep has under way is waited for, and taken over where it does not come to its end.
     Raises `ConfigError` where what is there was made by other code.
     """
-    if has_ended(job.folder):  # of these settings, by its name; how much of Ray it had may be other
-        check_code(job.folder, Result.read(job.folder), job.config, job.app)
-        return
+    while not has_ended(job.folder):
+        try:
+            _simulate(job, callbacks)
+        except FolderBusy:
+            log.warning("%s: another process simulates this run, and is waited for", job.folder)
+            wait_until_free(job.folder)
+        else:
+            return
+    # Of these settings, by its name; how much of Ray it had may be other.
+    check_code(job.folder, Result.read(job.folder), job.config, job.app)
+
+
+def _simulate(job: SweepJob, callbacks: Iterable[Callback]) -> None:
     kept = None if job.keep_payloads else 0.0  # nobody comes back to a temporary folder
     run_simulation(
         job.config,
