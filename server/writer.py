@@ -23,7 +23,7 @@ from anabranch.core.clock import EventClock
 from anabranch.core.effects import Effect
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
-from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, MIB, RETRY_FULL_DISK_S, Limits
 from anabranch.core.retention import ALL, Keep
 from anabranch.host.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ENOUGH_BYTES = MIB  # of updates in a batch
 FOLDED_AT_ONCE = 100  # events of the log, when it is folded for a rollback
 FOLLOWED_S = 1.0  # after so long at most the rows of an event are written, for who looks from outside
 
@@ -349,17 +350,21 @@ class Writer:
         It waits a little for as many calls as the last batch had, and as came while that was committed: who
         was answered together asks together, and a commit costs much the same for one as for many. Without
         those who came meanwhile a fleet would stay in two halves, and each half would wait for the other's.
+        `ENOUGH_BYTES` wait for nobody: to write them takes longer than what would be saved, and the loop
+        receives meanwhile.
         """
         batch: list[Call] = []
+        size_bytes = 0
         call = await self._queue.get()
         latest = asyncio.get_running_loop().time() + self._limits.commit_wait_s
         while call is not None:
             batch.append(call)
+            size_bytes += len(call.inline or b"")
             if len(batch) >= self._limits.commit_events_max:
                 break
             if not self._queue.empty():
                 call = self._queue.get_nowait()
-            elif len(batch) >= self._company and not self.coming:
+            elif size_bytes >= ENOUGH_BYTES or (len(batch) >= self._company and not self.coming):
                 break
             else:
                 try:

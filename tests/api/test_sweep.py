@@ -15,7 +15,7 @@ import pytest
 from start_methods import OWN_PROCESSES
 
 import anabranch as ab
-from anabranch.api.sweeping import __name__ as SWEEPING
+from anabranch.api import sweeping
 from anabranch.api.sweeping import _name
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError
@@ -116,7 +116,7 @@ class Heard(logging.Handler):
 def test_a_run_that_another_sweep_has_under_way_is_waited_for(ended: bool, tmp_path: Path) -> None:
     whole = ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=2, out=tmp_path / "whole", **SMALL).runs
     held, out, heard = whole[1].folder.name, tmp_path / "shared", Heard()
-    logging.getLogger(SWEEPING).addHandler(heard)
+    logging.getLogger(sweeping.__name__).addHandler(heard)
     try:
         with ThreadPoolExecutor(1) as second:
             with locked(out / held, "a run"):
@@ -128,7 +128,7 @@ def test_a_run_that_another_sweep_has_under_way_is_waited_for(ended: bool, tmp_p
                     copytree(whole[1].folder, out / held, dirs_exist_ok=True)
             shared = found.result(timeout=60).runs
     finally:
-        logging.getLogger(SWEEPING).removeHandler(heard)
+        logging.getLogger(sweeping.__name__).removeHandler(heard)
     assert [run.result.journal_sha256 for run in shared] == [run.result.journal_sha256 for run in whole]
     assert (shared[1].result.wall_s == whole[1].result.wall_s) is ended, "what has ended is not run again"
 

@@ -94,6 +94,11 @@ class Desk:
 
     def push(self, task: Task, value: float, update_id: str = "") -> Decided:
         """Answer a task with eight equal values."""
+        event, data = self.answer(task, value, update_id)
+        return next(e for e in self.tell(event, inline=data) if isinstance(e, Decided))
+
+    def answer(self, task: Task, value: float, update_id: str = "") -> tuple[ev.UpdateArrived, bytes]:
+        """An update of eight equal values, and its bytes."""
         delta = np.full(8, value, np.float32)
         data, spec = delta.tobytes(), self.books.engine.spec
         assert task.submodel is None
@@ -108,8 +113,7 @@ class Desk:
             local_steps=2,
         )
         assert spec.size == delta.size
-        effects = self.tell(ev.UpdateArrived(self.tick(), update, payload), inline=data)
-        return next(e for e in effects if isinstance(e, Decided))
+        return ev.UpdateArrived(self.tick(), update, payload), data
 
     def work(self, rounds: int, clients: int = 3, first: int = 0) -> None:
         """Devices that enrol, ask and push in turn, each update with values of its own."""

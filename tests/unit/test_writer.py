@@ -274,6 +274,25 @@ def test_a_batch_waits_for_those_who_were_answered_while_its_first_waited(tmp_pa
     assert [size for size in store.sizes if size] == [1, 2], "the second commit is of both"
 
 
+def test_a_batch_of_enough_bytes_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the loop and the writer's thread wait for each other in turns, where updates are large."""
+    store = Watched()
+    desk = Desk(store, tmp_path, settings())
+    for n in range(2):
+        desk.enrol(f"c{n}")
+    answers = [desk.answer(desk.ask(f"c{n}", f"t{n}"), 1.0) for n in range(2)]
+    monkeypatch.setattr("anabranch.server.writer.ENOUGH_BYTES", sum(len(data) for _, data in answers))
+
+    async def run() -> None:
+        writer = writer_of(desk)
+        await asyncio.gather(*(writer.submit(enrolled(n)) for n in (3, 4, 5)))
+        await asyncio.gather(*(writer.submit(event, data) for event, data in answers))
+        await writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S / 2))
+    assert [size for size in store.sizes if size][-2:] == [3, 2], "nobody has come for the third's place"
+
+
 def test_two_events_are_logged_with_nothing_in_between_and_both_answered(tmp_path: Path) -> None:
     store = Watched()
     desk = Desk(store, tmp_path, settings())
