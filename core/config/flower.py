@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.core.plain import LATER_KEY
+
 SCHEME = "flower:"  # of `run.workload` where that is a Flower app's folder
 
 
@@ -22,7 +24,7 @@ class FlowerTable:
     run_config: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Mapping[str, Any] = field(default_factory=dict)
-    central: bool = False
+    central: bool = field(default=False, metadata=LATER_KEY)
     evaluate_partitions: int = 0
     accuracy: str = ""
     loss: str = ""
