@@ -18,6 +18,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -117,15 +118,14 @@ class Logbook(WholeLog):
         return self._digest.hexdigest()
 
     def pack(self) -> None:
-        """The run has ended: put the payloads in one file."""
+        """The run has ended, and its result is there: put the payloads in one file."""
         self.sync()
         folder = self.folder / PAYLOAD_FOLDER
-        part = self.folder / f"{PAYLOADS}.part"
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
+        with _durable(self.folder / PAYLOADS) as packed, zipfile.ZipFile(packed, "w") as file:
             for path in sorted(folder.iterdir()):
                 file.writestr(zipfile.ZipInfo(path.name), path.read_bytes())
-        part.replace(self.folder / PAYLOADS)
-        shutil.rmtree(folder)
+        # At once out of where payloads are looked for first: half of them would be none.
+        shutil.rmtree(folder.rename(folder.with_suffix(".packed")))
 
     def __enter__(self) -> Logbook:
         return self
@@ -144,7 +144,7 @@ class Logbook(WholeLog):
         return reader
 
     def _begin(self, config: Config, initial: Tensors) -> None:
-        (self.folder / INITIAL).write_bytes(save(plain_tensors(initial)))
+        _write_durably(self.folder / INITIAL, save(plain_tensors(initial)))
         buffers = matching(initial, config.model.buffer_names)
         digest, spec = JournalDigest(), ParamSpec.of(initial, buffers=buffers)
         line = digest.add(run_record(spec, config)) + "\n"
@@ -175,9 +175,16 @@ def _locked(folder: Path) -> IO[str]:
 
 
 def _write_durably(path: Path, data: Data) -> None:
+    with _durable(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def _durable(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that is there, and on the disk, once it is whole."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
-        file.write(data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)

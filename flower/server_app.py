@@ -163,8 +163,9 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
         except BaseException as error:  # the run goes on when the next process opens the folder
             _leave(grid_run, recorder, logbook, began, "interrupted", reason(error))
             raise
-        logbook.pack()
-        return _leave(grid_run, recorder, logbook, began)
+        result = _leave(grid_run, recorder, logbook, began)
+        logbook.pack()  # last: what has no result goes on by its payloads
+        return result
 
 
 def _leave(

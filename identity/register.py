@@ -323,7 +323,10 @@ def _failed(path: Path, doing: str, error: sqlite3.Error) -> StoreError:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        return sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise _failed(path, "opened", error) from error
 
 
 def _digest(secret: str) -> str:

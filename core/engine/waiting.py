@@ -65,9 +65,7 @@ class WaitingLine:
         self.sessions = Sessions()
         self._sound: set[int] = set()  # the tickets of devices that may have any place
         self._sharing: list[int] = []  # of those that share a few places, in turns
-        self._passed: list[
-            int
-        ] = []  # of these, who has to wait for one of the few: only its like wait for it
+        self._passed: list[int] = []  # of these, who waits for one of the few, as only its like do
 
     def __len__(self) -> int:
         return len(self._waiters)

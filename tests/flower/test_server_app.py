@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
@@ -16,9 +20,11 @@ from flower_apps import FEDAVG, LEGACY_SERVER, NUMPY_CLIENT, write_app
 from flwr.app import Message
 from left import loggers_put_back
 
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.flower import server_app
 from anabranch.flower.local_grid import LocalGrid, Node, in_a_task
+from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import handled, new_context
 from anabranch.flower.project import Project
 from anabranch.reports.journal_files import JOURNAL, PAYLOADS
@@ -100,6 +106,53 @@ def test_a_run_that_an_earlier_server_app_has_begun_goes_on(tmp_path: Path) -> N
     measured = json.loads((out / "result.json").read_text())["history"]
     assert [row["version"] for row in told] == [point["version"] for point in measured], "each told once"
     assert [row["loss"] for row in told] == [point["loss"] for point in measured]
+
+
+@pytest.mark.parametrize("falls", ["result", "rest"])
+def test_a_run_that_dies_while_it_is_put_away_is_whole_all_the_same(
+    falls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its result is there it goes on; and nobody looks for its payloads where half of them are."""
+    folder = write_app(tmp_path)
+    grid, project = app_grid(folder, 2)
+    out = tmp_path / "run"
+    given = {**project.fused({}), **options(out, folder.name)}
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def killed(payloads: Path) -> None:
+        next(payloads.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if falls == "result":
+            patch.setattr(server_app, "write_model", full)
+        else:
+            patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises((OSError, KeyboardInterrupt)):
+            server_app.main(grid, new_context(0, 2, given))
+    if falls == "result":
+        server_app.main(grid, new_context(0, 2, given))
+    assert (out / "result.json").exists()
+    assert replay_run(out).matches
+
+
+def test_the_first_weights_are_on_the_disk_before_the_journal_that_speaks_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that fails then leaves no journal that cannot be gone on with."""
+    written: list[str] = []
+    flush = os.fsync
+
+    def noted(descriptor: int) -> None:
+        written.append(Path(f"/proc/self/fd/{descriptor}").readlink().name.partition(".")[0])
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    tensors = {"w": np.zeros(3, np.float32)}
+    with Logbook(tmp_path / "run", Config(), tensors):
+        assert written[:3] == ["initial", "run", "journal"]
 
 
 @pytest.mark.parametrize(

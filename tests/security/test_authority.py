@@ -215,6 +215,15 @@ def test_a_damaged_authority_says_so(authority: Authority, tmp_path: Path, damag
         Authority.open(folder)
 
 
+def test_a_register_that_cannot_be_opened_is_named(authority: Authority) -> None:
+    """As one of another user, or of a disk that is gone: no traceback of the database's."""
+    register = authority.folder / "register.db"
+    register.unlink()
+    register.mkdir()
+    with pytest.raises(StoreError, match=r"register\.db cannot be opened"):
+        Authority.open(authority.folder)
+
+
 # The library warns of damage that it reads all the same: that is for the signature to tell.
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 def test_a_bit_that_flips_in_a_paper_names_the_file(authority: Authority) -> None:

@@ -101,7 +101,14 @@ class FleetProcesses:
         return name
 
     def _wait(self, name: str) -> None:
-        if self._running.pop(name).wait(SERVER_READY_S):
+        try:
+            code = self._running[name].wait(SERVER_READY_S)
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(
+                f"{name} has not ended within {SERVER_READY_S:.0f} s:\n{self._tail(name)}"
+            ) from error
+        del self._running[name]
+        if code:
             raise Unavailable(f"{name} failed:\n{self._tail(name)}")
 
     def _serving(self) -> Addresses:
