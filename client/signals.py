@@ -17,10 +17,10 @@ from anabranch.support.stop_signals import mute_children
 Handler = Callable[[int, FrameType | None], object]
 
 # Of `threading.Condition`; and of the log, whose lock is held round a fork: a signal that came meanwhile
-# strikes as it is given back.
+# strikes as it is given back. Python 3.13 has other names for that than those before it.
 LOCKING = {
     threading: ("__enter__", "__exit__", "_acquire_restore", "_release_save"),
-    logging: ("acquire", "release", "_acquireLock", "_releaseLock"),
+    logging: ("acquire", "release", "_acquireLock", "_releaseLock", "_prepareFork", "_afterFork"),
 }
 WAIT = threading.Condition.wait.__code__
 AGAIN_S = 0.01
