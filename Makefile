@@ -8,6 +8,7 @@ TORCH ?= torch==2.13.0
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 LIBRARIES ?= .venv-libraries
+PYTHONS   ?= python3.12 python3.13
 
 DEMO_ARGS   ?=
 PYTEST_ARGS ?=
@@ -22,7 +23,7 @@ MUTANTS_ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: docs help setup test lint format demo prove mutants bench docker-test journeys libraries protos wheel-test cockpit clean
+.PHONY: docs help setup test lint format demo prove mutants bench docker-test journeys libraries pythons protos wheel-test cockpit clean
 
 help:  ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +86,9 @@ $(LIBRARIES)/.ready: pyproject.toml scripts/setup.sh
 	VENV="$(LIBRARIES)" TORCH="$(TORCH)" EXTRA=libraries scripts/setup.sh
 	@touch $@
 
+pythons:  ## the tests with other Pythons, each in an environment of its own: PYTHONS="python3.13 /path/to/python3.12"
+	set -e; for python in $(PYTHONS); do $(MAKE) test PYTHON="$$python" VENV=".venv-$${python##*/}"; done
+
 protos: setup  ## generate the protobuf code again
 	$(BIN)/python scripts/generate_protos.py
 
@@ -95,5 +99,5 @@ wheel-test: setup  ## the wheel, installed and tried from outside the tree
 	$(BIN)/pytest tests/architecture/test_wheel.py $(PYTEST_ARGS)
 
 clean:  ## remove the virtual environments and every cache
-	rm -rf $(VENV) $(LIBRARIES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LIBRARIES) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

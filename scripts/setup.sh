@@ -3,7 +3,7 @@
 #   VENV    where the virtual environment goes (.venv)
 #   EXTRA   what the environment is for: dev, or libraries (make libraries)
 #   TORCH   what to ask pip for; add "--index-url ..." to choose a build
-#   PYTHON  the interpreter to start from (any that is 3.11 or newer)
+#   PYTHON  the interpreter to start from (the first that is found and is 3.11 or newer)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,9 +21,9 @@ apt_install() {  # as root only: nobody is asked for a password
   apt-get update -qq >/dev/null 2>&1 && apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
 }
 
-find_python() {  # prints the first interpreter that runs and is new enough
-  local candidate
-  for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3.14 python3; do
+find_python() {  # prints PYTHON, or else the first interpreter that runs and is new enough
+  local candidate candidates=(python3.11 python3.12 python3.13 python3.14 python3)
+  for candidate in "${PYTHON:-${candidates[@]}}"; do
     "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$candidate" && return
   done
   return 1
@@ -31,7 +31,7 @@ find_python() {  # prints the first interpreter that runs and is new enough
 
 make_venv() {
   local python
-  python="$(find_python)" || die "no Python 3.11 or newer: install one, or name it with PYTHON=/path/to/python3"
+  python="$(find_python)" || die "no Python 3.11 or newer${PYTHON:+ at PYTHON=$PYTHON}: install one, or name it with PYTHON=/path/to/python3"
   "$VENV/bin/python" -m pip --version >/dev/null 2>&1 && return
   say "virtual environment in $VENV with $("$python" --version)"
   rm -rf "$VENV"
