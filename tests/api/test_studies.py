@@ -29,17 +29,23 @@ SPACE: dict[str, Any] = {
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
+STORAGES: list[optuna.storages.RDBStorage] = []  # of the test
+
+
 @pytest.fixture(autouse=True)
-def _alembic_as_found() -> Iterator[None]:
-    """Optuna's storage sets its level."""
+def _storages_left_closed() -> Iterator[None]:
+    """Optuna's set the level of alembic's log, and close their files when they are told to."""
     with loggers_put_back():
         yield
+    while STORAGES:
+        STORAGES.pop().engine.dispose()
 
 
 def study_in(folder: Path, **more: Any) -> optuna.Study:
     """That of a file, new or as it was left; what it draws is settled."""
     sampler = optuna.samplers.RandomSampler(seed=3)
-    storage = f"sqlite:///{folder / 'study.db'}"
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
+    STORAGES.append(storage)
     return optuna.create_study(
         storage=storage,
         study_name="it",

@@ -252,7 +252,7 @@ def test_an_attack_on_labels_needs_labels() -> None:
 
 
 class Vector(Line):
-    loss: Any = partial(functional.mse_loss, reduction="none")
+    loss: Any = staticmethod(partial(functional.mse_loss, reduction="none"))
 
 
 class NoOptimizer(Line):
@@ -315,7 +315,7 @@ def test_an_evaluation_passes_over_the_labels_that_training_passes_over() -> Non
     "optimizer",
     [
         torch.optim.SGD,
-        partial(torch.optim.SGD, momentum=0.0),
+        staticmethod(partial(torch.optim.SGD, momentum=0.0)),
         staticmethod(lambda params, plan: torch.optim.SGD(params, lr=plan.learning_rate)),
     ],
 )
