@@ -51,7 +51,7 @@ from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import arrived_of, data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import Hook, cheaper, cut, only, smaller, trainer_for
+from anabranch.workloads.trainer import Hook, cheaper, cut, only, smaller, trainer_for, warn_of_arrays
 
 if TYPE_CHECKING:
     from anabranch.client.masking import Masker  # the extra [secagg] alone has what it needs
@@ -131,6 +131,8 @@ class LocalTrainer:
     ) -> None:
         self._app, self._device = app, device
         self._trainer = trainer_for(app, settings.device, settings.precision)
+        if isinstance(self._trainer, NumpyTrainer):
+            warn_of_arrays(app, settings.device, settings.precision)
         self._served: ParamSpec | None = None
         self._built: Tensors | None = None  # the frozen tensors of version 0, where that was built here
         self._policy, self._own = AVERAGE, b""

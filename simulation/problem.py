@@ -40,7 +40,16 @@ from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.streams import Streamed
-from anabranch.workloads.trainer import Training, TrainResult, cheaper, cut, only, smaller, trainer_for
+from anabranch.workloads.trainer import (
+    Training,
+    TrainResult,
+    cheaper,
+    cut,
+    only,
+    smaller,
+    trainer_for,
+    warn_of_arrays,
+)
 
 EXAMPLES_KEPT = 10_000  # devices
 SUCCESS = "attack_success"  # a metric beside the App's
@@ -166,8 +175,10 @@ class Problem:
             self._warn_of_split(shard, found)
             return found if self._arrivals is None else self._arrivals.in_order(self.app, device, found)
 
-    def watching_split(self) -> Problem:
-        """This one, which warns where `data` does not go by the settings of the split. Others do not."""
+    def watching(self) -> Problem:
+        """This one, which warns where the App does not go by settings of split or device. Others do not."""
+        if isinstance(self.trainer, NumpyTrainer):
+            warn_of_arrays(self.app, self.config.client.device, self.config.client.precision)
         self._split_said = _said_of_split(self.config.fleet)
         return self
 

@@ -196,7 +196,7 @@ def open_simulation(
     _check_start(config, start)
     _check_noise(config, noise_key)
     source = ProblemSource(config, app, start)
-    problem = source.open().watching_split()
+    problem = source.open().watching()
     executor_name = chosen(config, problem, workers)
     config = settled(config, executor_name)
     with reused_heap(), _nothing_of_refused(out), ExitStack() as stack:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
@@ -30,6 +31,10 @@ from anabranch.workloads.metrics import metrics_of, taken_count
 from anabranch.workloads.unit_values import WholeWidth
 
 ENDLESS_STEPS = 2**53
+NO_ACCELERATOR = ("auto", "cpu", "float32")
+ARRAYS_UNMOVED = "%s: its model is arrays of numpy, so %s changes nothing: its own code says where it trains"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +201,17 @@ def trainer_for(app: App, device: str = "cpu", precision: str = "auto") -> Train
     from anabranch.workloads.torch_trainer import TorchTrainer
 
     return TorchTrainer(app, device, precision)
+
+
+def warn_of_arrays(app: App, device: str, precision: str) -> None:
+    """Says in the log that an App of numpy arrays is trained where its own code says, not as was asked.
+
+    For those whose trainer is the numpy one. One with a `join` may have read the settings there.
+    """
+    asked = {"device": device, "precision": precision}
+    said = [f"client.{key} = {value!r}" for key, value in asked.items() if value not in NO_ACCELERATOR]
+    if said and type(app).join is App.join:
+        log.warning(ARRAYS_UNMOVED, app.name, " and ".join(said))
 
 
 def train_endlessly(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from prices import Prices
 from start_methods import OWN_PROCESSES
 
 import anabranch as ab
+from anabranch.client.trainer import LocalTrainer
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.journal_files import PAYLOADS
 from anabranch.reports.result import Result
@@ -324,6 +327,45 @@ def test_a_split_that_an_app_does_not_go_by_is_warned_of_once(
     found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(found) == bool(said)
     assert said in "".join(found)
+
+
+class Joined(Synthetic):
+    """May go by the settings of the device: it hears of them."""
+
+    def join(self, config: Mapping[str, Any]) -> None:
+        """As of any App."""
+
+
+@pytest.mark.parametrize(
+    ("app", "settings", "said"),
+    [
+        (
+            Synthetic(),
+            {"client.device": "cuda"},
+            ["synthetic: its model is arrays of numpy, so client.device = 'cuda' "],
+        ),
+        (
+            Synthetic(),
+            {"client.device": "mps", "client.precision": "bfloat16"},
+            ["'mps' and client.precision = 'bfloat16' changes nothing"],
+        ),
+        (Synthetic(), {"client.device": "cpu", "client.precision": "float32"}, []),
+        (Joined(), {"client.device": "cuda"}, []),
+    ],
+)
+@pytest.mark.parametrize("live", [False, True])
+def test_an_app_of_arrays_for_which_an_accelerator_is_asked_is_told(
+    app: Any, settings: dict[str, Any], said: list[str], live: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if live:
+        LocalTrainer(
+            app, ClientTable(**{key.removeprefix("client."): value for key, value in settings.items()})
+        )
+    else:
+        ab.simulate(app, fleet=ab.Fleet(clients=4), settings=settings, until=ab.Until(updates=10))
+    found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(found) == len(said)
+    assert all(words in line for words, line in zip(said, found, strict=True))
 
 
 def test_a_target_that_is_never_measured_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
