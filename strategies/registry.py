@@ -12,6 +12,7 @@ from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
 from anabranch.strategies import PLACES
+from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.robust.registry import make_rule
@@ -33,6 +34,12 @@ def doubt(strategy: Strategy, devices: int) -> str:
             "cache has one of each device, the newest, so that these never fill it, and what they send uses "
             "up the budget without a version; take a smaller cache, say how many devices there are, or set "
             "flush_s"
+        )
+    if isinstance(strategy, FedAvg) and strategy.deadline_s and strategy.clients_per_round > devices:
+        return (
+            f"strategy.clients_per_round is {strategy.clients_per_round} and fleet.clients {devices}: the "
+            f"first round waits {strategy.deadline_s:g} s for more devices, its deadline_s; take "
+            "clients_per_round = fleet.clients, or say how many devices there are"
         )
     momentum = getattr(getattr(strategy, "optimiser", None), "momentum", 0.0)
     if isinstance(strategy, FedBuff) and strategy.buffer_size == 1 and momentum > 0:

@@ -335,7 +335,11 @@ def spec_of(
             "name those tensors in trained(self, model)"
         )
     if found.size == 0:
-        raise AppError(f"{app.name}: model() has no float parameters, so there is nothing to learn")
+        kinds = ", ".join(sorted({str(array.dtype) for array in tensors.values()})) or "no tensors"
+        raise AppError(
+            f"{app.name}: the model has no float parameters ({kinds}), so there is nothing to learn: give "
+            "what it shall learn as floats"
+        )
     return found
 
 
