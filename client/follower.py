@@ -136,10 +136,14 @@ class Follower:
                 self._bell.rest(self._poll_s)
 
     def _next(self, seen: int | None) -> FetchedModel:
-        """The newest version if it is `every` above the last one seen, or the run's last."""
+        """The newest version if it is `every` above the last one seen, or the run's last.
+
+        Of a run that was put back to before that one, the newest.
+        """
         model = self._fetch(None if seen is None else seen + self._every - 1)
-        if model.final and not model.modified and model.version != seen:
-            return self._fetch(seen)
+        is_put_back = seen is not None and model.version < seen
+        if not model.modified and (is_put_back or (model.final and model.version != seen)):
+            return self._fetch(None)
         return model
 
     def _fetch(self, newer_than: int | None) -> FetchedModel:

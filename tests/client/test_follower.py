@@ -104,6 +104,28 @@ def test_every_so_many_versions_and_the_last(every: int, seen: list[int]) -> Non
     assert versions(Publisher(7), every=every) == seen
 
 
+class PutBack(Publisher):
+    """A run that is put back to its beginning once, when it has published its fourth version."""
+
+    def __init__(self, versions_max: int) -> None:
+        super().__init__(versions_max)
+        self._others = [Publisher(versions_max)]
+
+    def publish(self) -> None:
+        """One version more, or none and the run is at its beginning."""
+        if self._others and self.server.engine.version == 4:
+            self.server, self.device = self._others[0].server, self._others.pop().device
+        else:
+            super().publish()
+
+
+@pytest.mark.parametrize(
+    ("every", "seen"), [(1, [0, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 1, 4, 6]), (100, [0, 6])]
+)
+def test_it_goes_on_with_a_run_that_was_put_back(every: int, seen: list[int]) -> None:
+    assert versions(PutBack(6), every=every) == seen
+
+
 def test_once_is_once() -> None:
     assert versions(Publisher(7), once=True) == [0]
 
