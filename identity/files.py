@@ -28,6 +28,21 @@ def whose(path: Path, error: OSError) -> str:
     return ""
 
 
+def check_owner(*paths: Path) -> None:
+    """Raises `ConfigError` for another user's, who could not open what this process makes there.
+
+    What is missing is root's to make only where root has the folder that it is to lie in.
+    """
+    for path in paths:
+        found = next(there for there in (path, *path.absolute().parents) if there.exists())
+        owner, ours = found.stat().st_uid, os.geteuid()
+        if owner != ours and (found == path or ours == 0):
+            raise ConfigError(
+                f"{found} belongs to uid {owner}, whose server could not open what uid {ours} "
+                f"makes: do it as that user (sudo -u '#{owner}')"
+            )
+
+
 def make_private_folder(folder: Path) -> None:
     """Make a folder for its owner alone, with its parents, or make it so. Raises `StoreError`."""
     try:

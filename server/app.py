@@ -222,7 +222,8 @@ async def led_run(
     blueprint = Blueprint.of(config, manifest.spec, means.limits, recovered.key, masks=True)
     first = first_model(blueprint, manifest.tensors, manifest.seed, head)
     del manifest
-    restored = read_restored(folder, store, recovered.info, None if identity is None else identity.authority)
+    authority, database = None if identity is None else identity.authority, config.server.database
+    restored = read_restored(folder, database, store, recovered.info, authority)
     async with _live(store, recovered, config, frozen, means) as run:
         run.restored, run.first = restored, first
         try:

@@ -41,7 +41,7 @@ from anabranch.core.errors import (
 )
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.identity.authority import Authority, authority_exists
-from anabranch.identity.files import sync_folder, write_private
+from anabranch.identity.files import check_owner, sync_folder, write_private
 from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.server.restored import Restored, attest, refuse_private
 from anabranch.server.store import mark as marks
@@ -144,6 +144,7 @@ def put_back(
     """
     backup, tell = read_backup(source), tell or _quiet
     refuse_private(stored_config(source))  # before anything is there, for which no server would start
+    check_owner(data_dir)
     with on_disk(data_dir):
         make_folder(data_dir)
         lock = FolderLock(data_dir)

@@ -40,7 +40,7 @@ from anabranch.core.errors import (
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import digest
 from anabranch.core.snapshot import VECTOR, take_changes
-from anabranch.identity.files import sync_folder
+from anabranch.identity.files import check_owner, sync_folder
 from anabranch.identity.noise_key import NOISE_KEY
 from anabranch.server.backup import NAMED, check_restored, read_backup
 from anabranch.server.manifest import kept_manifest, read_manifest
@@ -121,7 +121,7 @@ def _named_in(data_dir: Path, staged: Path) -> Iterator[None]:
 
 
 def _check_data(data_dir: Path) -> None:
-    """Raises `DataError` unless there are data of a run, `ConfigError` where they are of another user."""
+    """Raises `DataError` unless there are data of a run, `ConfigError` where they are another user's."""
     if not data_dir.is_dir():
         raise FolderMissing(f"{data_dir} is not there: name the data_dir of a server")
     check_restored(data_dir)
@@ -130,12 +130,7 @@ def _check_data(data_dir: Path) -> None:
             f"{data_dir} has no log of a run: name the data_dir of a server on SQLite; of a run in "
             "PostgreSQL the database itself is put back (pg_restore)"
         )
-    for path in (data_dir / MARK, data_dir / LOG):
-        if path.exists() and (owner := path.stat().st_uid) != os.geteuid():
-            raise ConfigError(
-                f"{path} belongs to uid {owner}, whose server could not open what uid {os.geteuid()} "
-                f"makes: do it as that user (sudo -u '#{owner}')"
-            )
+    check_owner(data_dir / MARK, data_dir / LOG)
 
 
 def _mark(data_dir: Path) -> Mark:

@@ -17,7 +17,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, InvalidSignature, on_disk
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import public_key_of
-from anabranch.identity.files import make_private_folder, write_private
+from anabranch.identity.files import check_owner, make_private_folder, write_private
 from anabranch.identity.heads import restored_message
 from anabranch.identity.signatures import check_signature
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -56,8 +56,9 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
     """Write down that the run in a data directory goes on from where it stands.
 
     Raises `DataError`, `StoreLocked` where a server is at work there, and `ConfigError` for a run that must
-    not go on from a backup, or where another one lies there.
+    not go on from a backup, where another one lies there, and for another user's directory.
     """
+    check_owner(data_dir)
     store, lock = open_store(database, data_dir), None
     try:
         if database:
@@ -96,12 +97,13 @@ def refuse_private(config: Config) -> None:
 
 
 def read_restored(
-    data_dir: Path, store: Store, info: RunInfo, authority: Authority | None
+    data_dir: Path, database: str, store: Store, info: RunInfo, authority: Authority | None
 ) -> Restored | None:
     """What `attest` wrote, None where nothing was. Raises `ConfigError` unless it is of this history."""
     path = data_dir / FILE
     whose = ("--insecure",) if authority is None else ("--folder", str(authority.folder))
-    command = shlex.join(["anabranch", "admin", "attest-restore", "--data-dir", str(data_dir), *whose])
+    place = ["--data-dir", str(data_dir), *(["--database", "URL"] if database else [])]
+    command = shlex.join(["anabranch", "admin", "attest-restore", *place, *whose])
     again = f"run `{command}` again"
     try:
         with on_disk(path):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from anabranch.core.errors import (
 )
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import Authority
+from anabranch.identity.files import check_owner
 from anabranch.server.backup import FILE, PARTIAL, RESTORING, back_up, put_back, read_backup
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import FILE as ATTESTED
@@ -244,6 +246,45 @@ def test_one_that_is_ended_leaves_nothing(served: Served, tmp_path: Path) -> Non
         process.terminate()
         assert process.wait(600) == 128 + signal.SIGTERM
     assert {path.name for path in tmp_path.iterdir()} == {"data", "model"}
+
+
+def test_another_users_data_are_left_to_that_user(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As root, of a service that has a user of its own, which could open none of what root makes there."""
+    data, backup, made = tmp_path / "data", tmp_path / "backup", tmp_path / "made"
+    back_up(data, backup, proved=False)
+    served.close()
+    made.mkdir()
+    owner = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: owner + 1)
+        for order in (partial(put_back, backup, made, None), partial(attest, data, "", None)):
+            with pytest.raises(ConfigError, match=f"belongs to uid {owner}, .*do it as that user"):
+                order()
+        assert verify(data).problems == ()
+    assert "data were proved is not noted" in caplog.text
+    assert not {ATTESTED, "proved"} & {path.name for path in data.iterdir()}
+    assert list(made.iterdir()) == []
+
+
+def test_root_makes_no_data_in_another_users_folder(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it could, and there is nothing yet; anybody else may where he is let."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    back_up(tmp_path / "data", tmp_path / "backup", proved=False)
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+    owner = theirs.stat().st_uid
+    with monkeypatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: 0)
+        with pytest.raises(ConfigError, match=f"theirs belongs to uid {owner}, .*do it as that user"):
+            put_back(tmp_path / "backup", theirs / "data", None)
+        assert list(theirs.iterdir()) == []
+        patch.setattr("os.geteuid", lambda: owner + 1)
+        check_owner(theirs / "data")
 
 
 def test_where_none_is_put_back(served: Served, tmp_path: Path) -> None:

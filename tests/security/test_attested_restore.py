@@ -173,7 +173,15 @@ def test_an_attestation_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -
     store = open_store("", tmp_path)
     (tmp_path / FILE).mkdir()
     with pytest.raises(StoreError, match=rf"{FILE} cannot be used: Is a directory"):
-        read_restored(tmp_path, store, INFO, None)
+        read_restored(tmp_path, "", store, INFO, None)
+
+
+def test_a_word_to_be_given_again_is_for_the_database_that_is_served(tmp_path: Path) -> None:
+    store = open_store("", tmp_path)
+    (tmp_path / FILE).write_text("{")
+    mend = f"attest-restore --data-dir {tmp_path} --database URL --insecure"
+    with pytest.raises(ConfigError, match=re.escape(mend)):
+        read_restored(tmp_path, "postgresql:///runs", store, INFO, None)
 
 
 def test_another_authority_is_not_believed(tmp_path: Path) -> None:

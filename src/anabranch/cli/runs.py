@@ -171,11 +171,12 @@ def verify(
         more = len(found.problems) - len(listed)
         listed += [f"- and {more} others (--json has all)"] if more > 0 else []
         raise StoreCorrupt(f"{data_dir}: {len(found.problems)} problems:\n" + "\n".join(listed))
-    since = (
-        f" from event {found.proved_from + 1} on, {_before(found.proved_at)}," if found.proved_from else ""
-    )
+    signed, since = f" ({found.signed} signed)", ""
+    if found.proved_from:  # those before were not looked at
+        since = f" from event {found.proved_from + 1} on{signed}, {_before(found.proved_at)},"
+        signed = ""
     output.say(
-        f"{data_dir}: sound. Version {found.version}, {found.updates} updates ({found.signed} signed), "
+        f"{data_dir}: sound. Version {found.version}, {found.updates} updates{signed}, "
         f"replayed{since} to the same digest\n"
         f"  state {found.state_sha256}"
     )

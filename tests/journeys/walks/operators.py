@@ -140,4 +140,33 @@ WRONG = Walk(
     ),
 )
 
-WALKS = (YEAR, WRONG)
+LEAKED = Walk(
+    "a key that leaked",
+    needs="server",
+    steps=(
+        Write("run.toml", RUN),
+        also("anabranch init synthetic --out model"),
+        also("anabranch admin ca init", keeps={"ca": r"ca-sha256: (\w+)"}),
+        also_starts(SERVER, until="devices join on"),
+        also("anabranch admin enrol device-1", keeps={"token": r"--token (\S+)"}),
+        also(f"{OLD} --tasks-max 3", says="3 updates"),
+        End(SERVER, by=SIGINT, says="drained"),
+        # Another authority; the run goes on, and so does the device in its folder.
+        also("anabranch admin ca init --folder another", keeps={"another": r"ca-sha256: (\w+)"}),
+        also_starts(f"{SERVER} --set identity.folder=another", name="anew", until="devices join on"),
+        also("anabranch admin enrol device-1 --folder another", keeps={"second": r"--token (\S+)"}),
+        also(
+            "anabranch client synthetic --state-dir old --token {second} --ca-sha256 {another} --tasks-max 2",
+            says="2 updates",
+        ),
+        End("anew", by=SIGINT, says="drained"),
+        also("anabranch verify anabranch-data --ca-sha256 {another}", ends=31, says="is not proved"),
+        also(
+            "anabranch verify anabranch-data --ca-sha256 {ca} --ca-sha256 {another}",
+            says=r"5 updates \(5 signed\), replayed to the same digest",
+        ),
+        also("anabranch verify anabranch-data", says=r"5 updates, replayed from event \d+ on \(0 signed\)"),
+    ),
+)
+
+WALKS = (YEAR, WRONG, LEAKED)
