@@ -68,7 +68,7 @@ from anabranch.server.store.packs import PackPlace, Packs
 from anabranch.server.store.rows import names_by_blake3
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
-from anabranch.server.verify import stored_config, verify
+from anabranch.server.verify import no_run, stored_config, verify
 from anabranch.support.shelf import FOLDER as SHELF
 from anabranch.support.shelf import LOST, FolderRows
 
@@ -195,7 +195,7 @@ def check_source(data_dir: Path) -> None:
     if (data_dir / SQLITE_FILE).exists():
         with closing(open_store("", data_dir)) as store:
             if store.info() is None:
-                raise DataError(f"{data_dir} holds no run: name the data_dir of a server")
+                raise no_run(data_dir)
         return
     if (log := Segments(data_dir)).state():
         check_alone(log, MarkFile(data_dir), data_dir / SQLITE_FILE)
@@ -206,7 +206,7 @@ def check_source(data_dir: Path) -> None:
             "postgresql://USER@HOST/NAME; keep a copy of this folder beside it. To put it back: pg_restore, "
             "then `anabranch admin attest-restore --database URL`"
         )
-    raise DataError(f"{data_dir} holds no run: name the data_dir of a server")
+    raise no_run(data_dir)
 
 
 def _check_empty(data_dir: Path) -> None:
@@ -447,7 +447,7 @@ def _looked_over(folder: Path, proved: bool, tell: Tell, source: Path) -> Backup
     with closing(sqlite3.connect(folder / SQLITE_FILE)) as copy:
         ((version,),) = copy.execute("SELECT COALESCE(MAX(version), 0) FROM model_versions").fetchall()
     if run_id is None:
-        raise DataError(f"{folder} holds no run: name the data_dir of a server")
+        raise no_run(folder)
     log = Segments(folder)
     events = max((event.seq for event in log.events(log.needed(run_id, events), events)), default=events)
     if (mark := MarkFile(folder).read()) is not None and (lost := mark.lost(events)):

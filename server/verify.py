@@ -17,6 +17,7 @@ from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import Replay
 from anabranch.identity.noise_key import kept_key
 from anabranch.server.history import History, history_at
+from anabranch.server.job_folder import DATA
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
@@ -71,8 +72,16 @@ def stored_info(store: Store, data_dir: Path) -> RunInfo:
         raise FolderMissing(f"{data_dir} is not there: name the data_dir (and the database) of a server")
     info = store.info()
     if info is None:
-        raise DataError(f"{data_dir} holds no run: name the data_dir (and the database) of a server")
+        raise no_run(data_dir)
     return info
+
+
+def no_run(data_dir: Path) -> DataError:
+    """The error of a folder without one. A job's folder, and that of a `Server`, have it in one below."""
+    below, hint = data_dir / DATA, "name the data_dir (and the database) of a server"
+    if kept_manifest(below).exists():
+        hint = f"it is in {below}"
+    return DataError(f"{data_dir} holds no run: {hint}")
 
 
 def stored_config(data_dir: Path, database: str = "") -> Config:

@@ -214,8 +214,11 @@ def test_where_no_copy_is_made(served: Served, tmp_path: Path) -> None:
     other.mkdir()
     with pytest.raises(ConfigError, match="is there already"):
         back_up(data, other)
-    with pytest.raises(DataError, match="holds no run"):
+    with pytest.raises(DataError, match="holds no run: name the data_dir"):
         back_up(other, tmp_path / "backup")
+    for look in (partial(back_up, target=tmp_path / "backup"), verify):  # as a `Server`'s folder, or a job's
+        with pytest.raises(DataError, match=f"holds no run: it is in {data}$"):
+            look(tmp_path)
     (other / "manifest").mkdir()
     (other / "acknowledged").touch()  # as beside PostgreSQL
     with pytest.raises(ConfigError, match="pg_dump --format=custom"):
