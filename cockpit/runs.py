@@ -162,9 +162,9 @@ def _row(run: ShownRun, head: Head) -> dict[str, Any]:
     picture, best, goal = run.picture, head.best, head.goal
     with picture.lock:
         if run.is_open:
-            goal = goal.among({name for found in picture.measured.values() for name in found})
-            known = [v for found in picture.measured.values() if (v := goal.value(found)) is not None]
-            best = max(known, key=goal.signed, default=best)
+            goal = goal.among(picture.measured.names)
+            known = picture.measured.best(goal.metric, greater=goal.signed(1.0) > 0)
+            best = best if known is None else known
         state, why = standing(run, head)
         return {
             "id": run.id,
@@ -190,7 +190,7 @@ def head_of(run: ShownRun) -> dict[str, Any]:
     picture, head = run.open(), run.source.head()
     row = _row(run, head)
     with picture.lock:
-        names = dict.fromkeys(name for found in picture.measured.values() for name in found)
+        names = picture.measured.names
         judged = head.goal.among(names)
         return {
             **row,

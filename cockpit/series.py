@@ -11,6 +11,7 @@ from anabranch.reports.picture.columns import Array, plain
 from anabranch.reports.picture.picture import Picture
 
 POINTS, POINTS_MAX = 2000, 20_000
+METRICS_WHOLE, METRIC_POINTS_LEAST = 4, 100  # more metrics than these share the points of so many
 
 
 def thinned(values: Array, points: int) -> Array:
@@ -34,15 +35,14 @@ def series(picture: Picture, asked: Asked) -> dict[str, Any]:
     rows = first + thinned(steps["staleness"][first:end], points)
     columns = ("time", "version", "updates", "up", "down", "staleness")
     found: dict[str, Any] = {name: plain(steps[name][rows]) for name in columns}
-    names = dict.fromkeys(name for measured in picture.measured.values() for name in measured)
-    return {**found, "metrics": {name: _metric(picture, name, points, least, most) for name in names}}
+    names = picture.measured.names
+    shared = max(points * METRICS_WHOLE // max(len(names), METRICS_WHOLE), min(points, METRIC_POINTS_LEAST))
+    return {**found, "metrics": {name: _metric(picture, name, shared, least, most) for name in names}}
 
 
 def _metric(picture: Picture, name: str, points: int, least: float, most: float) -> dict[str, Any]:
     """A metric of the versions, each dated by its publication."""
-    measured = picture.measured
-    at = np.array(sorted(v for v, found in measured.items() if name in found), np.int64)
-    values = np.array([_number(measured[int(v)][name]) for v in at], np.float64)
+    at, values = picture.measured.of(name)
     table = picture.versions
     rows = np.searchsorted(table["version"], at)
     rows = np.minimum(rows, len(table) - 1)
@@ -58,7 +58,3 @@ def _metric(picture: Picture, name: str, points: int, least: float, most: float)
         "bytes": plain((table["up"] + table["down"])[rows]),
         "value": plain(values[shown]),
     }
-
-
-def _number(value: float | None) -> float:
-    return np.nan if value is None else value

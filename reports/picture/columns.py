@@ -39,6 +39,14 @@ class Columns:
         self._rows = row + 1
         return row
 
+    def insert(self, row: int, *values: float) -> None:
+        """A new row before another one, or behind the last."""
+        last = self.add(*values)
+        if row < last:
+            for array, value in zip(self._arrays.values(), values, strict=True):
+                array[row + 1 : last + 1] = array[row:last].copy()
+                array[row] = value
+
     def add_column(self, name: str, kind: npt.DTypeLike, fill: float) -> None:
         """Another column, with this value in the rows that there are."""
         self._arrays[name] = np.full(self._room, fill, kind)

@@ -14,6 +14,7 @@ import numpy as np
 from anabranch.reports.picture.columns import Columns
 from anabranch.reports.picture.devices import DeviceRows
 from anabranch.reports.picture.happening import Happened
+from anabranch.reports.picture.measured import Measured
 from anabranch.reports.picture.threads import APPLIED, HELD, LOST, NONE, REJECTED, Threads
 
 RECENT_MAX = 20_000  # happenings, for who comes back after a short while
@@ -53,7 +54,7 @@ class Picture:
         )
         self.counts: Counter[str] = Counter()
         self.known: dict[str, int] = {}
-        self.measured: dict[int, dict[str, float | None]] = {}
+        self.measured = Measured()
         self.compression: list[tuple[int, float, str, str]] = []
         self.settings_changed: list[dict[str, Any]] = []
         self.version, self.now_s, self.clock_s, self.from_s = 0, 0.0, 0.0, 0.0
@@ -126,7 +127,7 @@ class Picture:
     @property
     def size_bytes(self) -> int:
         """What its tables take of memory."""
-        tables = (self.versions, self.steps, self.rejected, self.heard, self.server)
+        tables = (self.versions, self.steps, self.rejected, self.heard, self.server, self.measured)
         return self.devices.size_bytes + self.threads.size_bytes + sum(t.size_bytes for t in tables)
 
     # --- tasks and updates ---------------------------------------------------------------------
@@ -258,10 +259,10 @@ class Picture:
     def _taken_back(self, h: Happened) -> None:
         self.version = h.version or 0
         self.versions.cut(int(np.searchsorted(self.versions["version"], self.version, side="right")))
-        self.measured = {v: found for v, found in self.measured.items() if v <= self.version}
+        self.measured.cut(self.version)
 
     def _evaluated(self, h: Happened) -> None:
-        self.measured.setdefault(h.version or 0, {}).update(h.others)
+        self.measured.add(h.version or 0, h.others)
 
     def has_published(self, version: int, time_s: float, updates: int) -> None:
         """A version of before this picture, as its source knows of it; told in order."""
@@ -273,9 +274,8 @@ class Picture:
 
     def has_measured(self, version: int, metrics: Mapping[str, float]) -> None:
         """What was measured of a version before this picture."""
-        if metrics:
-            with self.lock:
-                self.measured[version] = dict(metrics)
+        with self.lock:
+            self.measured.add(version, metrics)
 
     # --- the run -------------------------------------------------------------------------------
 

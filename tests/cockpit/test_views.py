@@ -13,6 +13,10 @@ import pytest
 from cockpits import SMALL, Browser, entered, simulated
 from safetensors.numpy import load
 
+from anabranch.cockpit.asking import Asked
+from anabranch.cockpit.series import series
+from anabranch.reports.picture.happening import Happened
+from anabranch.reports.picture.picture import Picture
 from anabranch.reports.result import Result
 
 Event = dict[str, Any]
@@ -120,6 +124,20 @@ def test_a_thinned_series_keeps_its_peaks_and_its_ends(browser: Browser) -> None
     middle = whole["time"][len(whole["time"]) // 2]
     late = browser.get("/api/runs/run/series", **{"points": 5000, "from": middle})
     assert late["time"] == [t for t in whole["time"] if t >= middle]
+
+
+@pytest.mark.parametrize(("metrics", "each"), [(1, 400), (4, 400), (8, 200), (40, 100)])
+def test_many_metrics_share_the_points_of_a_few(metrics: int, each: int) -> None:
+    picture, versions = Picture(), 1000
+    for version in range(versions):
+        measured = {f"mae[{number}]": float(version % 7) for number in range(metrics)}
+        picture.tell([Happened(1.0 * version, "evaluated", "", version, measured)])
+    found = series(picture, Asked({"points": "400"}))["metrics"]
+    assert len(found) == metrics
+    for metric in found.values():
+        assert each / 2 < len(metric["value"]) <= each + 2
+        assert (metric["version"][0], metric["version"][-1]) == (0, versions - 1)
+        assert (min(metric["value"]), max(metric["value"])) == (0.0, 6.0)
 
 
 def test_the_river(browser: Browser, events: list[Event], story: Story) -> None:

@@ -257,13 +257,14 @@ export class Refused extends Error {
 const UNREACHED = "The cockpit's server does not answer. Is `anabranch ui`, or the server that began it, still running?";
 
 async function answered<T>(address: string, init?: RequestInit): Promise<T> {
-  const answer = await fetch(address, { credentials: "same-origin", ...init }).catch((error: unknown) => {
+  const unreached = (error: unknown): never => {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new Refused(0, UNREACHED);
-  });
+  };
+  const answer = await fetch(address, { credentials: "same-origin", ...init }).catch(unreached);
+  if (answer.ok) return (await answer.json().catch(unreached)) as T; // a line may be cut in the midst of an answer
   const said: unknown = await answer.json().catch(() => null);
-  if (!answer.ok) throw new Refused(answer.status, (said as { error?: string } | null)?.error ?? `The server answered ${answer.status}.`);
-  return said as T;
+  throw new Refused(answer.status, (said as { error?: string } | null)?.error ?? `The server answered ${answer.status}.`);
 }
 
 export type Query = Record<string, string | number | null | undefined>;

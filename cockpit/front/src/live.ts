@@ -1,6 +1,6 @@
 // One state per run: its head, and the news of its stream. Whatever page is open, one line to the server carries it.
 
-import { useEffect, useReducer, useRef, useState } from "preact/hooks";
+import { useEffect, useReducer, useState } from "preact/hooks";
 import { get, Refused, runPath, type Head, type News, type NewsRecord, type Query } from "./api";
 
 export type Line = "none" | "opening" | "open" | "lost";
@@ -8,7 +8,7 @@ export type Line = "none" | "opening" | "open" | "lost";
 const RETRY_S = 3;
 const HEAD_EVERY_S = 10;
 const SILENT_S = 10; // of a run that goes on there are news every two seconds
-const ANSWER_S = 30; // a line is lost: an answer of it, too, may be
+export const ANSWER_S = 60; // what was cut silently never answers
 const HIDDEN_EVERY_S = 600; // so often a page that nobody sees asks, lest its session ends
 
 export class Run {
@@ -25,6 +25,7 @@ export class Run {
   private silence = 0;
   private headAt = 0;
   private asked = 0;
+  private answered = 0; // the newest question that has an answer
   private users = 0;
 
   constructor(readonly id: string) {}
@@ -60,20 +61,22 @@ export class Run {
     return this.head?.state === "running" || this.head?.state === "paused";
   }
 
-  // Answers and news come on lines of their own, in any order: the answer to an older question is left, and news
-  // that came while this one was under way is newer than the answer.
+  // Answers and news come on lines of their own, in any order: an answer that comes after that of a newer question is
+  // left, and news that came while this one was under way is newer than the answer.
   async load(): Promise<void> {
     clearTimeout(this.timer);
     const asked = ++this.asked;
     const from = (this.headAt = performance.now());
     try {
       const head = await get<Head>(runPath(this.id), {}, this.line === "lost" ? AbortSignal.timeout(ANSWER_S * 1000) : undefined);
-      if (asked !== this.asked) return;
+      if (asked < this.answered) return;
+      this.answered = asked;
       this.head = head;
       this.error = null;
       if (this.newest && this.newsAt >= from) this.stands(this.newest);
     } catch (error) {
-      if (asked !== this.asked) return;
+      if (asked < this.answered) return;
+      this.answered = asked;
       this.error = error as Refused;
     }
     if (!this.users) return;
@@ -92,6 +95,7 @@ export class Run {
     const source = new EventSource(runPath(this.id, "/stream"));
     this.source = source;
     this.line = "opening";
+    this.heard();
     source.onopen = () => {
       this.line = "open";
       this.lostAt = 0;
@@ -181,30 +185,46 @@ export interface Asked<T> {
   again: () => void;
 }
 
-/** An answer of the server, asked for again every `every_s` seconds (0: never); the last one stays until the next is there. */
+/** Asks now, and again so many seconds after each answer, where somebody sees the page (0: never again). Returns its end.
+
+Over a slow line an answer takes longer than that: it is waited for. */
+export function repeated(ask: (signal: AbortSignal) => Promise<unknown>, every_s: number): () => void {
+  let asking = new AbortController();
+  let timer = 0;
+  let over = false;
+  const again = async (): Promise<void> => {
+    if (!document.hidden || !timer) {
+      const control = (asking = new AbortController());
+      const late = setTimeout(() => control.abort(new DOMException("no answer has come", "TimeoutError")), ANSWER_S * 1000);
+      await ask(control.signal);
+      clearTimeout(late);
+    }
+    if (every_s && !over) timer = window.setTimeout(() => void again(), every_s * 1000);
+  };
+  void again();
+  return () => {
+    over = true;
+    clearTimeout(timer);
+    asking.abort();
+  };
+}
+
+/** An answer of the server, asked for `repeated`ly; the last one stays until the next is there. */
 export function useAsked<T>(path: string, query: Query = {}, every_s = 0): Asked<T> {
   const [answer, set] = useState<{ data: T | null; error: Refused | null; path: string }>({ data: null, error: null, path });
   const [round, again] = useReducer((n: number) => n + 1, 0);
   const key = JSON.stringify([path, query]);
-  const asking = useRef<AbortController | null>(null);
-  useEffect(() => {
-    const ask = async (): Promise<void> => {
-      asking.current?.abort();
-      const control = new AbortController();
-      asking.current = control;
-      try {
-        const data = await get<T>(path, query, control.signal);
-        if (!control.signal.aborted) set({ data, error: null, path });
-      } catch (error) {
-        if (!control.signal.aborted && error instanceof Refused) set((was) => ({ data: was.path === path ? was.data : null, error, path }));
-      }
-    };
-    void ask();
-    const timer = every_s ? window.setInterval(() => document.hidden || void ask(), every_s * 1000) : 0;
-    return () => {
-      clearInterval(timer);
-      asking.current?.abort();
-    };
-  }, [key, every_s, round]);
+  useEffect(
+    () =>
+      repeated(async (signal) => {
+        try {
+          const data = await get<T>(path, query, signal);
+          if (!signal.aborted) set({ data, error: null, path });
+        } catch (error) {
+          if (error instanceof Refused) set((was) => ({ data: was.path === path ? was.data : null, error, path }));
+        }
+      }, every_s),
+    [key, every_s, round],
+  );
   return { data: answer.path === path ? answer.data : null, error: answer.error, again: () => again(0) };
 }

@@ -1,10 +1,13 @@
 // Numbers with their units as short texts, as the reports write them.
 
 export const NOTHING = "–";
+const LONG = 1e12; // from here on, and under the least step, numbers are told by their power of ten
+const LEAST_STEP = 1e-6;
 
 type Unit = readonly [size: number, name: string, least: number];
 
 const SECONDS: Unit[] = [[1, "s", 0], [60, "min", 120], [3600, "h", 7200], [86400, "d", 172800]];
+const COUNTS: Unit[] = [[1, "", 0], [1e3, "K", 1e5], [1e6, "M", 1e6], [1e9, "B", 1e9]];
 const BYTES: Unit[] = ["B", "kB", "MB", "GB", "TB", "PB"].map((name, i) => [1e3 ** i, name, 1e3 ** i]);
 
 /** Steps between ticks of time that read well in their unit. */
@@ -26,7 +29,7 @@ export function numberText(value: number | null | undefined, digits = 3): string
   if (!Number.isFinite(value)) return String(value);
   if (value === 0) return "0";
   const magnitude = Math.floor(Math.log10(Math.abs(value)));
-  if (magnitude < -4 || magnitude >= 12) return value.toExponential(2);
+  if (magnitude < -4 || Math.abs(value) >= LONG) return value.toExponential(2);
   const decimals = Math.max(0, digits - 1 - magnitude);
   return value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }
@@ -57,32 +60,32 @@ export function tickTexts(ticks: number[], quantity: Quantity): string[] {
   const largest = Math.max(...ticks.map(Math.abs), 0);
   const step = ticks.length > 1 ? Math.abs(ticks[1]! - ticks[0]!) : largest;
   const [size, name] = tickUnit(largest, step, quantity);
+  if (largest >= LONG * size || (step > 0 && step < LEAST_STEP * size)) {
+    const digits = Math.max(0, Math.floor(Math.log10(largest)) - Math.floor(Math.log10(step)));
+    return ticks.map((tick) => (tick ? (tick / size).toExponential(Math.min(digits, 15)) : "0") + name);
+  }
   let decimals = 0;
   while (decimals < 6 && Math.abs(Math.round((step / size) * 10 ** decimals) / 10 ** decimals - step / size) > (1e-6 * step) / size) decimals += 1;
-  return ticks.map((tick) => {
-    const shown = (tick / size).toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals, notation: Math.abs(tick / size) >= 1e5 ? "compact" : "standard" });
-    return name ? `${shown} ${name}` : shown;
-  });
+  return ticks.map((tick) => (tick / size).toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }) + name);
 }
 
-function tickUnit(largest: number, step: number, quantity: Quantity): readonly [size: number, name: string] {
-  if (quantity === "bytes") {
-    const [size, name] = unitFor(largest, BYTES);
+function tickUnit(largest: number, step: number, quantity: Quantity): readonly [size: number, ending: string] {
+  if (quantity === "share") return [0.01, " %"];
+  if (quantity === "count") {
+    const [size, name] = largest < LONG ? unitFor(largest, COUNTS) : COUNTS[0]!;
     return [size, name];
   }
-  if (quantity === "share") return [0.01, "%"];
-  if (quantity === "count") return [1, ""];
   // Five seconds are no round part of a minute: then the whole axis is in seconds.
-  const fitting = SECONDS.filter(([size, , least]) => largest >= least && Math.abs((4 * step) / size - Math.round((4 * step) / size)) < 1e-6);
-  const [size, name] = fitting.at(-1) ?? SECONDS[0]!;
-  return [size, name];
+  const round = ([size, , least]: Unit): boolean => largest >= least && Math.abs((4 * step) / size - Math.round((4 * step) / size)) < 1e-6;
+  const [size, name] = quantity === "bytes" ? unitFor(largest, BYTES) : (SECONDS.filter(round).at(-1) ?? SECONDS[0]!);
+  return [size, ` ${name}`];
 }
 
 export function quantityText(value: number | null | undefined, quantity: Quantity): string {
   if (quantity === "bytes") return bytesText(value);
   if (quantity === "seconds") return secondsText(value);
   if (quantity === "share") return percentText(value);
-  return Number.isInteger(value) ? countText(value) : numberText(value, 4);
+  return Number.isInteger(value) && Math.abs(value!) < LONG ? countText(value) : numberText(value, 4);
 }
 
 /** A metric's value: accuracies, and what else lies from 0 to 1 by its name, in per cent. */
@@ -93,7 +96,9 @@ export const metricText = (metric: string, value: number | null | undefined): st
 /** Unix seconds as a person's date and clock. */
 export function momentText(at: number | null | undefined): string {
   if (!known(at)) return NOTHING;
-  return new Date(at * 1000).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hour12: false });
+  const moment = new Date(at * 1000);
+  const year = moment.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" as const };
+  return moment.toLocaleString(undefined, { day: "numeric", month: "short", ...year, hour: "2-digit", minute: "2-digit", hour12: false });
 }
 
 /** What a run is judged by, where that is known yet. */

@@ -246,3 +246,93 @@ def test_of_a_server_that_is_away_the_newest_reason_is_shown(look: Look) -> None
     news = {"now_s": 1, "version": 1, "counters": {}, "state": "interrupted", "records": [], "dropped": 0}
     page.evaluate(f"line.dispatchEvent(new MessageEvent('news', {{data: {json.dumps(json.dumps(news))}}}))")
     expect(page.locator(".notice")).to_contain_text("nobody answers")
+
+
+def _going_on(route: Route) -> None:
+    """The head of a run, which goes on."""
+    route.fulfill(json={**route.fetch().json(), "state": "running", "ended": None})
+
+
+def test_an_answer_that_takes_longer_than_questions_are_apart_is_waited_for(look: Look) -> None:
+    """A page of a run that goes on asks every two seconds; over a slow line an answer takes longer."""
+    page = look("run/eight/settings")
+    expect(page.get_by_text("About this run")).to_be_visible()
+    held: list[Route] = []
+
+    def held_back(route: Route) -> None:
+        held.append(route)
+
+    page.clock.install()
+    page.add_init_script("window.EventSource = class extends EventTarget { close() {} }")
+    page.route(re.compile(r"/api/runs/eight$"), _going_on)
+    page.route("**/series*", held_back)
+    page.reload()
+    with page.expect_request("**/series*"):
+        page.get_by_role("link", name="Learning").click()
+    page.clock.run_for(20_000)
+    held[0].continue_()
+    page.locator(PAGES["run/eight/learning"]).first.wait_for()
+
+
+def test_an_answer_that_was_cut_is_none(look: Look) -> None:
+    page = look("run/eight/settings")
+    expect(page.get_by_text("About this run")).to_be_visible()
+    page.route("**/wire*", lambda route: route.fulfill(body='{"up": 1', content_type="application/json"))
+    page.get_by_role("link", name="Wire").click()
+    expect(page.locator(".notice")).to_contain_text("does not answer")
+    page.unroute("**/wire*")
+    page.get_by_role("button", name="Try again").click()
+    page.locator(PAGES["run/eight/wire"]).wait_for()
+
+
+def test_a_loss_beyond_measure_and_a_long_name_stay_in_their_cards(look: Look) -> None:
+    def odd(route: Route) -> None:
+        series = route.fetch().json()
+        of_loss = series["metrics"]["loss"]
+        values = [10.0**power for power in range(275)]
+        huge = {name: list(range(len(values))) for name in of_loss} | {"value": values}
+        route.fulfill(json={**series, "metrics": {"loss": huge, "n" * 64: of_loss}})
+
+    page = look("run/eight/settings", width=360, height=740)
+    expect(page.get_by_text("About this run")).to_be_visible()
+    page.route("**/series*", odd)
+    page.get_by_role("link", name="Learning").click()
+    expect(page.get_by_role("img", name="loss: 1.00e+274")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+
+
+# What was written beside the first curves, by its place from the top.
+TICKS = """
+const write = CanvasRenderingContext2D.prototype.fillText, written = [];
+CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+  if (this.textAlign === "right") written.push([this.canvas, at[1], text]);
+  return write.call(this, text, ...at);
+};
+window.ticks = () => {
+  const first = document.querySelector(".chart canvas");
+  const beside = written.filter(([canvas]) => canvas === first);
+  return [...new Map(beside.map(([_, y, text]) => [y, text])).values()];
+};
+"""
+
+
+@pytest.mark.parametrize("step", [250_000.0, 1e-9, 1e60])
+def test_no_two_ticks_of_an_axis_say_the_same(look: Look, step: float) -> None:
+    def odd(route: Route) -> None:
+        series = route.fetch().json()
+        of_loss = series["metrics"]["loss"]
+        values = [step * i for i in range(4, 9)]
+        metric = {name: list(range(len(values))) for name in of_loss} | {"value": values}
+        route.fulfill(json={**series, "metrics": {"loss": metric}})
+
+    page = look("run/eight/settings")
+    expect(page.get_by_text("About this run")).to_be_visible()
+    page.add_init_script(TICKS)
+    page.route("**/series*", odd)
+    page.reload()
+    page.get_by_role("link", name="Learning").click()
+    expect(page.get_by_role("img", name="loss against")).to_be_visible()
+    expect(page.locator(".chart").first.locator(".u-value").last).to_have_text(re.compile(r"\d"))
+    told = page.evaluate("ticks()")
+    assert len(set(told)) == len(told), told
+    assert all(told), told

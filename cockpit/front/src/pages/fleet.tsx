@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get, Refused, runPath, type Fleet, type FleetRow } from "../api";
 import type { PageProps } from "../cockpit";
-import type { Run } from "../live";
+import { repeated, type Run } from "../live";
 import { Empty, Loading, Since, State, Trouble } from "../parts";
 import { link, setQuery } from "../router";
 import { bytesText, countText, numberText, percentText, secondsText, shortText } from "../text";
@@ -194,9 +194,9 @@ function useRows(run: Run, asked: Query, seen: { first: number; last: number }) 
   const key = JSON.stringify(asked);
   const chunks = useMemo(() => new Map<number, FleetRow[]>(), [key, run.id]);
   const wanted = [...new Set([Math.floor(seen.first / CHUNK), Math.floor(seen.last / CHUNK)])];
-  const ask = async (chunk: number): Promise<void> => {
+  const ask = async (chunk: number, signal?: AbortSignal): Promise<void> => {
     try {
-      const found = await get<Fleet>(runPath(run.id, "/fleet"), { ...asked, offset: chunk * CHUNK, limit: CHUNK });
+      const found = await get<Fleet>(runPath(run.id, "/fleet"), { ...asked, offset: chunk * CHUNK, limit: CHUNK }, signal);
       chunks.set(chunk, found.rows);
       if (current.current === chunks) setFleet(found);
       setError(null);
@@ -208,9 +208,12 @@ function useRows(run: Run, asked: Query, seen: { first: number; last: number }) 
   const current = useRef(chunks);
   current.current = chunks;
   useEffect(() => {
-    for (const chunk of wanted) if (!chunks.has(chunk)) void ask(chunk);
-    const timer = run.goesOn ? setInterval(() => document.hidden || wanted.forEach((chunk) => void ask(chunk)), LIVE_EVERY_S * 1000) : 0;
-    return () => clearInterval(timer);
+    let first = true; // what is here already is as old as that, at most
+    return repeated(async (signal) => {
+      const due = wanted.filter((chunk) => !first || !chunks.has(chunk));
+      first = false;
+      await Promise.all(due.map((chunk) => ask(chunk, signal)));
+    }, run.goesOn ? LIVE_EVERY_S : 0);
   }, [chunks, wanted.join(), run.goesOn]);
   return { fleet, error, rows: (at: number) => chunks.get(Math.floor(at / CHUNK))?.[at % CHUNK], again: () => wanted.forEach((chunk) => void ask(chunk)) };
 }

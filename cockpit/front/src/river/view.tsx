@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useReducer, useRef, useState } from "preact/hooks";
 import { get, Refused, runPath, type River } from "../api";
 import { reducedMotion } from "../colours";
-import type { Run } from "../live";
+import { ANSWER_S, type Run } from "../live";
 import { Choice, Loading, Table, Trouble } from "../parts";
 import { link } from "../router";
 import { countText, numberText, plural, secondsText } from "../text";
@@ -52,7 +52,7 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
       const zoomed = s.touched && state.current.by === by;
       const { from, to } = s.view;
       const range = zoomed && !state.current.follow ? { from: from - (to - from) * 0.1, to } : {};
-      const river = await get<River>(runPath(run.id, "/river"), { by, lanes, limit: LIMIT, clients, ...range });
+      const river = await get<River>(runPath(run.id, "/river"), { by, lanes, limit: LIMIT, clients, ...range }, AbortSignal.timeout(ANSWER_S * 1000));
       const first = !s.asked;
       s.model.load(river);
       s.asked = performance.now();
