@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from anabranch.core.errors import ConfigError, disk_error
+from anabranch.core.errors import ConfigError, disk_error, on_disk
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,14 @@ def whose(path: Path, error: OSError) -> str:
 def check_owner(*paths: Path) -> None:
     """Raises `ConfigError` for another user's, who could not open what this process makes there.
 
-    What is missing is root's to make only where root has the folder that it is to lie in.
+    What is missing is root's to make only where root has the folder that it is to lie in. Anybody else makes
+    it where he is let: a volume may be root's, and the server's by its group. Raises `StoreError` as well.
     """
     for path in paths:
-        found = next(there for there in (path, *path.absolute().parents) if there.exists())
-        owner, ours = found.stat().st_uid, os.geteuid()
-        if owner != ours and (found == path or ours == 0):
+        with on_disk(path):
+            found = next(there for there in (path, *path.absolute().parents) if there.exists())
+            owner, is_file = found.stat().st_uid, found.is_file()
+        if owner != (ours := os.geteuid()) and (is_file or ours == 0):
             raise ConfigError(
                 f"{found} belongs to uid {owner}, whose server could not open what uid {ours} "
                 f"makes: do it as that user (sudo -u '#{owner}')"

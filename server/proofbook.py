@@ -23,6 +23,7 @@ from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot
 from anabranch.identity.files import check_owner, write_private
 from anabranch.server.history import history_at
 from anabranch.server.store.base import Recovery, RunInfo, Store, VersionRow
+from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Proofbook:
         taken = take_snapshot(engine, copy=False)
         if taken.holds:
             return
-        check_owner(self._path.parent.parent)
+        check_owner(self._path.parent.parent / MARK)
         self._files.prepare()
         snapshot = self._files.write(taken)
         named = (mark, state_digest(engine), ca_sha256, time.time(), snapshot)

@@ -26,6 +26,7 @@ from anabranch.server.store.base import RunInfo, Store
 from anabranch.server.store.ending import check_own
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.files import FolderLock
+from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.verify import stored_info
 
 FILE = "restored.json"
@@ -58,7 +59,7 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
     Raises `DataError`, `StoreLocked` where a server is at work there, and `ConfigError` for a run that must
     not go on from a backup, where another one lies there, and for another user's directory.
     """
-    check_owner(data_dir)
+    check_owner(data_dir / MARK)
     store, lock = open_store(database, data_dir), None
     try:
         if database:

@@ -255,26 +255,22 @@ def test_another_users_data_are_left_to_that_user(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As root, of a service that has a user of its own, which could open none of what root makes there."""
-    data, backup, made = tmp_path / "data", tmp_path / "backup", tmp_path / "made"
-    back_up(data, backup, proved=False)
+    data = tmp_path / "data"
     served.close()
-    made.mkdir()
     owner = os.geteuid()
     with monkeypatch.context() as patch:
         patch.setattr("os.geteuid", lambda: owner + 1)
-        for order in (partial(put_back, backup, made, None), partial(attest, data, "", None)):
-            with pytest.raises(ConfigError, match=f"belongs to uid {owner}, .*do it as that user"):
-                order()
+        with pytest.raises(ConfigError, match=f"acknowledged belongs to uid {owner}, .*do it as that user"):
+            attest(data, "", None)
         assert verify(data).problems == ()
     assert "data were proved is not noted" in caplog.text
     assert not {ATTESTED, "proved"} & {path.name for path in data.iterdir()}
-    assert list(made.iterdir()) == []
 
 
 def test_root_makes_no_data_in_another_users_folder(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though it could, and there is nothing yet; anybody else may where he is let."""
+    """Though it could, and there is nothing yet; anybody else may where he is let, as by a volume's group."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     back_up(tmp_path / "data", tmp_path / "backup", proved=False)
@@ -283,11 +279,18 @@ def test_root_makes_no_data_in_another_users_folder(
     owner = theirs.stat().st_uid
     with monkeypatch.context() as patch:
         patch.setattr("os.geteuid", lambda: 0)
-        with pytest.raises(ConfigError, match=f"theirs belongs to uid {owner}, .*do it as that user"):
-            put_back(tmp_path / "backup", theirs / "data", None)
+        for place in (theirs, theirs / "data"):
+            with pytest.raises(ConfigError, match=f"theirs belongs to uid {owner}, .*do it as that user"):
+                put_back(tmp_path / "backup", place, None)
         assert list(theirs.iterdir()) == []
         patch.setattr("os.geteuid", lambda: owner + 1)
-        check_owner(theirs / "data")
+        check_owner(theirs, theirs / "data")
+
+
+def test_a_place_that_cannot_be_looked_at_is_named(served: Served, tmp_path: Path) -> None:
+    back_up(tmp_path / "data", tmp_path / "backup", proved=False)
+    with pytest.raises(StoreError, match="cannot be used: File name too long"):
+        put_back(tmp_path / "backup", tmp_path / ("a" * 300) / "data", None)
 
 
 def test_where_none_is_put_back(served: Served, tmp_path: Path) -> None:
