@@ -11,6 +11,7 @@ from typing import Any
 
 from anabranch.cockpit.runs import ShownRun, counters, standing
 from anabranch.core.errors import AnabranchError
+from anabranch.reports.picture.picture import Picture
 
 EVERY_S = 0.25
 STANDS_S = 2.0  # so often a page is told how a run that goes on stands, where nothing happens
@@ -39,7 +40,7 @@ class News:
             now = state, _ = await asyncio.to_thread(_standing, run)
             stands = silent_s >= STANDS_S and state in GOES_ON
             if stands or now != said or picture.happened > cursor:
-                cursor, message = await asyncio.to_thread(self._message, run, cursor, state)
+                cursor, message = await asyncio.to_thread(self._message, picture, cursor, state)
                 yield message
                 said, silent_s = now, 0.0
             elif over:
@@ -57,15 +58,14 @@ class News:
             return newest
         return min(int(number), newest)
 
-    def _message(self, run: ShownRun, cursor: int, state: str) -> tuple[int, str]:
-        picture = run.picture
+    def _message(self, picture: Picture, cursor: int, state: str) -> tuple[int, str]:
         with picture.lock:
             records, dropped = picture.since(cursor, RECORDS_MAX)
             cursor = picture.happened
             data: dict[str, Any] = {
                 "now_s": picture.now_s,
                 "version": picture.version,
-                "counters": counters(run),
+                "counters": counters(picture),
                 "state": state,
                 "records": [happening.to_json() for happening in records],
                 "dropped": dropped,

@@ -199,7 +199,7 @@ def head_of(run: ShownRun) -> dict[str, Any]:
             "metrics": [{"name": name, "mode": _mode(name, judged)} for name in names],
             "judged_by": None if judged.metric not in names else judged.metric,
             "target": judged.target,
-            "counters": counters(run, head),
+            "counters": counters(picture, head),
             "uptime_s": head.uptime_s,
             "now_s": picture.now_s,
             "from_s": picture.from_s,
@@ -209,9 +209,8 @@ def head_of(run: ShownRun) -> dict[str, Any]:
         }
 
 
-def counters(run: ShownRun, head: Head | None = None) -> dict[str, Any]:
+def counters(picture: Picture, head: Head | None = None) -> dict[str, Any]:
     """What was counted so far."""
-    picture = run.picture
     found: dict[str, Any] = {name: picture.count(name) for name in COUNTERS}
     # Whoever was put into quarantine under a name that nobody has is none of the server's devices.
     found["clients"] = picture.known.get("clients", len(picture.devices))

@@ -30,6 +30,7 @@ from anabranch.cockpit.defence import defence
 from anabranch.cockpit.news import News
 from anabranch.cockpit.ordering import Ordering
 from anabranch.cockpit.runs import OPEN_MAX, Runs, ShownRun, counters, row_of
+from anabranch.cockpit.source import Head
 from anabranch.cockpit.visitors import Visitor
 from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.core.privacy.accountant import epsilon_of
@@ -362,6 +363,33 @@ def test_of_many_pictures_none_goes_that_a_page_listens_to(monkeypatch: pytest.M
             run.close()
 
 
+def test_a_picture_that_is_forgotten_while_its_server_is_asked_is_told_of_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next one is empty at first: as if the run had begun again."""
+    monkeypatch.setattr(news, "EVERY_S", 0.001)
+
+    class Asked(ServedRun):
+        def head(self) -> Head:
+            found = super().head()
+            run.close()
+            return found
+
+    async def told() -> list[str]:
+        return [message async for message in News(lambda: False).stream(run, "") if "event" in message]
+
+    server = Quiet()
+    run = ShownRun("it", Asked(server))
+    try:
+        run.open().version = 7
+        (message,) = asyncio.run(told())
+    finally:
+        run.leave()
+        server.closed.set()
+        run.close()
+    assert json.loads(message.partition("data: ")[2])["version"] == 7
+
+
 def test_a_changed_setting_is_told_with_what_it_was() -> None:
     class Changed(Server):
         def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
@@ -400,7 +428,7 @@ def test_a_name_in_quarantine_that_nobody_has_is_no_device() -> None:
     server = Quiet()
     server.quarantined, server.clients_known = {"tyop": "odd"}, 0
     with shown(server) as run:
-        assert counters(run)["clients"] == 0
+        assert counters(run.picture)["clients"] == 0
         # Since when it is in there the server does not say: not since somebody looked.
         assert defence(run.picture, {})["quarantined"] == [{"client": "tyop", "why": "odd", "at_s": None}]
         said = {
