@@ -2,7 +2,6 @@
 
 AnabranchError
 ├── ConfigError              a setting is unknown, missing or out of range
-│   ├── FolderBusy           another process is at work in the folder
 │   └── AppError             the user's App cannot be loaded or breaks its contract
 ├── DataError                a data set is absent or malformed
 │   └── FolderMissing        the folder of a run, a model or a server's data is not there
@@ -63,10 +62,6 @@ class AnabranchError(Exception):
 
 class ConfigError(AnabranchError):
     """A setting is unknown, missing or out of range."""
-
-
-class FolderBusy(ConfigError):
-    """Another process is at work in the folder."""
 
 
 class AppError(ConfigError):

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from anabranch.core.errors import ConfigError, DataError, FolderBusy, FolderMissing
+from anabranch.core.errors import ConfigError, DataError, FolderMissing
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE, Result
@@ -25,6 +25,10 @@ TRIALS_FILE = "trials.jsonl"  # of a tuning
 CHECKPOINT = "checkpoint.sqlite"  # of a simulation that has not ended: it can go on
 LIVE_DATA = "server"  # the data directory of a demo's server
 MARKS = (RESULT_FILE, JOURNAL, EVENTS_FILE, SEARCH_FILE, TRIALS_FILE, LIVE_DATA)
+
+
+class FolderBusy(ConfigError):
+    """Another process is at work in the folder."""
 
 
 def holds_run(folder: Path) -> bool:

@@ -22,13 +22,13 @@ from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.planner import Planner, too_narrow
-from anabranch.core.errors import ConfigError, FolderBusy
+from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.log import Journal
 from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
-from anabranch.reports.folders import has_ended, holds_run, need_free
+from anabranch.reports.folders import FolderBusy, has_ended, holds_run, need_free
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import INITIAL, JOURNAL, PAYLOADS, DigestJournal, JournalWriter
 from anabranch.reports.models import BEST, FINAL, Best, write_model

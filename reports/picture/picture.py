@@ -14,7 +14,7 @@ import numpy as np
 from anabranch.reports.picture.columns import Columns
 from anabranch.reports.picture.devices import DeviceRows
 from anabranch.reports.picture.happening import Happened
-from anabranch.reports.picture.measured import Measured
+from anabranch.reports.picture.measurements import Measurements
 from anabranch.reports.picture.threads import APPLIED, HELD, LOST, NONE, REJECTED, Threads
 
 RECENT_MAX = 20_000  # happenings, for who comes back after a short while
@@ -54,7 +54,7 @@ class Picture:
         )
         self.counts: Counter[str] = Counter()
         self.known: dict[str, int] = {}
-        self.measured = Measured()
+        self.measured = Measurements()
         self.compression: list[tuple[int, float, str, str]] = []
         self.settings_changed: list[dict[str, Any]] = []
         self.version, self.now_s, self.clock_s, self.from_s = 0, 0.0, 0.0, 0.0

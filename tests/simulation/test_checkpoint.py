@@ -25,12 +25,12 @@ from safetensors.numpy import load_file
 
 from anabranch.api.simulating import run_simulation
 from anabranch.compress.feedback import Memory
-from anabranch.core.errors import ConfigError, DataError, FolderBusy, FolderMissing, ReplayMismatch
+from anabranch.core.errors import ConfigError, DataError, FolderMissing, ReplayMismatch
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import LocalPlan
 from anabranch.host.build import Blueprint
 from anabranch.identity.noise_key import NOISE_KEY
-from anabranch.reports.folders import CHECKPOINT, locked
+from anabranch.reports.folders import CHECKPOINT, FolderBusy, locked
 from anabranch.reports.html import REPORT_FILE
 from anabranch.reports.journal_files import INITIAL, JOURNAL
 from anabranch.reports.models import BEST, FINAL

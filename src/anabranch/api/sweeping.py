@@ -29,11 +29,11 @@ from anabranch.api.studies import OptunaStudy, Space, StudySweep, is_study
 from anabranch.api.sweep_file import Choice, SweepTable, combinations, read_sweep
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.core.config.tables import Config, RunTable
-from anabranch.core.errors import ConfigError, FolderBusy
+from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB
 from anabranch.core.plain import of_python
 from anabranch.reports.compare import Against
-from anabranch.reports.folders import has_ended, wait_until_free
+from anabranch.reports.folders import FolderBusy, has_ended, wait_until_free
 from anabranch.reports.result import Result
 from anabranch.simulation.checkpoint import check_code
 from anabranch.simulation.executors.pool import check_no_worker_begins, check_seen

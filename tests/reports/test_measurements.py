@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.reports.picture.measured import Measured
+from anabranch.reports.picture.measurements import Measurements
 
 VERSIONS = st.integers(0, 12)
 METRICS = st.dictionaries(st.sampled_from("abc"), st.none() | st.floats(-1e300, 1e300), max_size=3)
@@ -20,7 +20,7 @@ STEPS = st.lists(ADD | CUT)
 def test_it_has_the_later_measurement_of_each_version_that_is_left(
     steps: list[tuple[str, int, dict[str, float | None]]],
 ) -> None:
-    measured, plain = Measured(), dict[str, dict[int, float | None]]()
+    measured, plain = Measurements(), dict[str, dict[int, float | None]]()
     for what, version, metrics in steps:
         if what == "add":
             measured.add(version, metrics)
@@ -40,4 +40,4 @@ def test_it_has_the_later_measurement_of_each_version_that_is_left(
 
 
 def test_of_a_metric_that_nobody_measured_there_is_no_best() -> None:
-    assert Measured().best("accuracy", greater=True) is None
+    assert Measurements().best("accuracy", greater=True) is None

@@ -10,7 +10,7 @@ import numpy as np
 from anabranch.reports.picture.columns import Array, Columns
 
 
-class Measured:
+class Measurements:
     """Of each metric the versions, ascending, and the values, NaN where one is not finite."""
 
     def __init__(self) -> None:
