@@ -91,13 +91,15 @@ class _Stage(LocalGrid):
         self.said: dict[str, ServerAppMessage] = {}
         self.played = Played()
         self.flaw: AppError | None = None
+        self.is_over = False
 
     def get_node_ids(self) -> Iterable[int]:
         """More at each look: whoever waits for enough of them goes on.
 
-        Once a legacy app was heard it ends here, and so does the thread in which that looks after nodes.
+        Once a legacy app was heard it ends here. However it has ended, so does the thread in which that looks
+        after nodes every five seconds, or else there were more than fit into the memory after a few minutes.
         """
-        if TRAIN in self.said and self.said[TRAIN].arrays == LEGACY_ARRAYS:
+        if self.is_over or (TRAIN in self.said and self.said[TRAIN].arrays == LEGACY_ARRAYS):
             raise _Over if threading.get_ident() == self._thread else RunNotRunningException
         for node_id in range(len(self.nodes) + 1, max(NODES, 2 * len(self.nodes)) + 1):
             self.nodes[node_id] = self._answer
@@ -153,6 +155,8 @@ def hear(serverapp: ServerApp, context: Context, answer: Node, name: str) -> Reh
             pass
         except Exception as error:  # noqa: BLE001 - the app's own, whatever it is
             ended_by = error
+        finally:
+            stage.is_over = True
     if stage.flaw is not None:
         raise stage.flaw
     if stage.arrays is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,18 @@ def test_what_is_drawn_follows_from_the_seed(tmp_path: Path) -> None:
 def test_what_cannot_be_heard_is_said(server: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(AppError, match=why):
         rehearse(write_app(tmp_path, COUNTING, server), {}, 3, 0)
+
+
+def test_of_a_legacy_app_that_is_refused_no_thread_goes_on(tmp_path: Path) -> None:
+    """The one that looks after nodes is told of twice as many at each look, every five seconds."""
+    before = set(threading.enumerate())
+    with pytest.raises(AppError, match="secure aggregation"):
+        rehearse(write_app(tmp_path, server=SECURE), {}, 3, 0)
+    begun = set(threading.enumerate()) - before
+    for thread in begun:
+        thread.join(60.0)
+    assert begun, "it looks after nodes"
+    assert not [thread for thread in begun if thread.is_alive()]
 
 
 def test_an_unknown_key_of_the_run_config_is_refused(tmp_path: Path) -> None:
