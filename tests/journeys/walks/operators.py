@@ -27,13 +27,17 @@ def _device(folder: str, token: str = "") -> str:
 
 OLD, NEW, OTHER = _device("old", "token"), _device("new", "second"), _device("other", "third")
 
+BEGUN = (
+    Write("run.toml", RUN),
+    also("anabranch init synthetic --out model"),
+    also("anabranch admin ca init", keeps={"ca": r"ca-sha256: (\w+)"}),
+)
+
 YEAR = Walk(
     "an operator's year",
     needs="server",
     steps=(
-        Write("run.toml", RUN),
-        also("anabranch init synthetic --out model"),
-        also("anabranch admin ca init", keeps={"ca": r"ca-sha256: (\w+)"}),
+        *BEGUN,
         also("anabranch admin ca show", says="{ca}"),
         also_starts(SERVER, until="devices join on"),
         # Join.
@@ -144,9 +148,7 @@ LEAKED = Walk(
     "a key that leaked",
     needs="server",
     steps=(
-        Write("run.toml", RUN),
-        also("anabranch init synthetic --out model"),
-        also("anabranch admin ca init", keeps={"ca": r"ca-sha256: (\w+)"}),
+        *BEGUN,
         also_starts(SERVER, until="devices join on"),
         also("anabranch admin enrol device-1", keeps={"token": r"--token (\S+)"}),
         also(f"{OLD} --tasks-max 3", says="3 updates"),
