@@ -86,7 +86,7 @@ class Machine:
             "HOME": str(home),
             "LANG": "C.UTF-8",
             "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-            "RAY_ADDRESS": "local",  # of what others began here with `ray start`, Ray remembers also the ended
+            "RAY_ADDRESS": "local",  # what `ray start` began here is asked by Ray, ended or not
             "VIRTUAL_ENV": str(programs.parent),
         }
 
