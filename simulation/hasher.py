@@ -55,18 +55,27 @@ class Hasher:
 class _Digest:
     """One that a thread makes: a lock that is held until it is there costs a tenth of what a Future does."""
 
-    __slots__ = ("_algorithm", "_made", "_payload", "_text")
+    __slots__ = ("_algorithm", "_made", "_payload", "_text", "_why")
 
     def __init__(self, payload: Bytes, algorithm: str) -> None:
         self._payload, self._algorithm, self._text, self._made = payload, algorithm, "", Lock()
+        self._why: Exception | None = None
         self._made.acquire()
 
     def make(self) -> None:
-        self._text, self._payload = content_digest(self._payload, self._algorithm), b""
+        """Raises nothing, or the thread would end and who waits wait for ever."""
+        try:
+            self._text = content_digest(self._payload, self._algorithm)
+        except Exception as error:
+            self._why = error
+        self._payload = b""
         self._made.release()
 
     def wait(self) -> str:
+        """Raises what making it did."""
         if not self._text:
             with self._made:
                 pass
+        if self._why is not None:
+            raise self._why
         return self._text

@@ -39,3 +39,14 @@ def test_a_run_that_names_no_payloads_has_empty_digests_and_no_thread() -> None:
     for size in (0, 1, 10 * LARGE_BYTES):
         assert hasher.begin(bytes(size))() == ""
     assert "hasher" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_digest_that_cannot_be_made_says_why_and_those_after_it_are_made() -> None:
+    hasher, payload = Hasher(), bytes(LARGE_BYTES)
+    scattered = memoryview(bytes(2 * LARGE_BYTES))[::2]  # nobody can hash what does not lie in one piece
+    broken, whole = hasher.begin(scattered), hasher.begin(payload)
+    for _ in range(2):
+        with pytest.raises(BufferError):
+            broken()
+    assert whole() == hashlib.sha256(payload).hexdigest()
+    hasher.close()
