@@ -7,7 +7,16 @@ from collections.abc import Iterable, Sequence
 from anabranch.core.model.metrics import ACCURACY, LOSS, plain
 from anabranch.reports.result import Point, Result, measured_names
 from anabranch.reports.scales import Axis
-from anabranch.reports.text import COUNT, PERCENT, Unit, clipped, count_text, number_text, percent_text
+from anabranch.reports.text import (
+    COUNT,
+    PERCENT,
+    Unit,
+    clipped,
+    count_text,
+    duration_text,
+    number_text,
+    percent_text,
+)
 
 NAME_CHARS_MAX = 24
 
@@ -54,6 +63,19 @@ NOTHING_LEARNED = (
     "nothing was learned: so few updates fill no buffer of the strategy's, and no round; give the run more "
     "of them, or the strategy a smaller size"
 )
+
+
+def nothing_learned(r: Result) -> str:
+    """Why a run has no version, and what to do about it; nothing where it has one, or nobody can tell."""
+    if r.versions:
+        return ""
+    if r.updates_applied:
+        return NOTHING_LEARNED
+    seconds = r.config["run"]["virtual_s_max"]
+    if r.kind != "simulated" or r.status != "finished" or r.given_up or r.updates_rejected or not seconds:
+        return ""
+    lasted = duration_text(seconds)
+    return f"nothing was learned: no update came within {lasted} of virtual time; give the run more of it"
 
 
 def final_text(r: Result) -> str:

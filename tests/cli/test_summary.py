@@ -17,3 +17,12 @@ def test_a_run_without_a_version_says_that_nothing_was_learned(updates: int, tol
         until=ab.Until(updates=updates),
     )
     assert ("nothing was learned" in summary(run.result, None)) == told
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.5, True), (100.0, False)])
+def test_a_run_that_ends_before_the_first_update_says_that_its_time_is_too_short(
+    seconds: float, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = ab.simulate("synthetic", fleet=ab.Fleet(clients=4), until=ab.Until(seconds=seconds))
+    line = "nothing was learned: no update came within 0.500 s of virtual time; give the run more of it"
+    assert (line in summary(run.result, None)) == (line in caplog.text) == told

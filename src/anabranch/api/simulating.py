@@ -22,7 +22,7 @@ from anabranch.core.engine.strategy import AsyncStrategy, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import members
 from anabranch.reports.folders import claimed
-from anabranch.reports.metrics import NOTHING_LEARNED
+from anabranch.reports.metrics import nothing_learned
 from anabranch.reports.result import Result
 from anabranch.reports.trackers import Tracker
 from anabranch.simulation.executors.pool import check_no_worker_begins
@@ -113,8 +113,8 @@ def simulate(
         )
     if why := run.result.given_up:
         log.warning("%s on %s was given up: %s", run.result.strategy, run.result.workload, why)
-    elif run.result.updates_applied and not run.result.versions:
-        log.warning("%s on %s: %s", run.result.strategy, run.result.workload, NOTHING_LEARNED)
+    elif why := nothing_learned(run.result):
+        log.warning("%s on %s: %s", run.result.strategy, run.result.workload, why)
     return run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.reports.metrics import NOTHING_LEARNED, final_text, metric_text
+from anabranch.reports.metrics import final_text, metric_text, nothing_learned
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, counted, duration_text, energy_text
@@ -35,8 +35,8 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {updates}; {stale}",
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
-    if result.updates_applied and not result.versions:
-        lines.append(f"  {NOTHING_LEARNED}")
+    if why := nothing_learned(result):
+        lines.append(f"  {why}")
     lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
     if (energy := result.energy) is not None:
         each = f"{energy_text(energy.device_median_j)} a device, {energy_text(energy.device_worst_tenth_j)}"
