@@ -26,10 +26,10 @@ from __future__ import annotations
 import csv
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from anabranch.core.config.ranges import ENERGY
 from anabranch.core.errors import DataError
@@ -38,10 +38,13 @@ from anabranch.core.spelling import did_you_mean
 
 DEVICE, TIME, STATE, STEP_TIME, WIDTH_MAX = "device", "time_s", "state", "step_time_s", "width_max"
 RATES = ("up_mbps", "down_mbps", "latency_s")
+NO_RATES = (None, None, None)
 OWN = (STEP_TIME, WIDTH_MAX, *ENERGY)  # of a device, whatever the time
 COLUMNS = (DEVICE, TIME, STATE, *RATES, *OWN)
 ON, OFF, AGAIN = "on", "off", "again"
+OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
 ROWS_MAX = 20_000_000  # some gigabytes
+TOLD_ROWS = 100_000
 DAY_S = 86_400.0
 
 
@@ -57,7 +60,12 @@ class DeviceMoment:
 
     def same_as(self, other: DeviceMoment) -> bool:
         """Whether nothing changes from one to the other."""
-        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.name != TIME)
+        return self.on == other.on and self.rates == other.rates
+
+    @property
+    def rates(self) -> tuple[float | None, float | None, float | None]:
+        """Of its link, in the order of `RATES`."""
+        return self.up_mbps, self.down_mbps, self.latency_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,7 @@ class Trace:
     @property
     def has_rates(self) -> bool:
         """Whether it says anything of a link."""
-        return any(getattr(m, rate) is not None for d in self.devices for m in d.moments for rate in RATES)
+        return any(m.rates != NO_RATES for d in self.devices for m in d.moments)
 
     @property
     def span_s(self) -> float:
@@ -143,6 +151,27 @@ class Trace:
         return [time_s for time_s in times if time_s is not None]
 
 
+class _Columns:
+    """Where the cells of a row are. Those that a table lacks are at -1: an empty one comes after the last."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        place = {name: number for number, name in enumerate(names)}
+        self.count, self.device, self.time = len(names), place[DEVICE], place[TIME]
+        self.state = place.get(STATE, -1)
+        self.rates = [(name, place.get(name, -1)) for name in RATES]
+        self.own = [(name, place[name]) for name in OWN if name in place]
+        # What a row says besides: in most nothing. Never of one column alone, whose cell would be no tuple.
+        others = [place[name] for name in (*RATES, *OWN) if name in place]
+        self.others = itemgetter(-1, -1, *others)
+        self.nothing = ("",) * (2 + len(others))
+
+    def row(self, cells: list[str]) -> list[str]:
+        """The cells, those that are left out at its end too, and the empty one. Raises `ValueError`."""
+        if len(cells) > self.count:
+            raise ValueError("it has more cells than there are columns")
+        return cells + [""] * (self.count + 1 - len(cells))
+
+
 class _DeviceRows:
     """The rows of one device, as they are read."""
 
@@ -153,7 +182,7 @@ class _DeviceRows:
         self.again_s, self.newest_s = math.inf, -math.inf
         self.own: dict[str, float] = {}
 
-    def add(self, time_s: float, row: Mapping[str, str]) -> None:
+    def add(self, time_s: float, row: list[str], columns: _Columns) -> None:
         """One more. Raises `ValueError`."""
         newest = self.moments[-1]
         if not math.isinf(self.again_s):
@@ -163,37 +192,43 @@ class _DeviceRows:
                 f"{TIME} {time_s:g} is not later than the device's row before, {self.newest_s:g}"
             )
         self.newest_s = time_s
-        state = (row.get(STATE) or "").strip()
+        state, others = row[columns.state].strip(), columns.others(row)
         if state == AGAIN:
-            self._end(time_s, row)
+            self._end(time_s, "".join(others))
             return
         if state not in ("", ON, OFF):
             raise ValueError(f"{STATE} must be {ON}, {OFF}, {AGAIN} or empty, not {state!r}")
-        for name in OWN:
-            self._set_own(name, row)
-        rates = {name: _number(name, row, getattr(newest, name)) for name in RATES}
-        moment = DeviceMoment(time_s, newest.on if not state else state == ON, **rates)
+        on, was = newest.on if not state else state == ON, newest.rates
+        rates = was
+        if others != columns.nothing:
+            for name, place in columns.own:
+                self._set_own(name, row[place])
+            up, down, latency = (
+                _number(name, row[place], before)
+                for (name, place), before in zip(columns.rates, was, strict=True)
+            )
+            rates = up, down, latency
         if time_s == 0.0:
-            self.moments = [moment]
-        elif not moment.same_as(newest):
-            self.moments.append(moment)
+            self.moments = [DeviceMoment(time_s, on, *rates)]
+        elif on != newest.on or rates != was:
+            self.moments.append(DeviceMoment(time_s, on, *rates))
 
-    def _end(self, time_s: float, row: Mapping[str, str]) -> None:
+    def _end(self, time_s: float, more: str) -> None:
         if time_s == 0.0:
             raise ValueError(f"a device's rows cannot come {AGAIN} at once: give its period as {TIME}")
-        if any((row.get(name) or "").strip() for name in (*RATES, *OWN)):
+        if more.strip():
             raise ValueError(f"a row with {AGAIN!r} has nothing else to say: its device begins anew")
         self.again_s = time_s
 
-    def _set_own(self, name: str, row: Mapping[str, str]) -> None:
-        found = _number(name, row, None)
+    def _set_own(self, name: str, cell: str) -> None:
+        found = _number(name, cell, None)
         if found is None:
             return
         if name == WIDTH_MAX and not is_width(found):
-            raise ValueError(f"{name} {NO_WIDTH}, not {row[name]}")
+            raise ValueError(f"{name} {NO_WIDTH}, not {cell}")
         if found != self.own.setdefault(name, found) or (name == STEP_TIME and found == 0.0):
             above = ", above 0" if name == STEP_TIME else ""
-            raise ValueError(f"{name} must be one number of a device{above}, not {row[name]}")
+            raise ValueError(f"{name} must be one number of a device{above}, not {cell}")
 
     def done(self, name: str) -> DeviceTrace:
         """What came of it. Of a device that is never there, nothing else matters."""
@@ -201,40 +236,49 @@ class _DeviceRows:
         return DeviceTrace(name, tuple(moments), self.again_s, **self.own)
 
 
-def read_trace(path: str) -> Trace:
-    """The trace in a file. Raises `DataError`, naming the file, the line and the fix."""
+def read_trace(path: str, tell: Callable[[int], object] = lambda _: None) -> Trace:
+    """The trace in a file. Raises `DataError`, naming the file, the line and the fix.
+
+    `tell` hears every now and then how many rows have been read.
+    """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            return trace_of(csv.DictReader(file), path)
+            return trace_of(file, path, tell)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"fleet.trace: {path} cannot be read as a table: {error}") from error
 
 
-def trace_of(rows: csv.DictReader[str], where: str) -> Trace:
-    """The trace of a table's rows. Raises `DataError`."""
-    _check_columns(rows.fieldnames or (), where)
-    found: dict[str, _DeviceRows] = {}
-    for count, row in enumerate(rows, 1):
+def trace_of(lines: Iterable[str], where: str, tell: Callable[[int], object] = lambda _: None) -> Trace:
+    """The trace of a table's lines. Raises `DataError`."""
+    table, found = csv.reader(lines), dict[str, _DeviceRows]()
+    columns = _columns(next(table, []), where)
+    for count, cells in enumerate(table):
         try:
-            _take(row, found, count)
+            if cells:
+                _take(columns.row(cells), columns, found, count)
         except ValueError as error:
-            raise DataError(f"fleet.trace: {where}, line {rows.line_num}: {error}") from None
+            raise DataError(f"fleet.trace: {where}, line {table.line_num}: {error}") from None
+        if count % TOLD_ROWS == TOLD_ROWS - 1:
+            tell(count + 1)
+    if not found:
+        raise DataError(f"fleet.trace: {where} has no row after its first line: it names no device")
     trace = Trace(tuple(rows_of.done(name) for name, rows_of in found.items()))
     if not any(m.on for device in trace.devices for m in device.moments):
         raise DataError(f"fleet.trace: {where} has no device that is ever {ON}: nothing would be learned")
     return trace
 
 
-def _take(row: Mapping[Any, Any], found: dict[str, _DeviceRows], count: int) -> None:
+def _take(row: list[str], columns: _Columns, found: dict[str, _DeviceRows], before: int) -> None:
     """One row more, of whichever device it is. Raises `ValueError`."""
-    if count > ROWS_MAX:
+    if before >= ROWS_MAX:
         raise ValueError(f"a trace has at most {ROWS_MAX} rows: leave devices out")
-    if None in row:
-        raise ValueError("it has more cells than there are columns")
-    name, time_s = (row[DEVICE] or "").strip(), _number(TIME, row, None)
+    name, time_s = row[columns.device].strip(), _number(TIME, row[columns.time], None)
     if not name or time_s is None:
         raise ValueError(f"it names no {DEVICE if not name else TIME}")
-    found.setdefault(name, _DeviceRows()).add(time_s, row)
+    rows = found.get(name)
+    if rows is None:
+        rows = found[name] = _DeviceRows()
+    rows.add(time_s, row, columns)
 
 
 def write_trace(trace: Trace, path: Path) -> None:
@@ -261,25 +305,32 @@ def _rows_of(device: DeviceTrace, own: Sequence[str]) -> Iterable[Sequence[str]]
         yield [device.name, f"{device.again_s:.12g}", AGAIN, *("" for _ in (*RATES, *own))]
 
 
-def _check_columns(columns: Iterable[str], where: str) -> None:
-    there = list(columns)
-    for name in there:
+def _columns(names: Sequence[str], where: str) -> _Columns:
+    """Those of a table's first line. Raises `DataError`."""
+    other = next((mark for mark in OTHER_MARKS if mark in "".join(names)), "")
+    if other and len(names) == 1:
+        raise DataError(
+            f"fleet.trace: {where} has {OTHER_MARKS[other]} between its columns: write commas, and numbers "
+            "with a point"
+        )
+    for name in names:
         if name not in COLUMNS:
             near = did_you_mean(name, COLUMNS)
             raise DataError(
                 f"fleet.trace: {where} has an unknown column {name!r}{'; ' + near if near else '.'} "
                 f"It may have {', '.join(COLUMNS)}"
             )
-    if len(set(there)) != len(there):
-        raise DataError(f"fleet.trace: {where} has a column twice: {', '.join(there)}")
-    missing = [name for name in (DEVICE, TIME) if name not in there]
-    if missing or len(there) < 3:
+    if len(set(names)) != len(names):
+        raise DataError(f"fleet.trace: {where} has a column twice: {', '.join(names)}")
+    missing = [name for name in (DEVICE, TIME) if name not in names]
+    if missing or len(names) < 3:
         need = f"no column {missing[0]}" if missing else f"nothing but {DEVICE} and {TIME}"
         raise DataError(f"fleet.trace: {where} has {need}: its first line must name the columns")
+    return _Columns(names)
 
 
-def _number(name: str, row: Mapping[str, str], before: float | None) -> float | None:
-    text = (row.get(name) or "").strip()
+def _number(name: str, cell: str, before: float | None) -> float | None:
+    text = cell.strip()
     if not text:
         return before
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
@@ -13,13 +12,21 @@ from pages import ROOT
 
 from anabranch.core.errors import DataError
 from anabranch.workloads.trace_forms import synthetic
-from anabranch.workloads.traces import DeviceMoment, DeviceTrace, Trace, read_trace, trace_of, write_trace
+from anabranch.workloads.traces import (
+    TOLD_ROWS,
+    DeviceMoment,
+    DeviceTrace,
+    Trace,
+    read_trace,
+    trace_of,
+    write_trace,
+)
 
 HEAD = "device,time_s,state,up_mbps,down_mbps,latency_s,step_time_s"
 
 
 def table(*rows: str, head: str = HEAD) -> Trace:
-    return trace_of(csv.DictReader([head, *rows]), "a.csv")
+    return trace_of([head, *rows], "a.csv")
 
 
 def state(device: DeviceTrace, now_s: float) -> DeviceMoment:
@@ -86,7 +93,8 @@ def test_what_never_changes_needs_no_events() -> None:
         (["a,5,again,1,,,"], "has nothing else to say"),
         (["a,0,on,,,,,,9"], "more cells than there are columns"),
         (["a,0,off,,,,"], "no device that is ever on"),
-        ([], "no device that is ever on"),
+        ([], "no row after its first line"),
+        (["", ""], "no row after its first line"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(rows: list[str], says: str) -> None:
@@ -104,12 +112,22 @@ def test_a_bad_row_is_named_with_its_line(rows: list[str], says: str) -> None:
         ("device,time_s", "nothing but device and time_s"),
         ("device,time_s,state,state", "a column twice"),
         ("", "no column device"),
+        ("device;time_s;state", "semicolons between its columns: write commas"),
+        ("device\ttime_s\tstate", "tabs between its columns: write commas"),
     ],
 )
 def test_bad_columns_are_named(head: str, says: str) -> None:
     with pytest.raises(DataError) as error:
         table("a,0,on,1", head=head)
     assert says in str(error.value)
+
+
+def test_who_waits_hears_how_far_the_reading_is(tmp_path: Path) -> None:
+    told: list[int] = []
+    rows = "".join(f"a,{second},{'off' if second % 2 else 'on'}\n" for second in range(TOLD_ROWS * 2 + 1))
+    (tmp_path / "long.csv").write_text(f"device,time_s,state\n{rows}")
+    (device,) = read_trace(str(tmp_path / "long.csv"), told.append).devices
+    assert (told, len(device.moments)) == ([TOLD_ROWS, 2 * TOLD_ROWS], 2 * TOLD_ROWS + 1)
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from anabranch.cli.options import AsJson, writing
-from anabranch.cli.output import Output
+from anabranch.cli.output import Output, Ticker
 from anabranch.core.errors import ConfigError
 from anabranch.reports.text import count_text, duration_text, percent_text
 from anabranch.workloads.trace_forms import fedscale, mobiperf, synthetic
@@ -48,17 +50,30 @@ def trace(
     of_fedscale, of_mobiperf = fedscale_capacity or fedscale_behaviour, mobiperf_down or mobiperf_up
     if sum(map(bool, (of_fedscale, of_mobiperf, phones))) > 1:
         raise ConfigError("a trace has one source: FedScale's files, MobiPerf's, or --synthetic N")
-    made = None
+    make: Callable[[], Trace] | None = None
     if of_fedscale:
-        made = fedscale(fedscale_capacity, fedscale_behaviour, batch)
+        make = partial(fedscale, fedscale_capacity, fedscale_behaviour, batch)
     elif of_mobiperf:
-        made = mobiperf(mobiperf_down, mobiperf_up)
+        make = partial(mobiperf, mobiperf_down, mobiperf_up)
     elif phones:
-        made = synthetic(phones, seed)
-    if made is not None:
-        with writing(file):
-            write_trace(made, file)
-    _tell(output, file, read_trace(str(file)), written=made is not None)
+        make = partial(synthetic, phones, seed)
+    with Ticker(output) as ticker:
+        if make is not None:
+            _write(make, file, ticker)
+
+        def show(rows: int) -> None:
+            ticker.show(f"reading {file}: {count_text(rows)} rows", rows=rows)
+
+        found = read_trace(str(file), show)
+    _tell(output, file, found, written=make is not None)
+
+
+def _write(make: Callable[[], Trace], file: Path, ticker: Ticker) -> None:
+    ticker.show("making the trace")
+    made = make()
+    ticker.show(f"writing {file}")
+    with writing(file):
+        write_trace(made, file)
 
 
 def _tell(output: Output, file: Path, found: Trace, written: bool) -> None:
