@@ -66,7 +66,7 @@ class _Digest:
         """Raises nothing, or the thread would end and who waits wait for ever."""
         try:
             self._text = content_digest(self._payload, self._algorithm)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - `wait` raises it
             self._why = error
         self._payload = b""
         self._made.release()
