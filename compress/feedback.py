@@ -101,18 +101,17 @@ class Uplink:
         residual, length_mean = self._carried(memory, spec, base_version)
         length = _length(delta)
         length_mean = length if length_mean == 0.0 else (1 - EWMA) * length_mean + EWMA * length
-        z = delta.astype(np.float32)
+        z = delta.copy()
         z += np.float32(self.decay) * gathered(residual, submodel)
         if layout.exact.size:  # nothing is left out of them
-            z = z.astype(delta.dtype, copy=False)
             layout.exact.scatter(layout.exact.gather(delta), z)
         data = self.codec.encode(z, layout, seed, notes)
         sent = self.codec.decode(data, layout)
         if isinstance(sent, SparseVector):
-            z[sent.indices] -= sent.values.astype(z.dtype, copy=False)
+            z[sent.indices] -= sent.values
         else:
             z -= sent
-        scatter(z, residual, submodel)
+        scatter(z.astype(np.float32, copy=False), residual, submodel)
         return data, Memory(_cut(residual, LENGTH_MAX * length_mean), base_version, length_mean, notes)
 
     def _averaged(

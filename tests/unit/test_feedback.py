@@ -132,3 +132,18 @@ def test_of_buffers_nothing_is_carried() -> None:
     assert np.array_equal(sent[at], delta(1, spec.size)[at])
     assert not memory.residual[at].any()
     assert memory.residual.any()
+
+
+@pytest.mark.parametrize("chain", ["raw", "f32", "int8(64)", "topk(0.1)|int8(64)|gaps"])
+def test_of_a_model_of_float64_what_is_sent_and_what_is_left_are_what_was_trained(chain: str) -> None:
+    """Raw is exact; of the others what float32 rounds away is left, too."""
+    spec, uplink = ParamSpec.of({"w": np.zeros((40, 30), np.float64)}), make_uplink(f"ef(1)|{chain}")
+    trained = np.random.default_rng(1).standard_normal(spec.size)
+    data, memory = uplink.encode(trained, spec, None, None, 7, 0)
+    sent = dense(uplink.codec.decode(data, Layout.of(spec)))
+    assert memory is not None
+    assert sent.dtype == np.float64
+    assert memory.residual.dtype == np.float32
+    assert np.allclose(sent + memory.residual, trained, rtol=0, atol=1e-12 if chain == "f32" else 1e-6)
+    assert np.array_equal(sent, trained) is (chain == "raw")
+    assert memory.residual.any() == (chain != "raw")
