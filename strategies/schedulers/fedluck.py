@@ -53,6 +53,7 @@ from anabranch.strategies.schedulers.steps import check_steps
 
 # Stages that leave values out: how many stay is their first argument.
 SPARSE = ("topk", "deadzone", "threshold", "mask")
+BY_STEP = "step"  # of a dead zone that is told how large values are that stay, and not how many
 KEPT = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01)
 
 
@@ -126,6 +127,6 @@ class FedLuck(PacedScheduler):
 
 
 def kept_by(chain: str) -> float:
-    """Which fraction of the values an update has that travels by a chain."""
-    found = [float(s.arguments[0]) for s in parse_chain(chain) if s.name in SPARSE and s.arguments]
-    return math.prod(found)
+    """Which fraction of the values an update has that travels by a chain; 1 of one that does not say it."""
+    said = [s.arguments[0] for s in parse_chain(chain) if s.name in SPARSE and s.arguments]
+    return math.prod(float(fraction) for fraction in said if fraction != BY_STEP)

@@ -207,6 +207,8 @@ def test_no_choice_costs_less(alpha: int, beta: int, most: int) -> None:
         ("auto", ("raw",), "raw", Fraction(1)),  # a device that lacks the stages
         ("raw", CODECS, "raw", Fraction(1)),
         ("topk(0.01)|f32|gaps|zstd", CODECS, "topk(0.01)|f32|gaps|zstd", Fraction(1, 100)),
+        # How many values it keeps nobody knows before.
+        ("deadzone(step,0.01)|gaps", (*CODECS, "deadzone"), "deadzone(step,0.01)|gaps", Fraction(1)),
     ],
 )
 def test_steps_are_chosen_by_what_travels_not_by_what_was_wished(
