@@ -197,7 +197,7 @@ class WeighedBuffer(BufferStrategy):
         """The weighed sum and what its updates count, or their quotient on each coordinate."""
         if state.covered is not None:
             return Aggregate(averaged(state.buffer, state.covered), 1, state)
-        return Aggregate(state.buffer, state.share, state)
+        return Aggregate(state.buffer, state.share or 1.0, state)  # where none counts the sum is 0
 
     def emptied(self, state: State, context: Context) -> State:
         """The state for the next buffer."""

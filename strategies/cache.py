@@ -143,7 +143,7 @@ class CacheStrategy(GatheringStrategy):
         shares = self.shares(state, context)
         if self.needs_base:
             vector *= vector.dtype.type(1.0 - pull)
-        total = _total(shares)
+        total = _total(shares) or 1.0  # where none counts, neither does p
         for share, c in zip(shares, state.cache, strict=True):
             weight = pull * (share / total)
             if self.needs_base:
@@ -165,7 +165,7 @@ class CacheStrategy(GatheringStrategy):
         """What the rule makes of the cache."""
         assert self.rule is not None, "the mean is added one by one"
         weights = [self.s(tau) for tau in self.taus(state, context)]
-        mean = _total(weights) / len(weights)
+        mean = _total(weights) / len(weights) or 1.0
         rows = []
         for c, weight in zip(state.cache, weights, strict=True):
             delta, part = c.delta, c.part(context.spec)

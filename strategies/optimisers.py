@@ -225,8 +225,10 @@ def stepped(
     optimiser: Optimiser, state: State, vector: Vector, total: Vector, count: float, at: slice | Indices
 ) -> State:
     """An optimiser's step on the coordinates `at`: of the others vector and state stay as they are."""
+    if isinstance(at, slice):
+        return optimiser.step(state, vector, total, count)
     remembered = [name for name, value in optimiser.init(vector).items() if getattr(value, "size", 0)]
-    if isinstance(at, slice) or not remembered:
+    if not remembered:
         return optimiser.step(state, vector, total, count)
     whole = {name: _of_every(getattr(state, name), vector.size) for name in remembered}
     part = vector[at]

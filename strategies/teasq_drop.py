@@ -144,7 +144,7 @@ class TeasqDrop(Teasq):
                 block.put(block.take(ages) + age, ages)
                 block.put(block.take(count) + 1, count)
         pull = self._pulls_of(ages, count, vector.dtype)
-        np.divide(pull, total, out=pull, where=count > 0)
+        np.divide(pull, total, out=pull, where=total > 0)
         return total, pull
 
 

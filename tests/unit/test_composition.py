@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pytest
 
+from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Context, Refusal, Step, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec, Vector
@@ -20,6 +21,7 @@ from anabranch.strategies.fedavg import FedAvg, FedAvgState
 from anabranch.strategies.mixing import MixingStrategy
 from anabranch.strategies.optimisers import Adam, Momentum, Nesterov, Optimiser, Sgd
 from anabranch.strategies.parameters import NOT_NEGATIVE, POSITIVE, Range, check_parameters, one_of
+from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.robust.coordinatewise import Median
 from anabranch.strategies.robust.rule import Rule
 from anabranch.testing import StrategyConformance
@@ -238,6 +240,37 @@ def test_a_cache_is_weighed_by_the_ages_at_the_end(mixes: bool, expected: float)
     assert steps[1].vector is not None
     assert steps[1].vector[0] == pytest.approx(expected)
     assert (steps[1].state.cache, steps[1].state.bases, steps[1].state.since) == ([], {}, None)
+
+
+NOTHING = {"name": "polynomial", "a": 2000.0}  # of an update that is one version late
+
+
+BUFFER = {"buffer_size": 2, "staleness": NOTHING}
+CACHE = {"cache_size": 2, "a": 2000.0}
+
+
+@pytest.mark.parametrize("at", [None, Coordinates(np.array([1]))])
+@pytest.mark.parametrize(
+    ("name", "options", "rule"),
+    [
+        ("annealed", BUFFER, "none"),
+        ("annealed", {**BUFFER, "outer": {"name": "nesterov"}}, "none"),
+        ("fedbuff", BUFFER, "none"),
+        ("fedbuff", BUFFER, "median"),
+        ("teasq_drop", CACHE, "none"),
+        ("teasq_drop", CACHE, "median"),
+        ("teasq_drop", {**CACHE, "mode": "paper"}, "none"),
+        ("teasq_drop", {**CACHE, "mode": "paper"}, "median"),
+    ],
+)
+def test_updates_that_count_nothing_move_nothing(
+    name: str, options: dict[str, Any], rule: str, at: Coordinates | None
+) -> None:
+    strategy, vector = make_strategy(name, options, RobustTable(rule=rule)), np.array([1.0, 2.0])
+    delta = (5.0, 7.0) if at is None else (5.0,)
+    *_, step = arrive(strategy, vector, delta, delta, taus=(1, 1), base=(0.0, 9.0), part=at)
+    assert step.vector is not None
+    assert step.vector.tolist() == [1.0, 2.0]
 
 
 def test_a_device_replaces_its_own_update_of_a_version_in_a_cache() -> None:
