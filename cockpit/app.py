@@ -12,6 +12,8 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
@@ -48,6 +50,8 @@ STATUSES: dict[type[AnabranchError], int] = {
     Unavailable: 503,
 }
 CHUNK_BYTES = 1 << 18
+# Of answers alone: a model does not become smaller, and news would wait for more of them.
+SQUEEZED = [Middleware(GZipMiddleware, minimum_size=1024, compresslevel=3)]
 
 Answer = Callable[[Request], Response]
 
@@ -75,11 +79,11 @@ class Cockpit:
             Route("/api/session", answering(self._session)),
             Route("/api/logout", answering(self._logout), methods=["POST"]),
             Route("/api/links", answering(self._link), methods=["POST"]),
-            Route("/api/runs", answering(self._list)),
-            Route(one, answering(lambda request: head_of(self._run(request)))),
-            *(Route(f"{one}/{name}", answering(partial(self._view, view))) for name, view in VIEWS.items()),
-            Route(one + "/devices/{client:path}", answering(partial(self._view, _device))),
-            Route(one + "/server", answering(self._server)),
+            _told("/api/runs", self._list),
+            _told(one, lambda request: head_of(self._run(request))),
+            *(_told(f"{one}/{name}", partial(self._view, view)) for name, view in VIEWS.items()),
+            _told(one + "/devices/{client:path}", partial(self._view, _device)),
+            _told(one + "/server", self._server),
             Route(one + "/export", self._export),
             Route(one + "/stream", self._stream),
             Route(one + "/orders", self._order, methods=["POST"]),
@@ -252,6 +256,11 @@ def answering(view: Callable[[Request], Any]) -> Answer:
             return failed(error)
 
     return answer
+
+
+def _told(path: str, view: Callable[[Request], Any]) -> Route:
+    """The route of what a page asks for again and again, compressed where the browser takes that."""
+    return Route(path, answering(view), middleware=SQUEEZED)
 
 
 def failed(error: AnabranchError) -> JSONResponse:

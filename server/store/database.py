@@ -84,8 +84,9 @@ class Database:
 
     @cached_property
     def name(self) -> str:
-        """The address without its password, for messages."""
-        return str(masked(self.url.render_as_string(hide_password=True)))  # a query may have one too
+        """The address as one writes it, without its password, for messages."""
+        written = self.url.set(drivername=self.url.get_backend_name())
+        return str(masked(written.render_as_string(hide_password=True)))  # a query may have one too
 
     @property
     def is_sqlite(self) -> bool:

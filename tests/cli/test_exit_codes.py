@@ -51,7 +51,7 @@ def test_a_database_that_is_not_there_has_a_code_of_its_own(tmp_path: Path, nobo
     (tmp_path / "data").mkdir()
     done = anabranch(tmp_path, "verify", "data", "--database", f"postgresql://me:secret@{nobody}/runs")
     assert done.returncode == OUTCOMES[StoreUnreachable].exit_code, done.stderr
-    assert done.stderr.startswith(f"error: postgresql+psycopg://me:***@{nobody}/runs cannot be reached: ")
+    assert done.stderr.startswith(f"error: postgresql://me:***@{nobody}/runs cannot be reached: ")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import statistics
 from collections import Counter, defaultdict
@@ -378,6 +379,23 @@ def test_the_model_goes_out(browser: Browser, folder: Path) -> None:
     assert browser.ask(f"/api/runs/run/export?version={version}").body == answer.body
     other = browser.ask("/api/runs/run/export?version=99999")
     assert (other.status, "it has kept" in other.json()["error"]) == (404, True)
+
+
+@pytest.mark.parametrize("name", ["river", "series?points=2000", "fleet"])
+def test_a_long_answer_comes_small_to_who_takes_it_so(browser: Browser, name: str) -> None:
+    path = f"/api/runs/run/{name}"
+    whole = browser.ask(path)
+    small = browser.ask(path, **{"Accept-Encoding": "gzip, deflate, br"})
+    assert (whole.headers["content-encoding"], small.headers["content-encoding"]) == (None, "gzip")
+    assert small.headers["vary"] == "Accept-Encoding"
+    assert len(small.body) == int(small.headers["content-length"]) < len(whole.body) / 2
+    assert gzip.decompress(small.body) == whole.body
+
+
+@pytest.mark.parametrize("name", ["export", "stream"])
+def test_a_model_and_news_come_as_they_are(browser: Browser, name: str) -> None:
+    answer = browser.ask(f"/api/runs/run/{name}", **{"Accept-Encoding": "gzip"})
+    assert (answer.status, answer.headers["content-encoding"]) == (200, None)
 
 
 def test_the_stream_of_a_run_that_is_over_says_so(browser: Browser, events: list[Event]) -> None:

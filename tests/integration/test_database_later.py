@@ -60,7 +60,7 @@ def test_a_database_that_comes_later_is_waited_for(
     assert asyncio.run(serve(config, manifest, ready=ready, waiting=waiting, stop=stop)) == 0
     assert len(served) == 1
     (why,) = said
-    assert why.startswith("waiting for the database: postgresql+psycopg://")
+    assert why.startswith("waiting for the database: postgresql://")
     assert "cannot be reached" in why
 
 

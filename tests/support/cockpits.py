@@ -104,7 +104,7 @@ class Browser:
     def _send(
         self, line: http.client.HTTPConnection, method: str, path: str, body: Any, headers: Mapping[str, str]
     ) -> None:
-        line.putrequest(method, path, skip_host=True)
+        line.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         own = {"Host": self.host, "Cookie": self.cookie}
         own |= {"Content-Length": str(len(data))} if method == "POST" else {}
