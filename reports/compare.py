@@ -29,7 +29,7 @@ from anabranch.reports.page import (
 )
 from anabranch.reports.plots import Series, Span, line_chart, plot
 from anabranch.reports.result import Kind, Result
-from anabranch.reports.scales import Axis
+from anabranch.reports.scales import FARTHEST, Axis
 from anabranch.reports.settings import PLACES, SEED, changed
 from anabranch.reports.spreads import RunGroup, Spread, SpreadRow, compare, grouped
 from anabranch.reports.svg import COLOURS
@@ -120,7 +120,9 @@ def _charts(groups: Sequence[RunGroup], kind: Kind, colours: Colours) -> list[st
     runs = [r for g in groups for r in g.runs]
     names = metric_names(runs)
     if not names:
-        return [card("Measurements", empty("No version of these runs was evaluated."))]
+        measured = any(r.history for r in runs)
+        told = "No measurement was finite." if measured else "No version of these runs was evaluated."
+        return [card("Measurements", empty(told))]
     ways: list[tuple[str, Against]] = [(names[0], against) for against in _TITLES]
     ways += [(name, "time") for name in names[1:]]
     cards = []
@@ -162,7 +164,7 @@ def spans(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
     xs = np.unique([x for c in curves for x, _ in c if low <= x <= high])
     if not xs.size:
         return []
-    ys = np.array([np.interp(xs, *np.array(c).T) for c in curves])
+    ys = np.array([np.interp(xs, *np.clip(np.array(c).T, -FARTHEST, FARTHEST)) for c in curves])
     lines = (xs, ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0))
     return list(zip(*(line.tolist() for line in lines), strict=True))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 
 from anabranch.core.config.goal import MAX, MIN, WAYS
 from anabranch.core.model.metrics import by_group
 from anabranch.reports.fairness import worst_tenth
+from anabranch.reports.intervals import mean
 from anabranch.reports.metrics import heading, metric_text, units_of
 from anabranch.reports.page import card, table, time_axis
 from anabranch.reports.plots import Series, Span, plot
@@ -25,7 +25,7 @@ def group_cards(r: Result) -> Iterator[str]:
         points = [(at, list(groups[name].values())) for at, groups in measured if name in groups]
         last = [groups[name] for _, groups in measured if name in groups][-1]
         mode = r.goal.mode if name == r.goal.metric else WAYS.get(name, "")
-        lines = [Series(MEAN, [(at, statistics.fmean(v)) for at, v in points], 0, band=_bands(points))]
+        lines = [Series(MEAN, [(at, mean(v)) for at, v in points], 0, band=_bands(points))]
         if mode in (MAX, MIN):
             lines.append(Series(WORST, [(at, worst_tenth(v, mode)) for at, v in points], 1))
         y = Axis(name, units_of(name, (v for _, values in points for v in values)), from_zero=False)

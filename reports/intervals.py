@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 
 LEVEL = 0.95
@@ -27,9 +28,25 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Where the mean is that these were drawn about, by the probability `LEVEL`; None of less than two."""
     if len(values) < 2:
         return None
-    mean, wide = statistics.fmean(values), t_quantile(len(values) - 1, LEVEL)
-    half = wide * statistics.stdev(values) / math.sqrt(len(values))
-    return mean - half, mean + half
+    middle, wide = mean(values), t_quantile(len(values) - 1, LEVEL)
+    half = wide * deviation(values) / math.sqrt(len(values))
+    return middle - half, middle + half
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of finite numbers, of which the sum may be none: a model that comes apart passes through such."""
+    try:
+        return statistics.fmean(values)
+    except OverflowError:
+        return float(statistics.mean(values))
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation, 0 of one value; the largest float where it is larger than any."""
+    try:
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+    except OverflowError:
+        return sys.float_info.max
 
 
 def t_quantile(freedom: int, level: float) -> float:

@@ -10,6 +10,7 @@ from anabranch.reports.text import COUNT, Unit, unit_for
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _NEGLIGIBLE = 1e-12  # no axis resolves less
+FARTHEST = 1e300  # what lies beyond is drawn there: the difference of two such is a number still
 LOG_LEAST = 2.0  # times that the largest value on a logarithmic axis is the smallest
 
 
@@ -33,7 +34,7 @@ class Axis:
 
         The range ends at a round tick; a `snug` one ends at the largest value.
         """
-        known = list(values) or [0.0, 1.0]
+        known = [_near(v) for v in values] or [0.0, 1.0]
         positive = [v for v in known if v > _NEGLIGIBLE]
         if self.log and positive and max(positive) > LOG_LEAST * min(positive):
             return self._log_scale(positive, start, end)
@@ -80,7 +81,7 @@ class AxisScale:
     def __call__(self, value: float) -> float:
         """The pixel of a value in base units."""
         (low, high), (start, end) = self.domain, self.pixels
-        at = value / self.unit.size
+        at = _near(value) / self.unit.size
         if self.log:
             low, at, high = (math.log10(max(x, low)) for x in (low, at, high))
         return start + (at - low) / (high - low) * (end - start)
@@ -103,6 +104,10 @@ class AxisScale:
         shown = value / self.unit.size
         digits = f"{shown:,.0f}" if abs(shown) >= 1e4 else f"{shown:.4g}"
         return f"{digits} {self.unit.name}".strip()
+
+
+def _near(value: float) -> float:
+    return max(-FARTHEST, min(value, FARTHEST))
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:

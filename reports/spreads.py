@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -12,6 +11,7 @@ from typing import Any
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.parts import is_code
+from anabranch.reports.intervals import deviation, mean
 from anabranch.reports.metrics import lacking, metric_names, value
 from anabranch.reports.result import Fairness, Kind, Point, Result
 from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings, shared_names
@@ -161,8 +161,7 @@ def _other_code(a: Result, b: Result) -> list[str]:
 
 def spread(values: Sequence[float]) -> Spread:
     """The spread of at least one value."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Spread(statistics.fmean(values), deviation, min(values), max(values), len(values))
+    return Spread(mean(values), deviation(values), min(values), max(values), len(values))
 
 
 def _spread_of_known(values: Iterable[float | None]) -> Spread | None:

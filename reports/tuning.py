@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from anabranch.core.config.goal import MIN
 from anabranch.core.config.toml import setting_text
-from anabranch.reports.intervals import mean_interval
+from anabranch.reports.intervals import mean, mean_interval
 from anabranch.reports.metrics import heading, metric_text, units_of
 from anabranch.reports.page import (
     TRAFFIC,
@@ -202,11 +202,11 @@ def interval_text(values: Sequence[float | None], text: Any) -> str:
     known = [float(v) for v in values if v is not None]
     if not known:
         return NOTHING
-    mean = text(sum(known) / len(known))
+    middle = text(mean(known))
     between = mean_interval(known)
     lacking = f", {len(values) - len(known)} without" if len(known) < len(values) else ""
-    low, high = (mean, mean) if between is None else map(text, between)
-    return f"{mean}{lacking}" if low == high else f"{mean} ({low} to {high}{lacking})"
+    low, high = (middle, middle) if between is None else map(text, between)
+    return f"{middle}{lacking}" if low == high else f"{middle} ({low} to {high}{lacking})"
 
 
 def fresh_text(report: TuneReport) -> str:

@@ -52,6 +52,13 @@ def test_scales_cover_their_values_with_few_round_ticks(
     assert len(set(labels)) == len(labels) or scale.step < 1e-5 or max(map(abs, scale.ticks)) >= 1e6
 
 
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_scales_have_a_place_for_every_finite_number(values: list[float]) -> None:
+    scale = Axis("x", from_zero=False).scale(values, 0.0, 100.0)
+    assert all(math.isfinite(t) for t in scale.ticks)
+    assert all(-1e-6 <= scale(v) <= 100 + 1e-6 for v in values)
+
+
 @given(st.dictionaries(st.integers(0, 100_000), st.integers(1, 9), min_size=1, max_size=40))
 def test_bins_lose_nothing(counts: dict[int, int]) -> None:
     bins, width = binned(counts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, astuple, replace
 from xml.etree import ElementTree as ET
@@ -153,6 +155,9 @@ def test_the_page_has_charts_for_each_workload_and_a_table(record: Callable[...,
 def test_pages_of_no_runs_and_of_runs_without_evaluations(record: Callable[..., Result]) -> None:
     assert "There is no run to compare" in compare_html([])
     assert "No version of these runs was evaluated" in compare_html([record(evaluate=False)])
+    whole = record()
+    nowhere = tuple(replace(p, accuracy=None, loss=None, metrics={}) for p in whole.history)
+    assert "No measurement was finite" in compare_html([replace(whole, history=nowhere)])
     mixed = compare_html([record(evaluate=False, strategy="fedavg"), record(target=0.0)])
     assert mixed.count("<figure") == 4
 
@@ -186,6 +191,21 @@ def test_measurements_that_were_not_finite_are_counted_and_marked(record: Callab
     page = compare_html(runs)
     assert page.count("2 measurements were not finite") == 3
     assert page.count('class="flaw') == 3 * 2 * 2
+
+
+def test_numbers_at_the_end_of_floats_are_compared_and_drawn(record: Callable[..., Result]) -> None:
+    whole, huge = record(), 1.7e308
+    apart = [
+        tuple(replace(p, loss=None, metrics={"score": sign * huge, "mse": huge}) for p in whole.history)
+        for sign in (-1, 1)
+    ]
+    runs = [replace(whole, seed=seed, history=history) for seed, history in enumerate(apart)]
+    [row] = compare(runs)
+    assert (row.metrics["mse"].mean, row.metrics["mse"].deviation) == (huge, 0.0)
+    assert (row.metrics["score"].mean, row.metrics["score"].deviation) == (0.0, sys.float_info.max)
+    page = compare_html(runs)
+    assert "score over time" in page
+    assert not re.search(r"\b(nan|inf)\b", page.split("<main>")[1].split("<script>")[0])
 
 
 def test_seeds_without_a_stretch_in_common_are_lines_of_their_own(record: Callable[..., Result]) -> None:

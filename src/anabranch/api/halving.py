@@ -17,9 +17,10 @@ AISTATS 2016, for halving by what a part of the budget shows. The shares, eta an
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from anabranch.reports.intervals import mean
 
 HALF = 2
 SHARES = (0.25, 0.5, 1.0)
@@ -56,8 +57,8 @@ def score(merits: Sequence[Merit]) -> Score:
     """
     reached = [s.reached for s in merits if s.reached is not None]
     values = [s.value for s in merits if s.value is not None]
-    soon = statistics.fmean(reached) if reached else 0.0
-    good = statistics.fmean(values) if len(values) == len(merits) else -math.inf
+    soon = mean(reached) if reached else 0.0
+    good = mean(values) if len(values) == len(merits) else -math.inf
     return len(reached), soon, good
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from anabranch.core.config.goal import MIN
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
+from anabranch.reports.intervals import mean
 from anabranch.reports.result import Point, Result
 from anabranch.simulation.run import RunProgress
 from anabranch.workloads.app import App
@@ -86,7 +86,7 @@ def unstable(fresh: Sequence[LegEnd], trials: Sequence[LegEnd]) -> int:
     A choice at the edge of stability does well from a few seeds and collapses from others.
     """
     gains = [end.gain for end in trials if end.gain is not None]
-    least = KEPT_GAIN * statistics.fmean(gains) if gains else 0.0
+    least = KEPT_GAIN * mean(gains) if gains else 0.0
     return sum(
         end.value is None or (end.gain is not None and least > 0 and end.gain < least) for end in fresh
     )
