@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 
@@ -9,6 +10,8 @@ from anabranch.core.config.toml import setting_text
 from anabranch.reports.scales import Axis
 from anabranch.reports.svg import hue
 from anabranch.reports.text import BYTES, SECONDS, count_text, safe
+
+_PARTS_MEET = re.compile(r"(?<=[._])(?=\w)")
 
 UPDATES = Axis("applied updates", whole=True)
 TRAFFIC = Axis("uplink + downlink", BYTES)
@@ -101,8 +104,11 @@ def columns(*sides: Iterable[str]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls sideways where it must. Heads are escaped; cells are HTML already."""
-    heads = "".join(f"<th>{safe(h)}</th>" if h else "<td></td>" for h in head)
+    """A table that scrolls sideways where it must. Heads are escaped; cells are HTML already.
+
+    A head that is a setting's name may be broken where its parts meet: paper does not scroll.
+    """
+    heads = "".join(f"<th>{_PARTS_MEET.sub('<wbr>', safe(h))}</th>" if h else "<td></td>" for h in head)
     top = f"<thead><tr>{heads}</tr></thead>" if head else ""
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll" tabindex="0"><table>{top}<tbody>{lines}</tbody></table></div>'

@@ -150,7 +150,7 @@ function show(figure: HTMLElement): void {
   new ResizeObserver(again).observe(place);
   const recolour = (): void => {
     ink = inks();
-    again();
+    paint(); // at once: paper waits for no frame, and is as wide as it is
   };
   for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", recolour);
   again();

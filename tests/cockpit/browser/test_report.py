@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 from watched import AXE, LOOKS, Watched
 
 from anabranch.reports.html import write_report
+from anabranch.reports.page import card, document, table
 from anabranch.reports.result import Result
 
 QUICK = ("light", "dark", "phone")
@@ -69,3 +70,48 @@ def test_its_river_answers_pointer_and_keys(look: Callable[..., Page], runs: Pat
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + (box["height"] - 26) / 2)
     expect(tip).to_contain_text("updates a second join")
+
+
+PRINTED = """() => {
+  const canvas = document.querySelector("canvas"), water = [207, 227, 241];
+  matchMedia("print").addEventListener("change", ({ matches }) => {
+    if (!matches) return;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    let light = false;
+    for (let i = 0; i < data.length; i += 4) light ||= water.every((part, at) => data[i + at] === part);
+    window.printed = { light, drawn: canvas.width, wide: canvas.clientWidth };
+  });
+}"""
+
+
+def test_its_river_is_printed_as_wide_as_paper_and_in_the_colours_of_paper(look: Callable[..., Page]) -> None:
+    page = look("eight", width=1400, color_scheme="dark")
+    on_screen = page.evaluate("document.querySelector('canvas').clientWidth")
+    page.evaluate(PRINTED)
+    page.pdf(format="A4")
+    printed = page.evaluate("window.printed")
+    assert printed["wide"] < on_screen, "paper is narrower"
+    assert printed["drawn"] == printed["wide"]
+    assert printed["light"]
+
+
+WIDEST_JS = """() => matchMedia("print").addEventListener("change", ({ matches }) => {
+  const table = document.querySelector("table");
+  if (matches) window.beyond = Math.max(0, table.offsetWidth - table.parentElement.clientWidth);
+})"""
+
+
+@pytest.mark.parametrize("paper", ["A4", "Letter"])
+def test_no_setting_that_was_tuned_is_beyond_the_paper(chromium: Browser, tmp_path: Path, paper: str) -> None:
+    tuned = {"client.learning_rate": "0.03", "client.epochs": "2", "strategy.buffer_size": "16"}
+    tuned |= {"strategy.staleness.a": "0.5", "strategy.alpha": "0.25"}
+    figures = {"trial": "3 (recommended)", "budget": "100 %", "accuracy": "97.22 %", "time": "10.6 s"}
+    row = figures | {"updates": "80.0", "bytes": "365 kB"} | tuned
+    path = tmp_path / "tune.html"
+    path.write_text(document("Tuning", [card("The front", table([*row], [[*row.values()]] * 3))]))
+    page = chromium.new_page()
+    page.goto(path.as_uri())
+    page.evaluate(WIDEST_JS)
+    page.pdf(format=paper)
+    assert page.evaluate("window.beyond") == 0
+    page.close()
