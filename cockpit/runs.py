@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from anabranch.cockpit.source import Head, Listing, Source
+from anabranch.cockpit.source import Head, Listing, Source, TakenBack
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
@@ -78,14 +78,30 @@ class ShownRun:
         self._stop, self._caught_up = threading.Event(), threading.Event()
 
     def _follow(self) -> None:
+        picture: Picture | None = self.picture
         try:
-            self.source.follow(self.picture, self._stop, self._caught_up.set)
+            while picture is not None:
+                picture = self._tell(picture)
         except AnabranchError as error:
             log.warning("%s cannot be followed: %s", self.id, error)
             self._failure, self._failed_at = error, time.monotonic()
         finally:
             self.over = True
             self._caught_up.set()
+
+    def _tell(self, picture: Picture) -> Picture | None:
+        """Tell it what the source says. Where that is taken back, there is another picture to tell."""
+
+        def show() -> None:
+            self.picture = picture
+            self._caught_up.set()
+
+        try:
+            self.source.follow(picture, self._stop, show)
+        except TakenBack:
+            log.info("%s was put back to an earlier state, and is read anew", self.id)
+            return Picture()
+        return None
 
 
 class Runs:

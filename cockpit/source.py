@@ -45,6 +45,10 @@ class Head:
     figures: Mapping[str, Any] = field(default_factory=dict)  # what only a server has to say of itself
 
 
+class TakenBack(Exception):
+    """What was told of a run is no longer so: its server's data were put back. All is to be told anew."""
+
+
 class Orders(Protocol):
     """What an operator may have done to a run. Raises errors of the tree."""
 
@@ -96,7 +100,10 @@ class Source(Protocol):
         """Somebody gave it an order: what `head` said before is no longer so."""
 
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
-        """Tell the picture all there is, call `caught_up`, and go on until the run is over or `stop`."""
+        """Tell the picture all there is, call `caught_up`, and go on until the run is over or `stop`.
+
+        Raises `TakenBack`.
+        """
 
     def server(self, picture: Picture) -> dict[str, Any] | None:
         """How the server fares; None where there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -323,6 +324,29 @@ def test_what_was_before_the_server_started_is_summed_up(tmp_path: Path) -> None
         assert rows == {"a": 4, "b": 2}
         series = browser.get("/api/runs/synthetic/series")
         assert series["updates"] == [5, 6]
+
+
+def test_a_page_that_is_open_while_the_data_are_put_back_shows_what_is_there_then(tmp_path: Path) -> None:
+    with server(tmp_path) as first:
+        first.train("a", 2)
+    shutil.copytree(tmp_path / "data", tmp_path / "kept")
+    with (
+        server(tmp_path) as second,
+        entered("--admin", second.said["admin_address"], cwd=tmp_path) as browser,
+    ):
+        second.train("lost", 6)
+        until(lambda: browser.get("/api/runs/synthetic"), lambda h: h["counters"]["applied"] == 8)
+        second.process.terminate()
+        assert second.process.wait(600) == 0
+        shutil.rmtree(tmp_path / "data")
+        shutil.copytree(tmp_path / "kept", tmp_path / "data")
+        with server(tmp_path, "--admin-address", second.said["admin_address"]) as third:
+            third.train("new", 1)
+            head = until(lambda: browser.get("/api/runs/synthetic"), lambda h: h["counters"]["applied"] == 3)
+            assert (head["version"], head["counters"]["tasks"]) == (1, 3)
+            river = until(lambda: browser.get("/api/runs/synthetic/river"), lambda r: r["threads"])
+            assert {river["lanes"][thread[0]] for thread in river["threads"]} == {"new"}
+            assert [version for version, _ in river["versions"]] == [0, 1]
 
 
 def test_a_guarded_server_wants_an_operators_papers(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from anabranch.client.operator import ClientStanding, OperatorClient, RunStatus, WatchedEvent
 from anabranch.cockpit.series import thinned
-from anabranch.cockpit.source import Head, RunKind, State
+from anabranch.cockpit.source import Head, RunKind, State, TakenBack
 from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.toml import setting_text
@@ -45,6 +45,7 @@ KNOWN = {  # a count of the picture: the status has it as
 }
 # The others are of this start of the server; of lost sums servers of older releases say nothing.
 OF_THE_RUN = ("applied", "rejected", "tasks", "leases_lost")
+GROWING = ("version", "updates_applied", "tasks_granted")  # of a run whose data nobody puts back
 
 
 class ServedRun:
@@ -56,7 +57,8 @@ class ServedRun:
     def __init__(self, client: OperatorClient, operator: str = "", job: str = "") -> None:
         self._client, self.operator = client, operator
         self._status, self._asked_at, self._gone = client.status(), time.monotonic(), ""
-        self._noted_at = self._asked_at  # when the picture was told how the run stands
+        # What the picture was told of how the run stands, and when.
+        self._noted, self._noted_at = self._status, self._asked_at
         self._asking = threading.Lock()
         self.name = job or self._status.run
         self.orders = OperatorOrders(client)
@@ -92,17 +94,17 @@ class ServedRun:
 
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
         """Tell what the server has kept, and then what happens; over and over, until `stop`."""
-        feed = _Feed(self._client, self._status.created_at_s, stop)
         status = self._asked(anew=True)  # the cockpit may have been made long ago
-        self._begin(picture, status, feed.kept(_now_s(status)))
-        caught_up()
-        clients_at = time.monotonic()
-        while not stop.is_set():
-            picture.tell(feed.next(STATUS_S / 4))
-            self._look(picture)
-            if time.monotonic() - clients_at >= CLIENTS_S:
-                self._look_at_clients(picture)
-                clients_at = time.monotonic()
+        with closing(_Feed(self._client, status.created_at_s, stop)) as feed:
+            self._begin(picture, status, feed.kept(_now_s(status)))
+            caught_up()
+            clients_at = time.monotonic()
+            while not stop.is_set():
+                picture.tell(feed.next(STATUS_S / 4))
+                self._look(picture)
+                if time.monotonic() - clients_at >= CLIENTS_S:
+                    self._look_at_clients(picture)
+                    clients_at = time.monotonic()
 
     def server(self, picture: Picture) -> dict[str, Any]:
         """How the server fares. Raises `Unavailable`, and `ProtocolError` for an older one."""
@@ -191,6 +193,8 @@ class ServedRun:
         if time.monotonic() - self._noted_at >= STATUS_S:
             status, self._noted_at = self._asked(anew=True), time.monotonic()
             if not self._gone:
+                if _is_earlier(status, self._noted):
+                    raise TakenBack
                 self._note(picture, status)
                 self._look_at_server(picture)
 
@@ -206,6 +210,7 @@ class ServedRun:
 
     def _note(self, picture: Picture, status: RunStatus) -> None:
         """How the run stands: asked after all that the picture was told, so that it is in there."""
+        self._noted = status
         with picture.lock:
             for name, its in KNOWN.items():
                 picture.is_known(name, int(getattr(status, its)), in_all=name in OF_THE_RUN)
@@ -244,7 +249,7 @@ class _Feed:
     """What the server tells of, from what it has kept on; it is called again where the line breaks."""
 
     def __init__(self, client: OperatorClient, began: float, stop: threading.Event) -> None:
-        self._client, self._began, self._stop = client, began, stop
+        self._client, self._began, self._stop, self._closed = client, began, stop, False
         self._told: queue.SimpleQueue[Happened] = queue.SimpleQueue()
         self._seq, self._of_seq = 0, 0  # the newest event that was told of, and how much of it
         self._thread = threading.Thread(target=self._watch, name="anabranch-cockpit-watch", daemon=True)
@@ -270,8 +275,16 @@ class _Feed:
             found.append(self._told.get())
         return found
 
+    def close(self) -> None:
+        """Hear no more: the thread ends with the next event, or when the line breaks."""
+        self._closed = True
+
+    @property
+    def _over(self) -> bool:
+        return self._closed or self._stop.is_set()
+
     def _watch(self) -> None:
-        while not self._stop.is_set():
+        while not self._over:
             with suppress(AnabranchError):
                 self._hear()
             self._stop.wait(AGAIN_S)
@@ -287,7 +300,7 @@ class _Feed:
             self._seq = event.seq
             for happened in happened_of(event, self._began):
                 self._told.put(happened)
-            if self._stop.is_set():
+            if self._over:
                 return
 
 
@@ -312,6 +325,12 @@ def happened_of(event: WatchedEvent, began: float) -> Iterator[Happened]:
 def _now_s(status: RunStatus) -> float:
     """How late it is in the run: by its server, as this machine's clock may be wrong, or was set since."""
     return (status.now_s or time.time()) - status.created_at_s
+
+
+def _is_earlier(status: RunStatus, before: RunStatus) -> bool:
+    """Whether a run stands as it did before it stood so: its data were put back, or it is another one."""
+    less = any(getattr(status, name) < getattr(before, name) for name in GROWING)
+    return less or status.run_id != before.run_id
 
 
 def _note_changes(picture: Picture, status: RunStatus) -> None:
