@@ -29,6 +29,7 @@ help:  ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## a virtual environment with all that the project needs
+	@$(if $(PYTHON),VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup.sh --check)
 
 # The stamp makes it happen once: again only when the dependencies or the way to install them change.
 $(READY): pyproject.toml setup.py $(wildcard core/kernels/*.[ch]) scripts/setup.sh

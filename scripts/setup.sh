@@ -4,6 +4,7 @@
 #   EXTRA   what the environment is for: dev, or libraries (make libraries)
 #   TORCH   what to ask pip for; add "--index-url ..." to choose a build
 #   PYTHON  the interpreter to start from (the first that is found and is 3.11 or newer)
+# With --check it sees only whether the environment is one of PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,9 +30,19 @@ find_python() {  # prints PYTHON, or else the first interpreter that runs and is
   return 1
 }
 
+version_of() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null; }
+
+check_python() {  # of an environment that is there already
+  local there named
+  there="$(version_of "$VENV/bin/python")" && named="$(version_of "${PYTHON:-$VENV/bin/python}")" || return 0
+  [ "$there" = "$named" ] ||
+    die "$VENV has Python $there, and PYTHON=$PYTHON is $named: name another with VENV=.venv-$named, or remove $VENV"
+}
+
 make_venv() {
   local python
   python="$(find_python)" || die "no Python 3.11 or newer${PYTHON:+ at PYTHON=$PYTHON}: install one, or name it with PYTHON=/path/to/python3"
+  check_python
   "$VENV/bin/python" -m pip --version >/dev/null 2>&1 && return
   say "virtual environment in $VENV with $("$python" --version)"
   rm -rf "$VENV"
@@ -58,6 +69,7 @@ install_fashion_mnist() {
   say "  sudo apt-get install dataset-fashion-mnist"
 }
 
+[ "${1:-}" != --check ] || { check_python; exit; }
 make_venv
 install_python_packages
 [ "$EXTRA" != dev ] || install_fashion_mnist

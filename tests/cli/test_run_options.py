@@ -49,6 +49,14 @@ def test_a_run_without_an_end_gets_one_and_says_so(
         assert f'"{name}": {value}' in result
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "\u00e9" * 130, "runs/" + "b" * 300])
+def test_a_name_that_no_folder_can_have_is_named(name: str, tmp_path: Path) -> None:
+    done = anabranch(tmp_path, "simulate", "synthetic", "--set", f"run.name={name}")
+    assert done.returncode == OUTCOMES[ConfigError].exit_code
+    assert f"run.name = '{name[:20]}...' has {len(name)} characters, too many" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_app_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANABRANCH_RUN_WORKLOAD", "fashion-mnist")
     options = ("--seconds", 2, "--set", "fleet.examples_per_client=20")

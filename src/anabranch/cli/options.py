@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
+
+FOLDER_NAME_BYTES_MAX = 240  # disks take 255, and of several runs of a name each has a number behind it
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 Overrides = Annotated[
@@ -73,9 +76,18 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def run_folder(name: str, strategy: str, seed: int | str) -> Path:
-    """Where a run goes if nobody says where: runs/<name>-<strategy>-seed<seed>; or `seeds`, of several."""
+    """Where a run goes if nobody says where: runs/<name>-<strategy>-seed<seed>; or `seeds`, of several.
+
+    Raises `ConfigError` where that is no name for a folder.
+    """
     last = seed if isinstance(seed, str) else f"seed{seed}"
-    return Path("runs") / f"{name}-{short_name(strategy)}-{last}"
+    folder = Path("runs") / f"{name}-{short_name(strategy)}-{last}"
+    if any(len(os.fsencode(part)) > FOLDER_NAME_BYTES_MAX for part in folder.parts):
+        raise ConfigError(
+            f"run.name = '{name[:20]}...' has {len(name)} characters, too many for the name of the run's "
+            "folder: shorten it, or name the folder with --out"
+        )
+    return folder
 
 
 def parse_seeds(text: str) -> list[int]:
