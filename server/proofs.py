@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,20 +11,31 @@ from cryptography import x509
 from anabranch.core.errors import ConfigError
 from anabranch.core.journal import Record
 from anabranch.identity.authority import Authority
-from anabranch.identity.certificates import certificate_der, fingerprint
+from anabranch.identity.certificates import fingerprint
 from anabranch.identity.files import write_private
 from anabranch.identity.signatures import proof_problem
+
+log = logging.getLogger(__name__)
 
 AUTHORITIES = "authorities.pem"
 
 
 def keep_authority(data_dir: Path, authority: Authority) -> None:
-    """Keep the authority's certificate beside the data: what the signatures are checked by, ever after."""
-    known = read_authorities(data_dir)
-    if all(certificate_der(c) != certificate_der(authority.certificate) for c in known):
+    """Keep the authority's certificate beside the data: what the signatures are checked by, ever after.
+
+    One that another has followed here may be one whose key has leaked: that is said.
+    """
+    known = [fingerprint(c) for c in read_authorities(data_dir)]
+    if authority.sha256 not in known:
         path = data_dir / AUTHORITIES
         before = path.read_bytes() if path.exists() else b""
         write_private(path, before + authority.pem)
+    elif authority.sha256 != known[-1]:
+        log.warning(
+            "%s has the authority %s, and this run has gone on to %s: if that was as the older one's key may "
+            "have leaked, whoever has it is let in again; set identity.folder to the newer one's folder",
+            *(authority.folder, authority.sha256, known[-1]),
+        )
 
 
 def read_authorities(data_dir: Path) -> list[x509.Certificate]:

@@ -22,9 +22,10 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidSignature
 from anabranch.core.model.updates import Ask, Capability, Task, Verdict
 from anabranch.identity.authority import Authority
-from anabranch.identity.certificates import Kind, certificate_der, new_key
+from anabranch.identity.certificates import Kind, certificate_der, fingerprint, new_key
 from anabranch.identity.signatures import check_signature, make_proof, proof_problem, update_message
 from anabranch.server.export import export_run
+from anabranch.server.proofs import keep_authority, read_authorities
 from anabranch.server.verify import LISTED, verify
 
 PAYLOAD = np.ones(8, np.float32).tobytes()
@@ -290,3 +291,19 @@ def test_a_signature_of_no_key_of_ours() -> None:
 def test_certificates_in_proofs_are_der(authority: Authority, tmp_path: Path) -> None:
     wallet = issued(authority, Kind.DEVICE, "a", tmp_path / "a")
     assert len(certificate_der(wallet.certificate)) < 600  # a proof is small beside its update
+
+
+def test_who_serves_with_an_authority_that_was_replaced_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Authority.create(tmp_path / "old") as old, Authority.create(tmp_path / "new") as new:
+        for at_this_start in (old, old, new, new):
+            keep_authority(tmp_path, at_this_start)
+        assert not caplog.messages
+        keep_authority(tmp_path, old)
+        (told,) = caplog.messages
+        assert (
+            f"{tmp_path / 'old'} has the authority {old.sha256}, and this run has gone on to {new.sha256}"
+            in told
+        )
+        assert [fingerprint(c) for c in read_authorities(tmp_path)] == [old.sha256, new.sha256]
