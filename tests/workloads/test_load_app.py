@@ -221,7 +221,7 @@ def test_devices_without_the_base_keep_their_own_in_a_simulation(
         ("{folder}/half.py", r"no method 'model'; .*did you mean {folder}/half.py:Half or .*:Needy\?$"),
         ("{folder}/named.py", r"did you mean {folder}/named.py:mine\?$"),
         ("{folder}/run.toml", r"run.toml is a file of settings: name an App here"),
-        ("run.tolm", r"no module 'run'; did you mean 'run.toml'\? built in are"),
+        ("misspelt.tolm", r"no module 'misspelt'; did you mean 'misspelt.toml'\? built in are"),
         ("no_such_module:App", "there is no module 'no_such_module'"),
         ("{file}:Ap", r"has no attribute 'Ap'; did you mean 'App'\?"),
         ("{file}:torch", "no method 'model'"),
@@ -241,6 +241,9 @@ def test_each_mistake_is_named(file: Path, spec: str, text: str, monkeypatch: py
     folder = file.parent
     monkeypatch.chdir(folder)
     (folder / "run.toml").write_text("")
+    (folder / "misspelt.toml").write_text(
+        ""
+    )  # no other test has a folder of that name, which would be a package
     (folder / "named.py").write_text(
         "from anabranch.workloads import App\n"
         "class _Half(App):\n    def model(self): return {}\n    def data(self, shard): return [], []\n"
