@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from anabranch.simulation.executors.queued import Queue, Queued
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 
 CONNECT_S = 5.0
+UNWRITTEN = "Timed out waiting for file"  # that one of Ray's processes has not written: of a full disk
 MODELS_KEPT = 16  # in the object store, besides those that jobs in hand hold
 DEATHS_MAX = 5  # of the process that does a piece of work, before it is the work's own fault
 
@@ -214,13 +216,13 @@ def start_ray(ray: Any, table: RayTable) -> None:
         try:
             start(**on_this_machine())
         except Exception as error:
-            if (
-                type(error) is not Exception
-            ):  # as Ray raises it where its own processes do not come up in time
+            # The first as Ray raises it where its own processes do not come up in time.
+            if type(error) is not Exception and UNWRITTEN not in str(error):
                 raise
+            place = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
             raise ConfigError(
-                f"Ray does not start on this machine: {error} Wait until it is less busy, or take "
-                "'processes' in the place of 'ray'"
+                f"Ray does not start on this machine: {str(error).rstrip('.')}. Wait until it is less busy, "
+                f"make room where Ray has its files ({place}), or take 'processes' in the place of 'ray'"
             ) from error
         return
     try:
