@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -211,23 +211,27 @@ class SqlStore:
         self._database.abandon()
 
     def close(self) -> None:
-        """Flush and let go of files and locks."""
-        try:
-            self._let_go()
-        finally:
-            self._writes = False
-            self._overlay.forget()
-            self._database.close()
-            self._segments.close()
-            self._marks.close()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        """Flush and let go of files and locks, of each whatever becomes of those before it."""
+        with ExitStack() as rest:
+            rest.callback(self._unlock)
+            rest.callback(self._marks.close)
+            rest.callback(self._segments.close)
+            rest.callback(self._database.close)
+            rest.callback(self._overlay.forget)
+            try:
+                self._let_go()
+            finally:
+                self._writes = False
 
     def _let_go(self) -> None:
         """Write what the rows lack, as a courtesy to who reads them: the log has it."""
         with suppress(StoreError):
             self._complete()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _enter(self, connection: Connection, info: RunInfo) -> RunInfo:
         row = connection.execute(select(runs)).mappings().first()

@@ -55,6 +55,22 @@ def _fill(backend: Backend, store: Store, full: bool) -> None:
         store._limits = replace(LIMITS, free_disk_bytes_min=1 << 60 if full else 0)
 
 
+def test_a_store_that_cannot_let_go_of_one_file_lets_go_of_its_folder(tmp_path: Path) -> None:
+    """Who has it opened is the same process: a server of jobs begins a job that has failed anew."""
+    store = open_store("", tmp_path, LIMITS)
+    store.start(INFO)
+    store.append([update(1)])
+    files = {link.resolve(): int(link.name) for link in Path("/proc/self/fd").iterdir()}
+    (segment,) = (tmp_path / "log").iterdir()
+    os.close(files[segment])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        store.close()
+    again = open_store("", tmp_path, LIMITS)
+    again.start(INFO)
+    assert len(logged(again)) == 1
+    again.close()
+
+
 def test_a_store_below_the_watermark_does_not_start(on_disk: Backend) -> None:
     store = on_disk.open(replace(LIMITS, free_disk_bytes_min=1 << 60))
     with pytest.raises(StoreFull, match=r"watermark.* start the server again$"):
