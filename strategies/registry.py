@@ -28,6 +28,12 @@ FEDCOMPASS = "fedcompass"
 def doubt(strategy: Strategy, devices: int) -> str:
     """What its user should know of a strategy that is as they want it; empty: nothing."""
     strategy = unscheduled(strategy)
+    if isinstance(strategy, Phased):
+        told = (
+            (table.place, doubt(part, devices))
+            for table, part in zip(strategy.tables, strategy.parts, strict=True)
+        )
+        return next((f"{place}: {doubtful}" for place, doubtful in told if doubtful), "")
     if isinstance(strategy, Teasq) and strategy.cache_size > devices and not strategy.flush_s:
         return (
             f"strategy.cache_size is {strategy.cache_size} and fleet.clients {devices}: of a version the "
@@ -35,10 +41,11 @@ def doubt(strategy: Strategy, devices: int) -> str:
             "up the budget without a version; take a smaller cache, say how many devices there are, or set "
             "flush_s"
         )
-    if isinstance(strategy, FedAvg) and strategy.deadline_s and strategy.clients_per_round > devices:
+    if isinstance(strategy, FedAvg) and strategy.clients_per_round > devices:
+        waits = f"{strategy.deadline_s:g} s for more devices, its deadline_s"
         return (
             f"strategy.clients_per_round is {strategy.clients_per_round} and fleet.clients {devices}: the "
-            f"first round waits {strategy.deadline_s:g} s for more devices, its deadline_s; take "
+            f"first round waits {waits if strategy.deadline_s else 'for more devices without an end'}; take "
             "clients_per_round = fleet.clients, or say how many devices there are"
         )
     momentum = getattr(getattr(strategy, "optimiser", None), "momentum", 0.0)

@@ -58,4 +58,8 @@ def test_a_round_larger_than_the_fleet_is_said() -> None:
     told = doubt(ab.strategies.FedAvg(), 2)
     assert told.startswith("strategy.clients_per_round is 10 and fleet.clients 2: the first round waits 60 s")
     assert not doubt(ab.strategies.FedAvg(clients_per_round=2), 2)
-    assert not doubt(ab.strategies.FedAvg(deadline_s=0.0), 2)
+    assert "the first round waits for more devices without an end;" in doubt(
+        ab.strategies.FedAvg(deadline_s=0.0), 2
+    )
+    assert doubt(ab.strategies.Phased(), 2) == f"strategy.phases[0]: {told}"
+    assert not doubt(ab.strategies.Phased(), 10)
