@@ -33,7 +33,7 @@ from anabranch.host.private import doubts, private_sums
 from anabranch.host.secagg import check_masking, cohorts_of
 from anabranch.strategies.memory import DISK, RememberingStrategy
 from anabranch.strategies.phased import Phased
-from anabranch.strategies.registry import doubt, strategy_of
+from anabranch.strategies.registry import doubt, shortage, strategy_of
 from anabranch.strategies.scheduled import unscheduled
 from anabranch.strategies.submodels.progressive import Progressive, length_doubts
 from anabranch.strategies.submodels.registry import make_planner
@@ -85,14 +85,15 @@ class Blueprint:
         _check_elastic(config, strategy)
         _check_memory(config, spec, strategy)
         _check_publishing(config, strategy)
+        settings = EngineSettings.of(config, limits)
         for text in (
             doubt(strategy, config.fleet.clients),
+            shortage(strategy, config.fleet.clients, settings.buffer_max),
             *doubts(config, strategy),
             *length_doubts(config, strategy),
             *idle(config, strategy),
         ):
             _warn(text)
-        settings = EngineSettings.of(config, limits)
         if config.secagg.on:
             check_masking(masks)
             cohorts = partial(cohorts_of, config, spec, strategy)

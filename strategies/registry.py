@@ -12,6 +12,7 @@ from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
 from anabranch.strategies import PLACES
+from anabranch.strategies.buffer import BufferStrategy
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.phased import Phased
@@ -20,6 +21,7 @@ from anabranch.strategies.robust.rule import Rule
 from anabranch.strategies.scheduled import SCHEDULER_KEY, Scheduled, unscheduled
 from anabranch.strategies.schedulers.registry import make_scheduler
 from anabranch.strategies.teasq import Teasq
+from anabranch.strategies.waves import Waves
 
 OUTER_KEY = "outer"  # of strategies with a server optimiser
 FEDCOMPASS = "fedcompass"
@@ -56,6 +58,25 @@ def doubt(strategy: Strategy, devices: int) -> str:
             "gather more updates, or take 'delayed_nesterov'"
         )
     return ""
+
+
+def shortage(strategy: Strategy, devices: int, share: int) -> str:
+    """What its user should know of a buffer that these devices never fill; empty: nothing.
+
+    `share`: updates of a device that are in a version at most (0: any number).
+    """
+    own: Any = unscheduled(strategy)
+    if isinstance(own, Phased):
+        return next((told for part in own.parts if (told := shortage(part, devices, share))), "")
+    if not isinstance(own, BufferStrategy) or isinstance(own, FedAvg | Waves) or own.flush_s:
+        return ""
+    if not share or share * devices >= own.buffer_size:
+        return ""
+    return (
+        f"strategy.buffer_size is {own.buffer_size} and fleet.clients {devices}: with at most {share} "
+        "updates of each in a version (robust.buffer_max, or [secagg]) they never fill a buffer, and the run "
+        "waits without an end; take a smaller buffer, or say how many devices there are"
+    )
 
 
 def _check(found: Any) -> None:

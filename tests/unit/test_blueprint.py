@@ -120,6 +120,32 @@ def test_a_cache_that_its_devices_never_fill_is_warned_of(
     assert len(told) == doubtful, caplog.text
 
 
+PHASES = [{"strategy": "fedavg", "until_versions": 1, "clients_per_round": 3}, {"strategy": "fedbuff"}]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "share", "doubtful"),
+    [
+        ({"name": "fedbuff", "buffer_size": 7}, 2, True),
+        ({"name": "annealed", "buffer_size": 7, "scheduler": {"name": "equal_time"}}, 2, True),
+        ({"name": "phased", "phases": PHASES}, 3, True),
+        ({"name": "fedbuff", "buffer_size": 6}, 2, False),
+        ({"name": "fedbuff", "buffer_size": 7}, 0, False),
+        ({"name": "fedbuff", "buffer_size": 7, "flush_s": 9.0}, 2, False),
+        ({"name": "fedavg", "clients_per_round": 3}, 1, False),
+        ({"name": "waves"}, 1, False),
+        ({"name": "fedasync"}, 1, False),
+    ],
+)
+def test_a_buffer_that_devices_with_a_bounded_share_never_fill_is_warned_of(
+    strategy: dict[str, Any], share: int, doubtful: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = {"strategy": strategy, "fleet": {"clients": 3}, "robust": {"buffer_max": share}}
+    Blueprint.of(merge([("test", tables)]), SPEC)
+    told = [r.message for r in caplog.records if "they never fill a buffer" in r.message]
+    assert len(told) == doubtful, caplog.text
+
+
 @pytest.mark.parametrize(
     ("strategy", "run", "doubtful"),
     [
