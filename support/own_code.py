@@ -13,6 +13,7 @@ ends a training from outside, go through as they are.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -33,6 +34,10 @@ from anabranch.core.parts import installed
 FRAMES_MAX = 6
 MESSAGE_LINES_MAX = 6
 INSTALLED = ("site-packages", "dist-packages")
+TRACEBACK = "Traceback (most recent call last):\n"
+_WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal " + re.escape(TRACEBACK))
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+_RAISED = re.compile(r"^\S.*", re.MULTILINE | re.DOTALL)  # below its frames, which are set in
 _where: ContextVar[str] = ContextVar("where", default="")
 
 
@@ -80,11 +85,26 @@ def told(start: str, error: BaseException, what: str = "") -> str:
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of an error that are no library's, the innermost last; of a syntax error the line itself."""
-    found = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    frames = [*traceback.extract_tb(error.__traceback__), *_frames_of_worker(error)]
+    found = [f for f in frames if is_own(f.filename)]
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         line = (error.text or "").strip()
         found.append(traceback.FrameSummary(error.filename, error.lineno, "this file", line=line))
     return found
+
+
+def _frames_of_worker(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames in the process of a DataLoader where the error was raised: none where it was raised here."""
+    lines = _FRAME.findall(_of_worker(error))
+    return [traceback.FrameSummary(file, int(line), name) for file, line, name in lines]
+
+
+def _of_worker(error: BaseException) -> str:
+    """The traceback that torch has put into the message of what a DataLoader's process raised; else empty.
+
+    Of errors on errors the last, which is what was raised.
+    """
+    return str(error).rpartition(TRACEBACK)[2] if _WORKER.match(str(error)) else ""
 
 
 def shown(file: str) -> str:
@@ -94,6 +114,8 @@ def shown(file: str) -> str:
 
 
 def _said(error: BaseException) -> str:
+    if raised := _RAISED.search(_of_worker(error)):
+        return "\n".join(raised[0].splitlines()[:MESSAGE_LINES_MAX])
     what = error.msg if isinstance(error, SyntaxError) else str(error)
     text = "\n".join(what.splitlines()[:MESSAGE_LINES_MAX])
     if isinstance(error, ModuleNotFoundError):

@@ -16,6 +16,7 @@ from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.trainer import (
     Hook,
     TrainResult,
+    check_again,
     check_submodel,
     check_vector,
     declared_buffers,
@@ -80,7 +81,10 @@ class NumpyTrainer:
         return self.described(self.initial(0))
 
     def initial(self, seed: int) -> dict[str, Array]:
-        """The arrays of `app.model(seed)`."""
+        """The arrays of `app.model(seed)`.
+
+        Raises `AppError` where they have other names or shapes than the first that were built.
+        """
         found = calls.model_of(self._app, seed)
         if nested := [name for name, array in found.items() if isinstance(array, Mapping)]:
             names = list(_paths(found))
@@ -90,7 +94,10 @@ class NumpyTrainer:
                 f"names {', '.join(map(repr, names[:NAMES_SAID]))}{more}"
                 ' (of Flax: flax.traverse_util.flatten_dict(params, sep="."))'
             )
-        return {name: np.array(array, order="C") for name, array in found.items()}
+        arrays = {name: np.array(array, order="C") for name, array in found.items()}
+        if self._spec and not self._app.any_model:
+            check_again(self._app, self._spec, arrays)
+        return arrays
 
     def train(
         self,

@@ -26,6 +26,7 @@ from anabranch.workloads.trainer import (
     NO_UNITS,
     Hook,
     TrainResult,
+    check_again,
     check_submodel,
     declared_buffers,
     declared_stages,
@@ -61,7 +62,6 @@ class TorchTrainer:
             check_no_copies(module, app.name)
         module = module.to(self.runtime.device)
         built = self._arrays(module)
-        self._names = frozenset(built)  # a view of the keys would keep the arrays
         trained = self._trained(module, built)
         self.whole_widths: tuple[WholeWidth, ...] = ()
         groups, self.whole_because = self._units(module, trained)
@@ -80,14 +80,10 @@ class TorchTrainer:
     def initial(self, seed: int) -> dict[str, Array]:
         """The state dict of a new model, built with torch's generators seeded.
 
-        Raises `AppError` where it has other names than the first that was built.
+        Raises `AppError` where it has other names or shapes than the first that was built.
         """
         found = self._arrays(self._built(seed))
-        if changed := sorted(found.keys() ^ self._names):
-            raise AppError(
-                f"{self.app.name}: model() must name its tensors the same each time, and has not: "
-                f"{', '.join(changed[:4])}; give each layer a name of your own"
-            )
+        check_again(self.app, self.spec, found)
         return found
 
     def train(

@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
+from anabranch.core.model.arrays import shape_of
 from anabranch.core.model.growing import stage_in
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.metrics import TRAINED_MAX
@@ -309,6 +310,22 @@ def declared_stages(app: App, model: Model) -> tuple[ModelStage, ...]:
             "forward stops at that stage"
         )
     return stages
+
+
+def check_again(app: App, spec: ParamSpec, found: Tensors) -> None:
+    """Raises `AppError` where the model that an App has built again is another than the first, of `spec`."""
+    shapes = {t.name: t.shape for t in spec.tensors}
+    if changed := sorted(found.keys() ^ shapes):
+        raise AppError(
+            f"{app.name}: model() must name its tensors the same each time, and has not: "
+            f"{', '.join(changed[:4])}; give each layer a name of your own"
+        )
+    for name, shape in shapes.items():
+        if shape_of(found, name) != shape:
+            raise AppError(
+                f"{app.name}: model() must build the same model each time, and has not: {name} has shape "
+                f"{shape_of(found, name)}, and had {shape}; let no size of it hang on a draw or a seed"
+            )
 
 
 def spec_of(

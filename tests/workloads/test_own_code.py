@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 from collections import UserDict
 from collections.abc import Callable
@@ -97,6 +98,71 @@ def test_each_method_is_named_with_file_and_line(
     assert first == f"Mine.{method}{about} (mine.py:5) on device-0003: KeyError: 'b'"
     assert lines[0] == f"  mine.py:{line} in {method}"
     assert lines[2:] == ["  mine.py:5 in look_up", '    return {"a": 1}[word]']
+
+
+LOADED = """import anabranch
+import torch
+class Photographs(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        try:
+            return {"a": 1}[i]
+        except KeyError:
+            raise OSError(5, "no such\\n  photograph")
+class Mine(anabranch.App):
+    def model(self):
+        return torch.nn.Linear(4, 2)
+    def data(self, shard):
+        return torch.utils.data.DataLoader(Photographs(), num_workers=1)
+    def train(self, model, examples, plan, seed):
+        for x, y in examples:
+            pass
+"""
+
+
+def test_what_a_process_of_a_loader_raises_is_named_by_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch puts the traceback of that process, most of it its own code, into the message."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(LOADED)
+    with on_device("device-0003"), pytest.raises(AppError) as caught:
+        _trained(load_app("mine.py:Mine"))
+    assert str(caught.value).splitlines() == [
+        "Mine.train (mine.py:10) on device-0003: OSError: [Errno 5] no such",
+        "  photograph",
+        "  mine.py:17 in train",
+        "    for x, y in examples:",
+        "  mine.py:10 in __getitem__",
+        '    raise OSError(5, "no such\\n  photograph")',
+    ]
+
+
+class Drawn(App):
+    """Another size each time that it is built, of arrays or of torch."""
+
+    def __init__(self, of_torch: bool) -> None:
+        super().__init__()
+        self._sizes = iter(range(2, 20))
+        self._of_torch = of_torch
+
+    def model(self) -> Any:
+        size = next(self._sizes)
+        return torch.nn.Linear(4, size, bias=False) if self._of_torch else {"weight": np.ones((size, 4))}
+
+    def data(self, shard: Shard) -> Examples:
+        return Examples(np.ones((8, 4), np.float32), np.arange(8) % 2)
+
+
+@pytest.mark.parametrize("of_torch", [True, False])
+def test_a_model_that_is_another_each_time_is_named(of_torch: bool) -> None:
+    trainer = trainer_for(Drawn(of_torch))
+    had = re.escape(str(trainer.spec.tensors[0].shape))
+    with pytest.raises(
+        AppError, match=rf"^Drawn: model\(\) must build .*weight has shape .*, and had {had};"
+    ):
+        trainer.initial(0)
 
 
 @pytest.mark.parametrize("executor", ["serial", "batched"])
