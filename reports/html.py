@@ -9,6 +9,7 @@ from anabranch.core.config.goal import Goal
 from anabranch.core.config.privacy import epsilon_text
 from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import DataError
+from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.reports.charts import Bar, bar_chart, histogram
 from anabranch.reports.compression import compression_cards, saving
@@ -230,6 +231,8 @@ def _target_text(goal: Goal) -> str:
     assert goal.target is not None
     if units_of(goal.metric, [goal.target]) is PERCENT:
         return f"{100 * goal.target:g} %"
+    if goal.metric == AUTO:  # nothing could count
+        return f"{goal.target:g}"
     return f"{goal.metric} {goal.target:g}"
 
 

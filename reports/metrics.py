@@ -85,7 +85,7 @@ def final_text(r: Result) -> str:
     """
     names, goal = metric_names([r]), r.goal
     if not names:
-        return "not measured"
+        return "no measurement was finite" if r.history else "not measured"
     told = [f"{name} {metric_text(name, value(r.history[-1], name))}" for name in names]
     if goal.metric != names[0]:
         return ", ".join(told)

@@ -40,7 +40,9 @@ def frame(x: Axis, y: Axis, xs: AxisScale, ys: AxisScale, height: float, above: 
     for tick in xs.ticks:
         at = xs.tick_pixel(tick)
         out.append(f'<path class="axis x" d="M{at:.1f} {floor:.1f}v4"/>')
-        out.append(text(at, floor + 17, xs.tick_text(tick), "tick mid x"))
+        label = xs.tick_text(tick)
+        within = min(at, WIDTH - CHAR_WIDTH * len(label) / 2)  # the last stands at the drawing's edge
+        out.append(text(within, floor + 17, label, "tick mid x"))
     out.append(f'<path class="axis" d="M{LEFT:.1f} {floor:.1f}H{right:.1f}"/>')
     out.append(text(4, top - TITLE_ABOVE - above, y.title(ys.unit), "title"))
     out.append(text((LEFT + right) / 2, height - 8, x.title(xs.unit), "title mid"))

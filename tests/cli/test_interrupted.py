@@ -227,3 +227,11 @@ def test_a_device_and_the_workers_of_its_loader_at_once(number: str, tmp_path: P
     assert done.returncode == 0, said
     assert f"stopped why={number}" in said
     assert number == "SIGTERM" or "Traceback" not in said, said
+
+
+def test_a_run_that_its_app_ends_before_it_has_learned_anything_is_not_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(APP)
+    fails = ("simulate", "mine.py:App", "--out", "it", "--metric", "none_such", "--mode", "max")
+    ended = anabranch(tmp_path, *fails)
+    assert (ended.returncode, "evaluate returns no such metric" in ended.stderr) == (3, True), ended.stderr
+    assert "--resume" not in ended.stdout + ended.stderr

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.reports.charts import Bar, bar_chart, binned, histogram, ranked_area
 from anabranch.reports.scales import Axis
-from anabranch.reports.svg import LEFT, RIGHT, WIDTH
+from anabranch.reports.svg import CHAR_WIDTH, LEFT, RIGHT, WIDTH
 from anabranch.reports.text import (
     BYTES,
     PERCENT,
@@ -101,6 +101,15 @@ def test_a_ranked_area_of_a_thousand_devices() -> None:
     assert len(areas) == 2
     numbers = [float(n) for d in areas for n in re.findall(r"[\d.]+", d)]
     assert all(math.isfinite(n) and n >= 0 for n in numbers)
+
+
+@pytest.mark.parametrize("devices", [5000, 200_000])
+def test_the_last_number_under_an_axis_is_within_the_drawing(devices: int) -> None:
+    bars = [Bar(f"d{i}", (devices - i,)) for i in range(devices)]
+    root = parse(ranked_area(bars, (("applied", 0),), Axis("devices", whole=True), Axis("updates")))
+    ticks = [t for t in root.iter(f"{SVG}text") if "x" in (t.get("class") or "").split()]
+    assert f"{devices:,}" in {t.text for t in ticks}
+    assert all(float(t.get("x") or 0) + len(t.text or "") * CHAR_WIDTH / 2 <= WIDTH for t in ticks)
 
 
 def test_a_ranked_area_of_many_has_as_many_steps_as_a_screen_shows() -> None:

@@ -18,9 +18,10 @@ from anabranch.core.config.tables import merge
 from anabranch.reports.compare import compare_html
 from anabranch.reports.devices import spread_text
 from anabranch.reports.html import report_html, write_report
+from anabranch.reports.metrics import final_text
 from anabranch.reports.result import Result
 
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "wbr"}
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(2)'>"
 
 
@@ -183,7 +184,12 @@ def test_losses_that_were_not_finite_are_left_out_and_counted(record: Callable[.
     assert f"{count} measurements were not finite: marked above the curves" in page
     assert page.count('class="flaw') == count
     nowhere = tuple(replace(p, loss=None, accuracy=None) for p in diverged)
-    assert "No measurement was finite" in report_html(replace(result, history=nowhere))
+    lost = replace(result, history=nowhere)
+    assert "No measurement was finite" in report_html(lost)
+    assert final_text(lost) == "no measurement was finite"
+    assert final_text(replace(lost, history=())) == "not measured"
+    unnamed = report_html(replace(lost, metric="auto", mode="auto", target=0.6))
+    assert "Time to 0.6<" in unnamed
 
 
 def test_a_run_without_accuracy_has_the_curves_that_it_has(record: Callable[..., Result]) -> None:

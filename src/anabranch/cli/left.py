@@ -48,8 +48,10 @@ def say_what_is_left(output: Output, folder: Path) -> Iterator[None]:
         if _written_at(folder / RESULT_FILE) != before:
             result = Result.read(folder)
             output.result(result.to_json(), f"interrupted: {summary(result, folder)}")
-            if (folder / CHECKPOINT).is_file():
-                so = "with the same code it can go on" if isinstance(error, AppError) else "it can go on"
+            learned = result.updates_applied + result.updates_rejected > 0
+            of_app = isinstance(error, AppError)  # which ends the same run the same way
+            if (folder / CHECKPOINT).is_file() and (learned or not of_app):
+                so = "with the same code it can go on" if of_app else "it can go on"
                 output.say(f"{so}:\n  {resume_command(sys.argv, folder)}")
         raise
 
