@@ -234,7 +234,7 @@ def _heard(grid: Grid, context: Context, options: Options) -> Rehearsed:
 
 
 def _with(said: Mapping[str, Any], config: Config) -> Config:
-    lacking = {k: v for k, v in said.items() if not getattr(config.flower, k)}
+    lacking = {k: v for k, v in said.items() if f"flower.{k}" not in config.sources}
     return replace(config, flower=replace(config.flower, **lacking))
 
 

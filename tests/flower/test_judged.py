@@ -144,6 +144,33 @@ def task() -> Iterator[None]:
         yield
 
 
+def on_grid(project: Project, out: Path) -> dict[str, Any]:
+    return {
+        **project.fused({"fraction-evaluate": 0.0}),
+        "anabranch.serverapp": f"{project.folder.name}.server_app:app",
+        "anabranch.out": str(out),
+        "anabranch.poll_s": 0.0,
+        "anabranch.run.updates_max": 9,
+        "anabranch.run.evaluate_every_versions": 1,
+        "anabranch.strategy.name": "fedbuff",
+        "anabranch.strategy.buffer_size": 3,
+    }
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize(("said", "judges"), [({}, True), ({"anabranch.flower.central": False}, False)])
+def test_on_a_grid_who_judges_is_what_is_said_and_else_what_is_heard(
+    said: dict[str, Any], judges: bool, tmp_path: Path
+) -> None:
+    project, out = Project.read(write_app(tmp_path, COUNTING, CENTRAL)), tmp_path / "run"
+    app, context = project.client_app(), new_context(0, 1, project.fused({}))
+    grid = LocalGrid({1: lambda message: handled(app, message, context, 1)})
+    server_app.main(grid, new_context(0, 1, on_grid(project, out) | said))
+    history = json.loads((out / "result.json").read_text())["history"]
+    assert len(history) > 1
+    assert {"central_loss" in row["metrics"] for row in history} == {judges}
+
+
 @pytest.mark.usefixtures("task")
 def test_on_a_grid_the_server_app_judges_and_after_a_crash_again(tmp_path: Path) -> None:
     folder = write_app(tmp_path, TRAINS_ONLY, CENTRAL)
@@ -161,17 +188,7 @@ def test_on_a_grid_the_server_app_judges_and_after_a_crash_again(tmp_path: Path)
 
         return answer
 
-    grid = LocalGrid({1: node(0), 2: node(1)})
-    given = {
-        **project.fused({"fraction-evaluate": 0.0}),
-        "anabranch.serverapp": f"{folder.name}.server_app:app",
-        "anabranch.out": str(out),
-        "anabranch.poll_s": 0.0,
-        "anabranch.run.updates_max": 9,
-        "anabranch.run.evaluate_every_versions": 1,
-        "anabranch.strategy.name": "fedbuff",
-        "anabranch.strategy.buffer_size": 3,
-    }
+    grid, given = LocalGrid({1: node(0), 2: node(1)}), on_grid(project, out)
     with pytest.raises(KeyboardInterrupt):
         server_app.main(grid, new_context(0, 2, given))
     server_app.main(grid, new_context(0, 2, given))
