@@ -88,6 +88,7 @@ class FlowerApp(App):
         self._table, self._model = FlowerTable(), ModelTable()
         self._clients = FleetTable().clients
         self._goal, self._seed = UNNAMED, 0
+        self._told: dict[str, ServerAppMessage] = {}  # by what they ask for: the same in every task
 
     def join(self, config: Mapping[str, Any]) -> None:
         """See `App`: `[flower]`, how buffers are called, how many devices there are, what it is judged by."""
@@ -96,6 +97,7 @@ class FlowerApp(App):
         self._table = build(FlowerTable, config.get("flower", {}), "flower")
         self._model = build(ModelTable, config.get("model", {}), "model")
         self._clients = build(FleetTable, config.get("fleet", {}), "fleet").clients
+        self._told = {}
 
     def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:
         """What the ServerApp tells its ClientApps, where the run's configuration does not say it."""
@@ -169,6 +171,11 @@ class FlowerApp(App):
 
     def _said(self, what: str) -> ServerAppMessage:
         """What a message says: as configured, or as the ServerApp says it."""
+        if what not in self._told:
+            self._told[what] = self._to_say(what)
+        return self._told[what]
+
+    def _to_say(self, what: str) -> ServerAppMessage:
         table = getattr(self._table, what)
         if table:
             return ServerAppMessage.from_json(table, f"flower.{what}")

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -132,10 +132,11 @@ class Reply:
         if message.has_error():
             _raise(message.error, what)
         content = message.content
-        for name, record in content.config_records.items():
+        config = list(content.config_records.items())  # Flower gathers them at each look
+        for name, record in config:
             if name.endswith(LEGACY_STATUS) and record.get("code", 0) != 0:
                 raise AppError(f"the ClientApp's {what} failed: {record.get('message', record)}")
-        metrics = _numbers(content)
+        metrics = _numbers([*content.metric_records.items(), *config])
         examples = next((metrics.pop(k) for k in EXAMPLES_KEYS if k in metrics), None)
         if examples is None or not examples >= 1:
             told = "has no metric 'num-examples'" if examples is None else f"says num-examples = {examples:g}"
@@ -253,10 +254,10 @@ def seeded(seed: int) -> Iterator[None]:
             torch.set_rng_state(torch_state)
 
 
-def _numbers(content: RecordDict) -> dict[str, float]:
-    """The numbers of all records of a reply; a NumPyClient's metrics come as config records."""
+def _numbers(records: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """The numbers of a reply's records, by name; a NumPyClient's metrics come as config records."""
     found: dict[str, float] = {}
-    for name, record in [*content.metric_records.items(), *content.config_records.items()]:
+    for name, record in records:
         if not name.endswith(LEGACY_STATUS):
             found |= numbers_of(record)
     return found

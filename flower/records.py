@@ -36,8 +36,9 @@ def array_record(arrays: Arrays) -> ArrayRecord:
 
     found = ArrayRecord()
     for name, array in arrays.items():
-        data = _npy_head(array.dtype, array.shape) + array.tobytes()  # in C order
-        found[name] = Array(str(array.dtype), tuple(array.shape), NPY, data)
+        dtype, head = _npy_head(array.dtype, array.shape)
+        data = b"".join((head, array.ravel().view(np.uint8).data))  # in C order, copied once
+        found[name] = Array(dtype, tuple(array.shape), NPY, data)
     return found
 
 
@@ -59,11 +60,12 @@ def arrays_of(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
 
 
 @lru_cache(maxsize=4096)
-def _npy_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+def _npy_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
+    """The dtype's name, which numpy composes at each look, and the header."""
     head = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(head, described)
-    return head.getvalue()
+    return str(dtype), head.getvalue()
 
 
 @lru_cache(maxsize=4096)

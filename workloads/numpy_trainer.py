@@ -122,11 +122,12 @@ class NumpyTrainer:
         arrays = _arrays(spec, vector, frozen)
         lent = dict(arrays)
         metrics = calls.train(self._app, arrays, examples, plan, seed)
-        delta = self._left(spec, lent, arrays) - vector.astype(spec.vector_dtype, copy=False)
+        left, is_own = self._left(spec, lent, arrays)
+        delta = np.subtract(left, vector.astype(spec.vector_dtype, copy=False), out=left if is_own else None)
         return result_of(delta, metrics, plan, examples, self._app.name)
 
-    def _left(self, spec: ParamSpec, lent: dict[str, Array], arrays: dict[str, Array]) -> Vector:
-        """What the App has left of what it was lent. Raises `AppError` where that is another model."""
+    def _left(self, spec: ParamSpec, lent: dict[str, Array], arrays: dict[str, Array]) -> tuple[Vector, bool]:
+        """See the function. Raises `AppError` where the App has left another model."""
         try:
             return _left(spec, lent, arrays)
         except (ManifestMismatch, TypeError, ValueError) as error:
@@ -192,15 +193,18 @@ class _LiveArrays:
             array += change[at].reshape(array.shape).astype(array.dtype, copy=False)
 
 
-def _left(spec: ParamSpec, lent: dict[str, Array], arrays: dict[str, Array]) -> Vector:
-    """What the App has left of what it was lent: as it lies, where all is still views of one vector."""
+def _left(spec: ParamSpec, lent: dict[str, Array], arrays: dict[str, Array]) -> tuple[Vector, bool]:
+    """What the App has left of what it was lent: as it lies, where all is still views of one vector.
+
+    And whether it was gathered anew, so that nobody else has it: an App may keep what it was lent.
+    """
     owners = {id(lent[name].base) for name in spec.slices}
     if len(owners) == 1 and all(arrays.get(name) is array for name, array in lent.items()):
         spec.check(arrays)
         whole = lent[next(iter(spec.slices))].base
         if whole is not None and whole.shape == (spec.size,):
-            return whole
-    return _flat(spec, arrays)
+            return whole, False
+    return _flat(spec, arrays), True
 
 
 def _flat(spec: ParamSpec, arrays: dict[str, Array]) -> Vector:

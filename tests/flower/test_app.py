@@ -260,6 +260,21 @@ def test_messages_may_be_configured(tmp_path: Path) -> None:
     assert model["layer.bias"].tolist() == [2.0, 2.0, 2.0]
 
 
+def test_another_run_has_messages_of_its_own(tmp_path: Path) -> None:
+    def told(lr: float) -> dict[str, object]:
+        return {"train": {"arrays": "arrays", "records": {"config": {"lr": lr, "server-round": 0}}}}
+
+    app = joined(write_app(tmp_path, server="app = None"), {"flower": told(2.0)})
+    found = []
+    for lr in (2.0, 3.0):
+        app.join({**CONFIG, "flower": told(lr)})
+        for _ in range(2):  # of the same run the second is told the same
+            app.kept, model = b"", {"layer.bias": np.zeros(3, np.float32)}
+            app.train(model, app.data(Shard("train", 0, 3)), PLAN, seed=1)
+            found.append(model["layer.bias"].tolist())
+    assert found == [[2.0] * 3] * 2 + [[3.0] * 3] * 2
+
+
 @pytest.mark.parametrize(
     "told",
     [{"arrays": 3}, {"records": {"config": 3}}, {"records": 3}, {"records": {"config": {"lr": {"a": 1}}}}],

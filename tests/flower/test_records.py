@@ -48,6 +48,11 @@ def test_a_transposed_array_is_written_in_the_order_of_its_indices() -> None:
     assert array_record({"w": array})["w"].numpy().tolist() == array.tolist()
 
 
+def test_every_other_value_of_an_array_is_written_without_those_between() -> None:
+    array = np.arange(7.0)[::2]
+    assert array_record({"w": array})["w"].numpy().tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
 def objects() -> Array:
     head = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n"
     data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + b"x"
