@@ -36,7 +36,7 @@ def frame(x: Axis, y: Axis, xs: AxisScale, ys: AxisScale, height: float, above: 
     for tick in ys.ticks:
         at = ys.tick_pixel(tick)
         out.append(f'<path class="grid" d="M{LEFT:.1f} {at:.1f}H{right:.1f}"/>')
-        out.append(text(LEFT - 6, at + 4, ys.tick_text(tick), "tick end"))
+        out.append(text(LEFT - 6, at + 4, ys.tick_text(tick), "tick end", room=LEFT - 8))
     for tick in xs.ticks:
         at = xs.tick_pixel(tick)
         out.append(f'<path class="axis x" d="M{at:.1f} {floor:.1f}v4"/>')
@@ -76,10 +76,12 @@ def rect(x: float, y: float, width: float, height: float, colour: int, tip: str)
     )
 
 
-def text(x: float, y: float, content: str, style: str, tip: str = "") -> str:
-    """A line of text, escaped, with its baseline at `y`."""
-    data = f' data-tip="{safe(tip)}"' if tip else ""
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}"{data}>{safe(content)}</text>'
+def text(x: float, y: float, content: str, style: str, tip: str = "", room: float = WIDTH) -> str:
+    """A line of text, escaped, with its baseline at `y`; set narrower where it has no such room."""
+    more = f' data-tip="{safe(tip)}"' if tip else ""
+    if CHAR_WIDTH * len(content) > room:
+        more += f' textLength="{room:.1f}" lengthAdjust="spacingAndGlyphs"'
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}"{more}>{safe(content)}</text>'
 
 
 def path(points: Sequence[XY], digits: int = 1) -> str:

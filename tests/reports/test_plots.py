@@ -193,6 +193,17 @@ def test_a_standalone_chart_brings_its_style() -> None:
     assert "--c0" in (root[0].text or "")
 
 
+@pytest.mark.parametrize("greatest", [0.5, 2.4e6, 3e-7, 2.4e275])
+def test_no_number_beside_an_axis_is_cut_off(greatest: float) -> None:
+    line = Series("run", [(0.0, greatest / 3), (1.0, greatest)])
+    root = parse(line_chart([line], TIME, Axis("mse", from_zero=False)))
+    ticks = [t for t in root.iter(f"{SVG}text") if t.get("class") == "tick end"]
+    assert len(ticks) > 1
+    for tick in ticks:
+        wide = float(tick.get("textLength") or CHAR_WIDTH * len(tick.text or ""))
+        assert float(tick.get("x") or 0) - wide >= 0
+
+
 def test_the_page_prints_without_its_tools() -> None:
     style = resource("style.css")
     printed = style[style.index("@media print") :]
