@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -24,7 +25,7 @@ from anabranch.support.code import let_in_one
 
 LEASE_S = ServerTable.leader_lease_s
 SCHEMES = ("postgresql://", "postgres://", "postgresql+psycopg://")  # libpq takes the first two for the same
-_HOST = r"([\w.-]+|\[[\da-fA-F:.]+\])(?::(\d+))?"
+_HOST = r"([\w.-]+|\[[\da-fA-F:.]+(?:%25[\w.-]+)?\])(?::(\d+))?"
 _HOSTS = re.compile(rf"\w[\w+]*://(?:[^@/?]*@)?(?P<hosts>{_HOST}(?:,{_HOST})+)(?=[/?]|$)")
 _FORMS = (
     'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME; '
@@ -123,8 +124,9 @@ def _postgresql(database: str) -> URL:
 def _read(database: str) -> URL:
     """An address; SQLAlchemy takes the hosts of libpq's list, `a:5432,b:5432`, in the query alone."""
     if (found := _HOSTS.match(database)) is None:
-        return make_url(database)
+        url = make_url(database)
+        return url.set(host=unquote(url.host)) if url.host else url  # before the zone of an IPv6 address: %25
     url = make_url(database[: found.start("hosts")] + database[found.end("hosts") :])
     hosts, ports = zip(*re.findall(_HOST, found["hosts"]), strict=True)
-    listed = {"host": ",".join(host.strip("[]") for host in hosts), "port": ",".join(ports)}
+    listed = {"host": ",".join(unquote(host.strip("[]")) for host in hosts), "port": ",".join(ports)}
     return url.set(query={**listed, **url.query})  # what is said there counts, as it does to libpq

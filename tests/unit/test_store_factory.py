@@ -47,6 +47,7 @@ def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
     [
         *("a:5432,b-2.example:5433", "a:5432,b", "a,b:5433", "10.0.0.1,10.0.0.2"),
         *("[2001:db8::1]:5432,[2001:DB8::2]:5433", "a,[::1]:5433"),
+        *("[fe80::1%25eth0]:5432", "[fe80::1%25eth0.1]:5432,[::1]:5433"),
     ],
 )
 @pytest.mark.parametrize("query", ["", "&host=c,d&port=1,2"])
