@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import anabranch as ab
+from anabranch.api.background import Background
 from anabranch.api.live import InProcessServer
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch, PortInUse, Unavailable
 from anabranch.core.model.params import digest
@@ -126,6 +128,29 @@ def test_a_server_of_an_event_loop_of_others() -> None:
             return (await asyncio.to_thread(server.status)).version
 
     assert asyncio.run(federation()) == 4
+
+
+@pytest.mark.parametrize("kind", ["server", "local", "client"])
+def test_what_has_not_begun_is_not_waited_for_and_what_has_does_not_begin_again(
+    kind: str, tmp_path: Path
+) -> None:
+    """A server that nobody had started was waited for without an end."""
+    make: dict[str, Callable[[], Background]] = {
+        "server": lambda: ab.Server("synthetic", **FEW, until=ab.Until(updates=1)),
+        "local": lambda: ab.Server.local("synthetic", **FEW, until=ab.Until(updates=1)),
+        "client": lambda: ab.Client("synthetic", "127.0.0.1:1", id="device-0", state_dir=tmp_path),
+    }
+    thing = make[kind]()
+    with pytest.raises(
+        ConfigError, match=r"^anabranch-\S+( device-0)? is not running: enter its context, or"
+    ):
+        thing.wait(0.01)
+    thing.stop()
+    with thing, pytest.raises(ConfigError, match="has been started before, and once is all: make another"):
+        thing.start()
+    with pytest.raises(ConfigError, match="has been started before"), thing:
+        pass
+    thing.wait(LONG_S)
 
 
 def test_what_goes_wrong_comes_out() -> None:

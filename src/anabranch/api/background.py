@@ -11,7 +11,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from anabranch.core.errors import Unavailable
+from anabranch.core.errors import ConfigError, Unavailable
 
 
 class Background:
@@ -26,19 +26,33 @@ class Background:
         self._told = False
 
     def start(self) -> Self:
-        """Begin; what a context manager does when it is entered. Returns once it is under way."""
+        """Begin; what a context manager does when it is entered. Returns once it is under way.
+
+        Raises `ConfigError` where it has begun before.
+        """
+        if self._begun:
+            raise ConfigError(f"{self._thread.name} has been started before, and once is all: make another")
         self._thread.start()
         self._began()
         return self
 
     def stop(self) -> None:
-        """End soon, and wait for that. Harmless to repeat. Raises what went wrong and was not told yet."""
+        """End soon, and wait for that. Raises what went wrong and was not told yet.
+
+        Harmless to repeat, and where it has not begun.
+        """
+        if not self._begun:
+            return
         self._end()
         self._thread.join()
         self._raise()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until it has ended by itself. Raises what has ended it; `Unavailable` when the time is up."""
+        """Until it has ended by itself. Raises what has ended it; `Unavailable` when the time is up.
+
+        Raises `ConfigError` where it has not begun, and would never end.
+        """
+        self._check_begun()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise Unavailable(f"{self._thread.name} has not ended within {timeout_s:g} s")
@@ -51,7 +65,7 @@ class Background:
     @property
     def over(self) -> bool:
         """Whether it has ended."""
-        return self._thread.ident is not None and not self._thread.is_alive()
+        return self._begun and not self._thread.is_alive()
 
     @property
     def ended_well(self) -> bool:
@@ -72,6 +86,14 @@ class Background:
 
     def _began(self) -> None:
         """After the start: until it is under way."""
+
+    @property
+    def _begun(self) -> bool:
+        return self._thread.ident is not None
+
+    def _check_begun(self) -> None:
+        if not self._begun:
+            raise ConfigError(f"{self._thread.name} is not running: enter its context, or call start()")
 
     def _raise(self) -> None:
         if self._error is not None and not self._told:

@@ -123,8 +123,9 @@ class Server(Listening, Operated):
         """Until its run has ended: the server goes on serving the last version.
 
         Raises what stopped it, and what ended a device of this process: once all of them have ended where the
-        run has no others, else when the time is up.
+        run has no others, else when the time is up. `ConfigError` where it has not begun.
         """
+        self._check_begun()
         self._devices.wait(self._over.wait, timeout_s, self._has_others)
         self._raise()
 
@@ -181,6 +182,7 @@ class InProcessServer(Background):
 
     def wait(self, timeout_s: float | None = None) -> None:
         """As `Server.wait`."""
+        self._check_begun()
         self._devices.wait(self._ended_within, timeout_s, lambda: False)
         self._raise()
 
