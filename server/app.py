@@ -38,7 +38,7 @@ from anabranch.host.secagg import check_guarded
 from anabranch.identity.addresses import host_and_port
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.reports.trackers import Trackers
-from anabranch.server.backup import check_restored
+from anabranch.server.backup import check_servable
 from anabranch.server.bundles import OfferedBundle, offered_at
 from anabranch.server.calls import Calls
 from anabranch.server.chronicle import Chronicle, Coming, Standing
@@ -196,8 +196,8 @@ async def _exposed(address: str, ready: Ready) -> AsyncIterator[tuple[Metrics, R
 
 
 def checked_store(table: ServerTable, limits: Limits, given: Store | None = None) -> Store:
-    """Where the run is kept. Raises `ConfigError`, and `DataError` for data that are half put back."""
-    check_restored(Path(table.data_dir))
+    """Where the run is kept. Raises `ConfigError`, and `DataError` for a backup and what is half put back."""
+    check_servable(Path(table.data_dir))
     store = given or store_of(table, limits)
     check_standby(table, store)
     return store

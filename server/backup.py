@@ -43,6 +43,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.identity.files import check_owner, sync_folder, write_private
 from anabranch.identity.noise_key import NOISE_KEY
+from anabranch.server.restored import FILE as ATTESTED
 from anabranch.server.restored import Restored, attest, refuse_private
 from anabranch.server.store import mark as marks
 from anabranch.server.store import revision
@@ -185,6 +186,20 @@ def check_restored(data_dir: Path) -> None:
         raise DataError(
             f"{data_dir} has part of a backup, which was not put back to its end: "
             "run `anabranch admin restore` again"
+        )
+
+
+def check_servable(data_dir: Path) -> None:
+    """Raises `DataError` for a backup, which a server would go on from, and for one put back in part.
+
+    One that an operator has attested is no backup any more.
+    """
+    check_restored(data_dir)
+    if (data_dir / FILE).exists() and not (data_dir / ATTESTED).exists():
+        command = shlex.join(["anabranch", "admin", "restore", str(data_dir), "--data-dir", "DIR"])
+        raise DataError(
+            f"{data_dir} is a backup, which would be one no more once it is served: put it back with "
+            f"`{command}`, and name that folder as the data_dir"
         )
 
 

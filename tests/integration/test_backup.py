@@ -329,6 +329,20 @@ def test_a_damaged_backup_is_not_put_back(served: Served, tmp_path: Path, manife
         again.device().work()
 
 
+def test_a_backup_is_not_served_by_mistake(served: Served, tmp_path: Path, manifest: Manifest) -> None:
+    backup = tmp_path / "backup"
+    made = back_up(tmp_path / "data", backup, proved=False)
+    said = f"is a backup.*`anabranch admin restore {backup} "
+    with pytest.raises(DataError, match=said), _serving(backup, manifest):
+        pass
+    assert back_up(backup, tmp_path / "copy", proved=False).events == made.events  # it is what it was
+    put_back(backup, tmp_path / "new", None)
+    attest(backup, "", None)  # by an operator's own word
+    for data_dir in (tmp_path / "new", backup):
+        with _serving(data_dir, manifest) as again:
+            again.device().work()
+
+
 def _serving(data_dir: Path, manifest: Manifest) -> Served:
     return Served(server_config(data_dir), manifest)
 
