@@ -73,7 +73,8 @@ def check_plain(addresses: str, insecure: bool) -> None:
     if others and not insecure:
         raise ConfigError(
             f"{others[0]} is another machine, and nothing says who this one is: join with --token and "
-            "--ca-sha256 (an operator: --identity), or say --insecure"
+            "--ca-sha256 (an operator: --identity), or say --insecure; in Python token=, ca_sha256=, "
+            "identity=, insecure=True"
         )
 
 
