@@ -94,8 +94,8 @@ class ServedRun:
 
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
         """Tell what the server has kept, and then what happens; over and over, until `stop`."""
-        status = self._asked(anew=True)  # the cockpit may have been made long ago
-        with closing(_Feed(self._client, status.created_at_s, stop)) as feed:
+        with closing(_Feed(self._client, self._status.created_at_s, stop)) as feed:
+            status = self._asked(anew=True)  # the cockpit may have been made long ago
             self._begin(picture, status, feed.kept(_now_s(status)))
             caught_up()
             clients_at = time.monotonic()
