@@ -43,8 +43,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.identity.files import check_owner, sync_folder, write_private
 from anabranch.identity.noise_key import NOISE_KEY
-from anabranch.server.restored import FILE as ATTESTED
-from anabranch.server.restored import Restored, attest, refuse_private
+from anabranch.server.restored import BACKUP, Restored, attest, refuse_private
 from anabranch.server.store import mark as marks
 from anabranch.server.store import revision
 from anabranch.server.store.base import Entry
@@ -73,11 +72,10 @@ from anabranch.server.verify import no_run, stored_config, verify
 from anabranch.support.shelf import FOLDER as SHELF
 from anabranch.support.shelf import LOST, FolderRows
 
-FILE = "backup.json"
 RESTORING = "restoring"  # in a data directory: a backup that is being put back
 PARTIAL = ".partial"  # after the name of a backup that is not finished
 NAMED = ("blobs", "log", "packs", "shelf", "snapshots")  # only what the database and the end of the log need
-SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, FILE, *NAMED}
+SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, BACKUP, *NAMED}
 SPARED |= {"spool", "models", NOISE_KEY, ASIDE, REBUILDING}
 PAGES = 1024  # of the database, between two signs of progress
 ROUNDS_MAX = 10  # so often files may be gone before they were copied
@@ -127,7 +125,7 @@ def back_up(data_dir: Path, target: Path, proved: bool = True, tell: Tell | None
         made = replace(
             _looked_over(partial, proved, tell or _quiet, data_dir), taken_at=taken_at, size_bytes=size_bytes
         )
-        write_private(partial / FILE, json.dumps(asdict(made), indent=1).encode())
+        write_private(partial / BACKUP, json.dumps(asdict(made), indent=1).encode())
         (partial / LOCK).unlink()
         sync_folder(partial)
         partial.rename(target)
@@ -156,7 +154,7 @@ def put_back(
             _copy_all(source, staged, tell)
             found = _looked_over(staged, proved, tell, data_dir)
             if (found.run_id, found.events) != (backup.run_id, backup.events):
-                raise StoreCorrupt(f"{source}: {FILE} is of another copy than the data beside it")
+                raise StoreCorrupt(f"{source}: {BACKUP} is of another copy than the data beside it")
             word = attest(staged, "", authority)
             (staged / LOCK).unlink()  # there is one already, which is ours
             _move_up(staged, data_dir)
@@ -170,14 +168,14 @@ def read_backup(folder: Path) -> BackupRecord:
     if not folder.is_dir():
         raise FolderMissing(f"{folder} is not there: name what `anabranch admin backup` has made")
     try:
-        return BackupRecord(**json.loads((folder / FILE).read_bytes()))
+        return BackupRecord(**json.loads((folder / BACKUP).read_bytes()))
     except FileNotFoundError:
         raise DataError(
-            f"{folder} has no {FILE}: name what `anabranch admin backup` has made; data that were copied by "
-            "hand are moved back by hand, see `anabranch admin attest-restore`"
+            f"{folder} has no {BACKUP}: name what `anabranch admin backup` has made; data that were copied "
+            "by hand are moved back by hand, see `anabranch admin attest-restore`"
         ) from None
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{folder / FILE} is damaged ({error}): take another backup") from error
+        raise DataError(f"{folder / BACKUP} is damaged ({error}): take another backup") from error
 
 
 def check_restored(data_dir: Path) -> None:
@@ -195,11 +193,13 @@ def check_servable(data_dir: Path) -> None:
     One that an operator has attested is no backup any more.
     """
     check_restored(data_dir)
-    if (data_dir / FILE).exists() and not (data_dir / ATTESTED).exists():
-        command = shlex.join(["anabranch", "admin", "restore", str(data_dir), "--data-dir", "DIR"])
+    if (data_dir / BACKUP).exists():
+        admin, here = ("anabranch", "admin"), ("--data-dir", str(data_dir))
+        restore = shlex.join([*admin, "restore", str(data_dir), "--data-dir", "DIR"])
         raise DataError(
             f"{data_dir} is a backup, which would be one no more once it is served: put it back with "
-            f"`{command}`, and name that folder as the data_dir"
+            f"`{restore}`, and name that folder as the data_dir; one that was put here by hand goes on after "
+            f"`{shlex.join([*admin, 'attest-restore', *here])}`"
         )
 
 
@@ -484,7 +484,7 @@ def _copy_all(source: Path, target: Path, tell: Tell) -> None:
         raise StoreFull(f"{target} has {free} bytes free, and {total} are to be copied there")
     for path in files:
         name = path.relative_to(source)
-        if str(name) != FILE:
+        if str(name) != BACKUP:
             _copied(path, target / name)
         done += _size(path)
         tell("the backup", done, total)

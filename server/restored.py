@@ -30,6 +30,7 @@ from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.verify import stored_info
 
 FILE = "restored.json"
+BACKUP = "backup.json"  # what a backup says of itself: until it is attested, no server starts on it
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Restored:
 
 
 def attest(data_dir: Path, database: str, authority: Authority | None) -> Restored:
-    """Write down that the run in a data directory goes on from where it stands.
+    """Write down that the run in a data directory goes on from where it stands: it is no backup any more.
 
     Raises `DataError`, `StoreLocked` where a server is at work there, and `ConfigError` for a run that must
     not go on from a backup, where another one lies there, and for another user's directory.
@@ -75,7 +76,8 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
         if authority is not None:
             made = replace(made, signature=authority.sign(made.message).hex())
         write_private(data_dir / FILE, json.dumps(asdict(made), indent=1).encode())
-        store.disown()  # last: a log that ends too early is refused until the devices will be told
+        store.disown()  # now: a log that ends too early is refused until the devices will be told
+        (data_dir / BACKUP).unlink(missing_ok=True)  # last: what is a backup still is not served
     finally:
         store.close()
         if lock is not None:

@@ -12,7 +12,8 @@ from crash_writer import VALUES, Writer
 from server_process import Plan, ServerProcess
 
 from anabranch.core.model.params import ParamSpec, digest
-from anabranch.server.backup import FILE, back_up, put_back
+from anabranch.server.backup import back_up, put_back
+from anabranch.server.restored import BACKUP
 from anabranch.server.store.base import VersionRow
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
@@ -67,7 +68,7 @@ def check(folder: Path, plan: Plan) -> None:
     assert len(kept) == made.version
     expected = summed(first, [*kept, *(update for w in fresh for update in w.applied)])
     assert found.model_sha256 == digest(expected)
-    assert (folder / "backup" / FILE).is_file()
+    assert (folder / "backup" / BACKUP).is_file()
 
 
 def started(numbers: range, share: int, server: ServerProcess, spec: ParamSpec, plan: Plan) -> list[Writer]:

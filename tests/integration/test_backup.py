@@ -36,10 +36,10 @@ from anabranch.core.errors import (
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import Authority
 from anabranch.identity.files import check_owner
-from anabranch.server.backup import FILE, PARTIAL, RESTORING, back_up, put_back, read_backup
+from anabranch.server.backup import PARTIAL, RESTORING, back_up, put_back, read_backup
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.restored import BACKUP, attest
 from anabranch.server.restored import FILE as ATTESTED
-from anabranch.server.restored import attest
 from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.verify import verify
 
@@ -302,11 +302,11 @@ def test_where_none_is_put_back(served: Served, tmp_path: Path) -> None:
     (tmp_path / "my data" / "mine").touch()
     with pytest.raises(ConfigError, match=r"is not empty: .* example: mv '.*/my data' '.*/my data\.before'$"):
         put_back(tmp_path / "backup", tmp_path / "my data", None)
-    with pytest.raises(DataError, match=f"has no {FILE}"):
+    with pytest.raises(DataError, match=f"has no {BACKUP}"):
         put_back(tmp_path / "data", tmp_path / "new", None)
     with pytest.raises(FolderMissing):
         put_back(tmp_path / "nowhere", tmp_path / "new", None)
-    (tmp_path / "backup" / FILE).write_text("{}")
+    (tmp_path / "backup" / BACKUP).write_text("{}")
     with pytest.raises(DataError, match="is damaged"):
         put_back(tmp_path / "backup", tmp_path / "new", None)
 
@@ -337,6 +337,9 @@ def test_a_backup_is_not_served_by_mistake(served: Served, tmp_path: Path, manif
         pass
     assert back_up(backup, tmp_path / "copy", proved=False).events == made.events  # it is what it was
     put_back(backup, tmp_path / "new", None)
+    back_up(tmp_path / "new", tmp_path / "next", proved=False)  # which has the word of the one before
+    with pytest.raises(DataError, match="is a backup"), _serving(tmp_path / "next", manifest):
+        pass
     attest(backup, "", None)  # by an operator's own word
     for data_dir in (tmp_path / "new", backup):
         with _serving(data_dir, manifest) as again:
