@@ -28,12 +28,12 @@ from anabranch.compress.ring import RingNumbers
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import Stage
 from anabranch.core.errors import ConfigError, UnknownCodec
-from anabranch.core.model.chains import FEEDBACK, MOMENTUM, RAW, StageText, parse_chain
+from anabranch.core.model.chains import FEEDBACK, MOMENTUM, RAW, STEP_WORD, StageText, parse_chain
 from anabranch.core.parts import PartKind, is_data, members
 from anabranch.core.secagg.ring import RING
 
 Arguments = tuple[str, ...]
-STEP_WORD, RANDOM_WORD = "step", "sr"
+RANDOM_WORD = "sr"
 
 
 def _whole(text: str, stage: str, allowed: range) -> int:

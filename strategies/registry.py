@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -31,11 +31,7 @@ def doubt(strategy: Strategy, devices: int) -> str:
     """What its user should know of a strategy that is as they want it; empty: nothing."""
     strategy = unscheduled(strategy)
     if isinstance(strategy, Phased):
-        told = (
-            (table.place, doubt(part, devices))
-            for table, part in zip(strategy.tables, strategy.parts, strict=True)
-        )
-        return next((f"{place}: {doubtful}" for place, doubtful in told if doubtful), "")
+        return _of_phases(strategy, lambda part: doubt(part, devices))
     if isinstance(strategy, Teasq) and strategy.cache_size > devices and not strategy.flush_s:
         return (
             f"strategy.cache_size is {strategy.cache_size} and fleet.clients {devices}: of a version the "
@@ -67,7 +63,7 @@ def shortage(strategy: Strategy, devices: int, share: int) -> str:
     """
     own: Any = unscheduled(strategy)
     if isinstance(own, Phased):
-        return next((told for part in own.parts if (told := shortage(part, devices, share))), "")
+        return _of_phases(own, lambda part: shortage(part, devices, share))
     if not isinstance(own, BufferStrategy) or isinstance(own, FedAvg | Waves) or own.flush_s:
         return ""
     if not share or share * devices >= own.buffer_size:
@@ -77,6 +73,12 @@ def shortage(strategy: Strategy, devices: int, share: int) -> str:
         "updates of each in a version (robust.buffer_max, or [secagg]) they never fill a buffer, and the run "
         "waits without an end; take a smaller buffer, or say how many devices there are"
     )
+
+
+def _of_phases(phased: Phased, told: Callable[[Strategy], str]) -> str:
+    """What is told of the first of its phases of which there is anything to tell, and where that phase is."""
+    told_of = ((table.place, told(part)) for table, part in zip(phased.tables, phased.parts, strict=True))
+    return next((f"{place}: {said}" for place, said in told_of if said), "")
 
 
 def _check(found: Any) -> None:

@@ -16,6 +16,7 @@ AUTO = "auto"  # the strategy's own choice, else raw
 RAW = "raw"
 FEEDBACK = "ef"
 MOMENTUM = "momentum"
+STEP_WORD = "step"  # of a dead zone that is told how large values are that stay, and not how many
 TEXT_CHARS_MAX = 200
 _STAGE = re.compile(r"([a-z][a-z0-9]*)(?:\(([a-z0-9.,-]*)\))?\Z")
 

@@ -36,7 +36,7 @@ from typing import Annotated, ClassVar
 
 from anabranch.core.engine.strategy import Context, Plan
 from anabranch.core.errors import ConfigError
-from anabranch.core.model.chains import parse_chain
+from anabranch.core.model.chains import STEP_WORD, parse_chain
 from anabranch.core.model.updates import LocalPlan
 from anabranch.strategies.compression_schedule import BITS, Strength
 from anabranch.strategies.parameters import (
@@ -53,7 +53,6 @@ from anabranch.strategies.schedulers.steps import check_steps
 
 # Stages that leave values out: how many stay is their first argument.
 SPARSE = ("topk", "deadzone", "threshold", "mask")
-BY_STEP = "step"  # of a dead zone that is told how large values are that stay, and not how many
 KEPT = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01)
 
 
@@ -129,4 +128,4 @@ class FedLuck(PacedScheduler):
 def kept_by(chain: str) -> float:
     """Which fraction of the values an update has that travels by a chain; 1 of one that does not say it."""
     said = [s.arguments[0] for s in parse_chain(chain) if s.name in SPARSE and s.arguments]
-    return math.prod(float(fraction) for fraction in said if fraction != BY_STEP)
+    return math.prod(float(fraction) for fraction in said if fraction != STEP_WORD)

@@ -241,9 +241,8 @@ def test_each_mistake_is_named(file: Path, spec: str, text: str, monkeypatch: py
     folder = file.parent
     monkeypatch.chdir(folder)
     (folder / "run.toml").write_text("")
-    (folder / "misspelt.toml").write_text(
-        ""
-    )  # no other test has a folder of that name, which would be a package
+    # No other test has a folder of that name, which would be a package.
+    (folder / "misspelt.toml").write_text("")
     (folder / "named.py").write_text(
         "from anabranch.workloads import App\n"
         "class _Half(App):\n    def model(self): return {}\n    def data(self, shard): return [], []\n"

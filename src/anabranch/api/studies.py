@@ -7,7 +7,6 @@ comes, so a pruner of the study ends choices that lag behind others at the same 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import RunTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
+from anabranch.reports.intervals import mean
 from anabranch.reports.result import Result
 from anabranch.simulation.run import RunProgress
 
@@ -130,7 +130,7 @@ class StudySweep:
                 self.study.tell(trial, state=TrialState.PRUNED)
                 return
             values.append(result.final_value)
-        self.study.tell(trial, statistics.fmean(values))
+        self.study.tell(trial, mean(values))
 
     def _check_direction(self, result: Result) -> None:
         if result.metric == AUTO:

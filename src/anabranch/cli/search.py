@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import Tensors
 from anabranch.core.rng import seed_of
 from anabranch.reports.folders import SEARCH_FILE, claimed
+from anabranch.reports.intervals import mean
 from anabranch.reports.metrics import metric_names, metric_text, value
 from anabranch.reports.result import Result
 from anabranch.reports.search import search_html
@@ -115,16 +115,16 @@ class _Trials:
         name, last = result.goal.metric, result.history[-max(1, int(LAST_SHARE * len(result.history))) :]
         known = [v for point in last if (v := value(point, name)) is not None]
         decided = max(1, result.updates_applied + result.updates_rejected)
-        mean = statistics.fmean(known) if len(known) == len(last) else None
-        trial = Trial(strength, mean, result.uplink_bytes / decided)
+        middle = mean(known) if len(known) == len(last) else None
+        trial = Trial(strength, middle, result.uplink_bytes / decided)
         self._output.event(
             "trial",
-            f"kept {strength.kept:g}, {strength.bits} bits: {name} {metric_text(name, mean)},"
+            f"kept {strength.kept:g}, {strength.bits} bits: {name} {metric_text(name, middle)},"
             f" {bytes_text(trial.update_bytes)} an update",
             kept=strength.kept,
             bits=strength.bits,
             update_bytes=trial.update_bytes,
-            **{name: mean},
+            **{name: middle},
         )
         return trial
 
