@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from anabranch.core.model.params import Tensors, Vector
 from anabranch.workloads.app import App, Examples
-from anabranch.workloads.batches import batches
+from anabranch.workloads.batches import batches, batches_per_epoch
 from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
 from anabranch.workloads.stacked_layers import LayerChain
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 STEPS_GATHERED = 16  # steps whose examples are gathered at a time
-TRIAL_STEPS = 3
+TRIAL_STEPS, TRIAL_BATCH = 3, 16  # at least as many examples, where there are
 # Parameters: with more, a core is as fast with one training after the other.
 PAYS_BELOW, CHAIN_PAYS_BELOW = 32_000, 200_000
 TRIAL_ERROR_MAX = 1e-3  # of the length of the delta
@@ -68,14 +68,16 @@ class BatchedTraining:
     def objection(self, training: Training, frozen: Tensors) -> str:
         """Why trainings of this kind are better done one by one; empty if nothing speaks against a stack.
 
-        Known reasons first. Then a trial: two trainings of a few steps, stacked and one by one, must come to
-        the same, in float32: the rounding of fewer bits would hide other differences. So no model is trained
-        otherwise because nobody had thought of its peculiarity.
+        `training`: that of the stack which has the most examples. Known reasons first. Then a trial: two
+        trainings of a few steps, stacked and one by one, must come to the same, in float32: the rounding of
+        fewer bits would hide other differences. So no model is trained otherwise because nobody had thought
+        of its peculiarity.
         """
-        if training.kind not in self._objections:
+        key = training.kind, len(training.examples) > 1  # with one each there is no padding, here or there
+        if key not in self._objections:
             found = self._known_objection(training) or self._slower_here(training)
-            self._objections[training.kind] = found or self._tried(training, frozen)
-        return self._objections[training.kind]
+            self._objections[key] = found or self._tried(training, frozen)
+        return self._objections[key]
 
     def pays(self) -> bool:
         """Whether a stack of the whole model is faster than one training after the other."""
@@ -120,6 +122,11 @@ class BatchedTraining:
                 return f"{name or 'the model'} ({type(part).__name__}) mixes the examples of a batch"
             if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
                 return f"{name or 'the model'} ({type(part).__name__}) draws at random"
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                if part.padding_idx is not None:
+                    return f"{name or 'the model'} has a padding_idx, whose row torch trains in a stack"
+                if part.scale_grad_by_freq:
+                    return f"{name or 'the model'} mixes the examples of a batch by scale_grad_by_freq"
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
         return "layers share their weights" if tied else ""
 
@@ -146,10 +153,7 @@ class BatchedTraining:
         return f"a CPU is slower with stacks of {size} numbers each" if size >= pays_below else ""
 
     def _tried(self, training: Training, frozen: Tensors) -> str:
-        plan = replace(training.plan, steps=min(TRIAL_STEPS, training.steps))
-        fewer = max(1, 2 * len(training.examples) // 3)  # in smaller batches, so that there is padding
-        part = Examples(training.examples.x[:fewer], training.examples.y[:fewer])
-        pair = [replace(training, plan=plan), replace(training, plan=plan, examples=part)]
+        pair = _pair(training)
         runtime = self._trainer.runtime
         try:
             if runtime.precision != "float32":
@@ -245,9 +249,12 @@ class _Stack:
         lengths = np.zeros((len(chunk), steps), np.int64)
         for i, drawn in enumerate(chunk):
             lengths[i, : len(drawn)] = [len(rows) for rows in drawn]
-        real = np.arange(length) < lengths[:, :, np.newaxis]  # padding is row 0 again
+        real = np.arange(length) < lengths[:, :, np.newaxis]
         rows = np.zeros((len(chunk), steps, length), np.int64)
         rows[real] = np.concatenate([some for drawn in chunk for some in drawn])
+        rows = np.where(
+            real, rows, rows[:, :, :1]
+        )  # padding: a batch's first again, and nothing from outside
         like = self._trainings[0].examples
         x = np.empty((*rows.shape, *like.x.shape[1:]), like.x.dtype.newbyteorder("="))
         y = np.empty(rows.shape, like.y.dtype.newbyteorder("="))
@@ -291,6 +298,22 @@ def _trained(resident: Resident) -> set[str]:
     """The names of what is trained of a module."""
     named = resident.module.named_parameters()
     return {name for name, p in named if p.requires_grad and name in resident.spec.slices}
+
+
+def _pair(training: Training) -> list[Training]:
+    """Two trainings of a few steps; the first's batches are padded wherever there are two examples.
+
+    A mean over a batch of one is the same with that one again, so they are of two, and of three or more. What
+    torch stacks wrongly is right in the first place: in the second are the most examples.
+    """
+    whole, size = training.examples, max(TRIAL_BATCH, training.plan.batch_size)
+    if len(whole) == 2:
+        whole = Examples(whole.x[[0, 1, 0]], whole.y[[0, 1, 0]])
+    largest = -(-len(whole) // batches_per_epoch(len(whole), size))
+    fewer = max(1, 2 * largest // 3)
+    part = Examples(whole.x[:fewer], whole.y[:fewer])
+    plan = replace(training.plan, steps=min(TRIAL_STEPS, training.steps), batch_size=size)
+    return [replace(training, plan=plan, examples=examples) for examples in (part, whole)]
 
 
 def _take(array: npt.NDArray[Any], rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:

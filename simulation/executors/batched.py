@@ -60,7 +60,7 @@ class StackTrainer:
         for i, own in enumerate(trainings):
             alike[own[0].kind].append(i)
         for members in alike.values():
-            if self._objects_to(trainings[members[0]][0]):
+            if self._objects_to([t for i in members for t in trainings[i]]):
                 found |= self._alone(jobs, members)
             else:
                 found |= self._stacked(jobs, trainings, members)
@@ -84,8 +84,9 @@ class StackTrainer:
         own = {i: [next(results) for _ in trainings[i]] for i in members}
         return {i: _outcome(partial(self.problem.finish, jobs[i], own[i])) for i in members}
 
-    def _objects_to(self, training: Any) -> bool:
-        why = self._training.objection(training, self.problem.frozen)
+    def _objects_to(self, stack: Sequence[Training]) -> bool:
+        most = max(stack, key=lambda training: len(training.examples))
+        why = self._training.objection(most, self.problem.frozen)
         if why and why not in self._said:
             self._said.add(why)
             log.warning("devices are trained one by one: %s", why)

@@ -29,7 +29,7 @@ from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 from anabranch.simulation.run import simulate
 from anabranch.testing import ExecutorConformance
 from anabranch.testing.executor import delta_of, jobs_of
-from anabranch.workloads.app import App, Examples
+from anabranch.workloads.app import App, Examples, Shard
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 WITH_RAY = pytest.param("ray", marks=pytest.mark.skipif(not HAS_RAY, reason="ray is not installed"))
@@ -309,6 +309,24 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_the_log_says_why_once(
     (record,) = caplog.records
     assert record.getMessage().startswith("devices are trained one by one: ")
     assert re.search(why, record.getMessage())
+
+
+class Uneven(Linear):
+    """Of the devices some have a single example."""
+
+    def data(self, shard: Shard) -> Examples:
+        whole = super().data(Shard("test"))
+        count = 1 if shard.index % 3 else 9
+        return Examples(whole.x[:count], whole.y[:count])
+
+
+def test_a_device_of_one_example_does_not_speak_for_its_stack(make: Make) -> None:
+    """A batch of one is the same mean with that one again: what mixes examples shows in others' alone."""
+    problem, executor = make("batched", Uneven("hidden norm"))
+    jobs = jobs_of(problem, PLANS["plain"])
+    assert len(problem.trainings(jobs[-1])[0].examples) == 1, "it is due first"
+    results = [work.result() for work in [executor.train(job) for job in jobs][::-1]]
+    assert [r.payload for r in results] == [problem.train(job).payload for job in jobs[::-1]]
 
 
 class Counted(Brief):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
 from anabranch.workloads import App, Examples, Shard, trainer_for
 from anabranch.workloads.batched import BatchedTraining
+from anabranch.workloads.batches import batches
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.objective import IGNORED
 from anabranch.workloads.stacked_layers import ELEMENTWISE, LayerChain
@@ -422,6 +424,69 @@ def test_a_trial_tells_another_training_from_the_rounding_of_a_precision(
     training = Training(start, Examples(data.x[:40], data.y[:40]), plan, 1)
     said = BatchedTraining(trainer).objection(training, trainer.frozen)
     assert said.startswith(why) if why else not said
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(60, 20), (40, 1), (4, 3), (3, 16), (2, 16)])
+def test_the_batches_of_a_trial_are_padded_whatever_the_first_training_is(
+    count: int, batch_size: int
+) -> None:
+    """Whoever mixes the examples of a batch shows it there alone."""
+    data = Digits().data(Shard("test"))
+    trainer = cast("TorchTrainer", trainer_for(Attending(HiddenNorm())))
+    start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(epochs=1, batch_size=batch_size)
+    training = Training(start, Examples(data.x[:count], data.y[:count]), plan, 1)
+    assert "another result" in BatchedTraining(trainer).objection(training, trainer.frozen)
+
+
+class Sentences(App):
+    """Three scores of a word."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def model(self) -> Any:
+        return nn.Sequential(nn.Embedding(21, 3, **self._settings), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"padding_idx": 0}, "0 has a padding_idx, whose row torch trains in a stack"),
+        ({"scale_grad_by_freq": True}, "0 mixes the examples of a batch by scale_grad_by_freq"),
+        ({}, ""),
+    ],
+    ids=["padding", "frequency", "plain"],
+)
+def test_embeddings_are_stacked_where_torch_stacks_them_right(settings: dict[str, Any], why: str) -> None:
+    """Also where the examples of the first training have no padding, and no word twice."""
+    trainer = cast("TorchTrainer", trainer_for(Sentences(settings)))
+    start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(steps=4, batch_size=8)
+    x = np.arange(1, 21).reshape(-1, 1)
+    stack = BatchedTraining(trainer)
+    trainings = [Training(start, Examples(x % n, x.ravel() % 3), plan, n) for n in (21, 5, 3)]
+    assert stack.objection(trainings[0], trainer.frozen) == why
+    for training, found in zip(trainings, [] if why else stack.train(trainings, {}), strict=not why):
+        alone = trainer.train(start, {}, training.examples, plan, training.seed)
+        np.testing.assert_allclose(found.delta, alone.delta, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("app", [Linear(), Unknown()], ids=["by layers", "by vmap"])
+def test_an_example_that_is_not_drawn_has_no_part_in_a_training(app: Linear) -> None:
+    """Padding is of the batch: the first example of all is no number, and the first steps do without it."""
+    data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(app))
+    start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(steps=2, batch_size=8)
+    x = data.x[:80].copy()
+    x[0] = np.nan
+    without = next(seed for seed in range(9) if all(0 not in rows for rows in batches(79, plan, seed)))
+    trainings = [
+        Training(start, Examples(x[:79], data.y[:79]), plan, without),
+        Training(start, Examples(x[1:41], data.y[1:41]), replace(plan, batch_size=16), 1),
+    ]
+    for training, found in zip(trainings, BatchedTraining(trainer).train(trainings, {}), strict=True):
+        alone = trainer.train(start, {}, training.examples, training.plan, training.seed)
+        assert np.isfinite(alone.delta).all()
+        np.testing.assert_allclose(found.delta, alone.delta, rtol=1e-4, atol=1e-6)
 
 
 def hooked() -> nn.Module:
