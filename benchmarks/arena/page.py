@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arena import published
 from benchmarks.arena.cells import (
     CELLS,
     DEVICES,
@@ -65,7 +66,9 @@ def write(results: Path = RESULTS) -> None:
     found = matches(CELLS, ROWS, results)
     summary, remarks = (path.read_text(encoding="utf-8") for path in (SUMMARY, REMARKS))
     PAGE.write_text(text(found, summary, remarks), encoding="utf-8")
-    PICTURE.write_text(drawn(standings(CELLS, _finals(_ended(found)))), encoding="utf-8")
+    finals = _finals(_ended(found))
+    PICTURE.write_text(drawn(standings(CELLS, finals)), encoding="utf-8")
+    PAGE.with_name(published.PICTURE).write_text(published.drawn(finals), encoding="utf-8")
 
 
 def text(all_matches: Sequence[Match], summary: str = "", remarks: str = "") -> str:
@@ -75,7 +78,8 @@ def text(all_matches: Sequence[Match], summary: str = "", remarks: str = "") -> 
     shown = [row for row in ROWS if any(whose == row.name for _, whose in ended)]
     first = (_title(), _in_short(ended), summary.strip(), _how(), remarks.strip())
     each = (_cell(cell, ended) for cell in cells)
-    parts = (*first, _overview(cells, shown, ended), *each, _not_run(cells, ended))
+    rules = published.section(_finals(ended))
+    parts = (*first, rules, _overview(cells, shown, ended), *each, _not_run(cells, ended))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -174,22 +178,32 @@ def _list(seeds: Iterable[Any]) -> str:
 
 
 def _overview(cells: Sequence[Cell], rows: Sequence[Row], ended: Ended) -> str:
-    def at(cell: Cell, row: Row) -> str:
-        found = ended.get((cell.name, row.name))
-        if found is None:
-            return ""
-        reference = _reference(cell, ended)
-        if reference is None or row.name == REFERENCE:
-            return _mean(found[1], lambda r: r.accuracy)
-        return _shown(lead(found[1], reference))
-
-    lines = [[row.name, *(at(cell, row) for cell in cells)] for row in rows]
+    """A table for each workload, links and who leaves: rows by splits."""
+    alike: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault((cell.workload, cell.links, cell.faults), []).append(cell)
+    each = "\n\n".join(_group(", ".join(of), found, rows, ended) for of, found in alike.items())
     return f"""## Accuracy at the end, less FedAvg's
 
 Points, with their interval: **bold** where all of it is over or under zero. The line of `{REFERENCE}`
-has its accuracy in %.
+has its accuracy in %, as all lines have in a cell without it.
 
-{table(("", *(cell.name for cell in cells)), lines)}"""
+{each}"""
+
+
+def _group(title: str, cells: Sequence[Cell], rows: Sequence[Row], ended: Ended) -> str:
+    lines = [[row.name, *(_at(cell, row, ended) for cell in cells)] for row in rows]
+    return table((title, *(cell.split for cell in cells)), [line for line in lines if any(line[1:])])
+
+
+def _at(cell: Cell, row: Row, ended: Ended) -> str:
+    found = ended.get((cell.name, row.name))
+    if found is None:
+        return ""
+    reference = _reference(cell, ended)
+    if reference is None or row.name == REFERENCE:
+        return _mean(found[1], lambda r: r.accuracy)
+    return _shown(lead(found[1], reference))
 
 
 def _reference(cell: Cell, ended: Ended) -> Finals | None:

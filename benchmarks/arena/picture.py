@@ -36,7 +36,7 @@ def drawn(standings: Sequence[Standing]) -> str:
         for standing in group:
             parts += _cell(standing, y, scale)
             y += STEP * len(MET) + GAP
-    return standalone(svg([*_key(), *_axis(scale, y), *parts], y + BELOW, TITLE))
+    return standalone(svg([*_key(), *axis(scale, KEY, y, TITLE), *parts], y + BELOW, TITLE))
 
 
 def _group(standing: Standing) -> tuple[str, int, int]:
@@ -49,13 +49,15 @@ def _heading(workload: str, links: int, faults: int) -> str:
     return f"{workload}, {speed}, {'a third leaves' if FAULTS[faults] == 'leavers' else 'all stay'}"
 
 
-def _axis(scale: AxisScale, floor: float) -> list[str]:
+def axis(scale: AxisScale, top: float, floor: float, title: str) -> list[str]:
+    """The grid from `top` down to `floor`, and the numbers and the title beneath."""
+    low, high = scale.pixels
     parts = []
     for tick in scale.ticks:
         at = scale.tick_pixel(tick)
-        parts.append(f'<path class="{"grid" if tick else "axis"}" d="M{at:.1f} {KEY:.1f}V{floor:.1f}"/>')
+        parts.append(f'<path class="{"grid" if tick else "axis"}" d="M{at:.1f} {top:.1f}V{floor:.1f}"/>')
         parts.append(text(at, floor + 14, f"{tick:+g}" if tick else "0", "tick mid"))
-    return [*parts, text((LEFT + WIDTH - RIGHT) / 2, floor + 29, TITLE, "title mid")]
+    return [*parts, text((low + high) / 2, floor + 29, title, "title mid")]
 
 
 def _key() -> list[str]:
@@ -63,7 +65,7 @@ def _key() -> list[str]:
     parts = []
     for i, name in enumerate(MET):
         x, y = 4 + (i % 2) * WIDTH / 2, 10 + 17 * (i // 2)
-        parts += [_bar(x, x + 18, y, i), _dot(x + 9, y, i, told=True)]
+        parts += [_bar(x, x + 18, y, i), dot(x + 9, y, i, told=True)]
         parts.append(text(x + 24, y + 4, WORDS[name].replace("`", ""), "legend"))
     return parts
 
@@ -86,7 +88,7 @@ def _cell(standing: Standing, y: float, scale: AxisScale) -> list[str]:
 def _interval(found: Interval, y: float, colour: int, scale: AxisScale) -> list[str]:
     low, high = (scale(min(max(end, LEAST), MOST)) for end in (found.low, found.high))
     told = found.above or found.below
-    return [_bar(low, high, y, colour), _dot(scale(found.mean), y, colour, told)]
+    return [_bar(low, high, y, colour), dot(scale(found.mean), y, colour, told)]
 
 
 def _bar(low: float, high: float, y: float, colour: int) -> str:
@@ -96,11 +98,18 @@ def _bar(low: float, high: float, y: float, colour: int) -> str:
 def _beyond(points: float, y: float, colour: int, aside: bool) -> list[str]:
     """An arrow at the edge that it is beyond, and the number: further in if it stands aside."""
     edge, inward, anchor = (LEFT, 1, "tick") if points < LEAST else (WIDTH - RIGHT, -1, "tick end")
-    arrow = f'<path class="bar {hue(colour)}" d="M{edge:.1f} {y:.1f}l{6 * inward} -3v6z"/>'
-    return [arrow, text(edge + (8 + BESIDE * aside) * inward, y + 4, f"{points:+.1f}", anchor)]
+    return [
+        edge_arrow(points < LEAST, edge, y, colour),
+        text(edge + (8 + BESIDE * aside) * inward, y + 4, f"{points:+.1f}", anchor),
+    ]
 
 
-def _dot(x: float, y: float, colour: int, told: bool) -> str:
+def edge_arrow(under: bool, edge: float, y: float, colour: int) -> str:
+    """What is beyond an edge of the drawing: under its least value, or over its most."""
+    return f'<path class="bar {hue(colour)}" d="M{edge:.1f} {y:.1f}l{6 if under else -6} -3v6z"/>'
+
+
+def dot(x: float, y: float, colour: int, told: bool) -> str:
     """Filled where the whole interval is over or under the mark, a ring where it is level with it."""
     fill = "" if told else ' style="fill:var(--card);stroke:var(--hue);stroke-width:1.2"'
     return f'<circle class="dot {hue(colour)}" cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS:g}"{fill}/>'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.arena.cells import Cell
@@ -75,16 +75,20 @@ def lead(mine: Sequence[Record], theirs: Sequence[Record]) -> Interval:
 
 def count(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
     """Over these cells, by the accuracy at the end."""
-    return _count(_intervals(found, mine, theirs, ended))
+    return tally(
+        lead
+        for standing in found
+        if (lead := over(standing.cell, standing.chain, mine, theirs, ended)) is not None
+    )
 
 
 def soonness(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
-    """In how many cells `mine` is at the target sooner (`over`) or later (`under`) by a whole interval.
-
-    The target: what plain rounds by the same chain come to, less `BELOW`. A run that never was there counts
-    with all of its time.
-    """
-    return _count(_saved(standing, mine, theirs, ended) for standing in found)
+    """In how many cells `mine` is at the target sooner (`over`) or later (`under`) by a whole interval."""
+    return tally(
+        saved
+        for standing in found
+        if (saved := sooner(standing.cell, standing.chain, mine, theirs, ended)) is not None
+    )
 
 
 def reached(record: Record, target: float) -> tuple[float, float, float] | None:
@@ -93,12 +97,18 @@ def reached(record: Record, target: float) -> tuple[float, float, float] | None:
     return next(found, None)
 
 
-def _saved(standing: Standing, mine: str, theirs: str, ended: Ended) -> Interval:
-    """Seconds, paired by seed, by which one is sooner than the other."""
-    plain, *both = (ended[standing.cell.name, f"{name}/{standing.chain}"] for name in (PLAIN, mine, theirs))
+def sooner(cell: Cell, chain: str, mine: str, theirs: str, ended: Ended) -> Interval | None:
+    """Seconds, paired by seed, by which one is at the target before the other.
+
+    The target: what plain rounds by the same chain come to, less `BELOW`. A run that never was there counts
+    with all of its time. None where one of the three has not been run.
+    """
+    plain, his, other = (ended.get((cell.name, f"{name}/{chain}")) for name in (PLAIN, mine, theirs))
+    if plain is None or his is None or other is None:
+        return None
     target = statistics.fmean(record.accuracy for record in plain) - BELOW
-    his, other = ({record.seed: _seconds(record, target) for record in of} for of in both)
-    return bootstrap(paired(other, his))
+    took, their = ({record.seed: _seconds(record, target) for record in of} for of in (his, other))
+    return bootstrap(paired(their, took))
 
 
 def _seconds(record: Record, target: float) -> float:
@@ -106,14 +116,8 @@ def _seconds(record: Record, target: float) -> float:
     return HORIZON_S if at is None else at[0]
 
 
-def _count(intervals: Iterable[Interval]) -> Count:
+def tally(intervals: Iterable[Interval]) -> Count:
+    """How many are over zero, level with it, and under it."""
     each = list(intervals)
     above, below = sum(i.above for i in each), sum(i.below for i in each)
     return Count(above, len(each) - above - below, below)
-
-
-def _intervals(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Iterator[Interval]:
-    for standing in found:
-        interval = over(standing.cell, standing.chain, mine, theirs, ended)
-        if interval is not None:
-            yield interval

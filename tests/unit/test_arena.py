@@ -18,6 +18,7 @@ from anabranch.core.config.tables import Config
 from anabranch.strategies.registry import strategy_of
 
 cells = benchmark("arena.cells")
+published = benchmark("arena.published")
 command = benchmark("arena.__main__")
 intervals = benchmark("arena.intervals")
 page = benchmark("arena.page")
@@ -438,6 +439,31 @@ def test_the_picture_has_a_dot_where_a_strategy_ends_and_an_arrow_where_that_is_
     assert level == pytest.approx(-point / 3, abs=0.1)
     assert ">digits, fast links, all stay<" in drawn
     assert ">iid<" in drawn
+
+
+def test_a_published_rule_is_counted_against_fedbuff_in_the_cells_that_have_both() -> None:
+    ended = finals({"fedavg": [80, 80, 80], "fedbuff": [80, 81, 82], "port": [82, 84, 85]})
+    there = replace(CELL, split="dirichlet-0.1")
+    ended |= {(there.name, name): found for (_, name), found in ended.items()}
+    ended[there.name, "port/raw"] = finals({"port": [79, 81, 83]})[CELL.name, "port/raw"]
+    alone = replace(CELL, split="dirichlet-0.3")
+    ended[alone.name, "port/raw"] = ended[CELL.name, "port/raw"]
+    line = "| PORT | 2 | +1.3, +0.0 to +2.7 | 1 / 1 / 0 | 1 / 1 / 0 | 0 / 0 / 0 | 0 / 2 / 0 |"
+    assert line in published.section(ended)
+    assert published.section(finals({"fedbuff": [80, 81, 82]})) == ""
+
+
+def test_the_picture_of_rules_has_a_dot_a_cell_and_its_mean() -> None:
+    ended = finals({"fedbuff": [80, 80, 80], "port": [82, 82, 82], "ca2fl": [60, 60, 60]})
+    drawn = published.drawn(ended)
+    dots = re.findall(r'<circle class="dot c(\d)" cx="([\d.]+)" cy="([\d.]+)"', drawn)
+    [(colour, x)] = [(colour, float(x)) for colour, x, y in dots if float(y) > published.KEY]
+    zero = float(re.findall(r'<path class="axis" d="M([\d.]+)', drawn)[0])
+    width = published.WIDTH - published.RIGHT - published.LEFT
+    assert colour == "0"
+    assert x - zero == pytest.approx(2 / 12 * width, abs=0.1)
+    assert f'd="M{published.LEFT:.1f} ' in drawn  # the arrow of who is twenty under
+    assert drawn.index(">CA2FL<") < drawn.index(">PORT<")
 
 
 def test_what_it_took_to_a_target() -> None:

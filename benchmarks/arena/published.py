@@ -1,0 +1,157 @@
+"""The published rules against FedBuff, in every cell that has both: counts and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from anabranch.reports.page import standalone
+from anabranch.reports.scales import AxisScale
+from anabranch.reports.svg import WIDTH, svg, text
+from anabranch.reports.text import COUNT
+from benchmarks.arena.cells import CELLS, SPLITS, WORKLOADS, Cell
+from benchmarks.arena.intervals import Interval
+from benchmarks.arena.picture import axis, dot, edge_arrow
+from benchmarks.arena.rows import RAW
+from benchmarks.arena.standings import MARK, PLAIN, WORDS, Ended, over, sooner, tally
+from benchmarks.studies import table
+
+PEER = "fedbuff"  # zero of the picture
+RULES: Mapping[str, str] = {
+    "fedasync": "FedAsync",
+    "teasq": "TEASQ-Fed",
+    "port": "PORT",
+    "fadas": "FADAS",
+    "ca2fl": "CA2FL",
+    "ace": "ACE",
+    "aced": "ACED",
+    "fedasmu": "FedASMU",
+    "fedfa": "FedFa",
+    "fedcompass": "FedCompass",
+    "delayed_nesterov": "delayed Nesterov",
+}
+LEFT, RIGHT = 120.0, 12.0
+KEY, BELOW = 24.0, 34.0  # what the key takes, and what is under the drawing
+HEAD, STEP, GAP = 24.0, 14.0, 4.0  # a workload's title; from a rule to the next; after a workload
+LEAST, MOST, EVERY = -8.0, 4.0, 2  # points: beyond them an arrow
+PICTURE = "arena-rules.svg"
+TITLE = f"points over {WORDS[PEER]}, a dot a cell"
+SHARED = "the same devices, chain and budget of tuning"
+
+Met = Sequence[tuple[Cell, Interval]]  # cells that have a rule and who it is against, with its lead
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule in the cells of a workload: its leads over FedBuff, by cell, and what is counted of them."""
+
+    name: str
+    over_peer: Met
+    columns: tuple[str, ...]
+
+
+def section(ended: Ended) -> str:
+    """What the page says of them; empty where none has been run."""
+    found = {workload: _rules(workload, ended) for workload in WORKLOADS}
+    parts = [_workload(workload, rules) for workload, rules in found.items() if rules]
+    if not parts:
+        return ""
+    each = "\n\n".join(parts)
+    return f"""## Published rules, cell by cell
+
+![{TITLE}]({PICTURE})
+
+Accuracy at the end less {WORDS[PEER]}'s, {SHARED}; whole values, so that TEASQ-Fed is here without its
+compression. A ring is level by its interval, an arrow is beyond the edge, the bar is the mean of the cells.
+Beneath: in how many cells a rule ends over another by the whole interval / level with it / under it; then in
+how many it is sooner / no sooner and no later / later than {WORDS[PEER]} at what plain rounds come to less
+1 point. Not every rule is in every cell: each line counts those that have both.
+
+{each}"""
+
+
+def drawn(ended: Ended) -> str:
+    """An SVG file: of each workload a line a rule, of each cell a dot."""
+    ticks = tuple(float(tick) for tick in range(round(LEAST), round(MOST) + 1, EVERY))
+    scale = AxisScale(COUNT[0], ticks, float(EVERY), (LEAST, MOST), (LEFT, WIDTH - RIGHT))
+    parts: list[str] = []
+    y = KEY
+    for workload in WORKLOADS:
+        rules = _rules(workload, ended)
+        if rules:
+            parts.append(text(4, y + 17, workload, "legend"))
+            y += HEAD
+        for rule in rules:
+            parts += _line(rule, y + STEP / 2, scale)
+            y += STEP
+        y += GAP if rules else 0
+    return standalone(svg([*_key(), *axis(scale, KEY, y, TITLE), *parts], y + BELOW, TITLE))
+
+
+def _rules(workload: str, ended: Ended) -> list[Rule]:
+    """The lowest first."""
+    cells = [cell for cell in CELLS if cell.workload == workload]
+    rules = [rule for name in RULES if (rule := _rule(name, cells, ended)) is not None]
+    return sorted(rules, key=_mean)
+
+
+def _rule(name: str, cells: Sequence[Cell], ended: Ended) -> Rule | None:
+    def met(how: Callable[..., Interval | None], against: str) -> Met:
+        return list(_met(how, name, against, cells, ended))
+
+    over_peer = met(over, PEER)
+    if not over_peer:
+        return None
+    others = (over_peer, met(over, PLAIN), met(over, MARK), met(sooner, PEER))
+    return Rule(name, over_peer, tuple(str(tally(lead for _, lead in of)) for of in others))
+
+
+def _met(
+    how: Callable[..., Interval | None], mine: str, theirs: str, cells: Sequence[Cell], ended: Ended
+) -> Iterator[tuple[Cell, Interval]]:
+    for cell in cells:
+        found = how(cell, RAW, mine, theirs, ended)
+        if found is not None:
+            yield cell, found
+
+
+def _mean(rule: Rule) -> float:
+    return statistics.fmean(lead.mean for _, lead in rule.over_peer)
+
+
+def _workload(workload: str, rules: Sequence[Rule]) -> str:
+    head = (
+        f"`{workload}`",
+        "cells",
+        "points over FedBuff: mean, lowest to highest cell",
+        *(f"against {WORDS[name]}" for name in (PEER, PLAIN, MARK)),
+        "sooner than FedBuff",
+    )
+    lines = []
+    for rule in rules:
+        leads = [lead.mean for _, lead in rule.over_peer]
+        points = f"{_mean(rule):+.1f}, {min(leads):+.1f} to {max(leads):+.1f}"
+        lines.append([RULES[rule.name], str(len(leads)), points, *rule.columns])
+    return table(head, lines)
+
+
+def _key() -> list[str]:
+    parts = []
+    for i, split in enumerate(SPLITS):
+        x = 8 + i * WIDTH / len(SPLITS)
+        parts += [dot(x, 10, i, told=True), text(x + 8, 14, split, "legend")]
+    return parts
+
+
+def _line(rule: Rule, y: float, scale: AxisScale) -> list[str]:
+    parts = [text(LEFT - 8, y + 4, RULES[rule.name], "tick end")]
+    for cell, lead in rule.over_peer:
+        colour = list(SPLITS).index(cell.split)
+        if LEAST <= lead.mean <= MOST:
+            parts.append(dot(scale(lead.mean), y, colour, lead.above or lead.below))
+        else:
+            under = lead.mean < LEAST
+            parts.append(edge_arrow(under, LEFT if under else WIDTH - RIGHT, y, colour))
+    at = scale(min(max(_mean(rule), LEAST), MOST))
+    return [*parts, f'<path class="axis" d="M{at:.1f} {y - 5:.1f}v10" style="stroke-width:2"/>']
