@@ -11,6 +11,8 @@ from anabranch.core.errors import AppError
 from anabranch.core.model.arrays import plain
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import TensorSet
+from anabranch.workloads.app import App
+from anabranch.workloads.calls import broken
 from anabranch.workloads.torch_loop import import_torch
 from anabranch.workloads.trainer import check_vector
 
@@ -24,7 +26,7 @@ def place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 
 
 class Resident:
-    """`module` with the `spec` of its state dict; weights cross to its device as one flat vector.
+    """`module` of an App, with the `spec` of its state dict; weights cross to its device as one flat vector.
 
     `frozen`: the tensors that are not aggregated, for tasks that bring none. `scratch`: what buffers
     outside the state dict start every task with, so that nothing is carried over; nor is the form in which a
@@ -32,9 +34,9 @@ class Resident:
     """
 
     def __init__(
-        self, module: torch.nn.Module, spec: ParamSpec, frozen: Tensors, scratch: Mapping[str, Any]
+        self, app: App, module: torch.nn.Module, spec: ParamSpec, frozen: Tensors, scratch: Mapping[str, Any]
     ) -> None:
-        self._torch = import_torch()
+        self._torch, self._app = import_torch(), app
         self.module, self.spec, self.scratch = module, spec, scratch
         self.frozen = frozen
         self._device = next(iter(module.state_dict().values())).device  # of what crosses as one vector
@@ -92,27 +94,29 @@ class Resident:
         yield from self.module.named_buffers()
 
     def flat(self) -> torch.Tensor:
-        """The weights as one vector on the device. Raises `AppError` when training changed their shape."""
+        """The weights as one vector on the device. Raises `AppError` where training left another model."""
         state = self.module.state_dict()
         if others := state.keys() ^ {*self.spec.slices, *self.frozen}:
-            raise AppError(
-                f"train changed which tensors the model has ({', '.join(sorted(others))}): "
+            raise self._broken(
+                f"it changed which tensors the model has ({', '.join(sorted(others))}): "
                 "they must stay those that `model` returned"
             )
         if lost := next((name for name in self.spec.slices if state[name].is_meta), ""):
-            raise AppError(
-                f"train left {lost!r} on the meta device, without values: give the model its weights back "
+            raise self._broken(
+                f"it left {lost!r} on the meta device, without values: give the model its weights back "
                 "before train returns"
             )
+        for tensor in self.spec.tensors:
+            if (shape := tuple(state[tensor.name].shape)) != tensor.shape:
+                raise self._broken(f"it changed the shape of {tensor.name!r} from {tensor.shape} to {shape}")
         dtype = self._torch.float64 if self.spec.vector_dtype == np.float64 else self._torch.float32
         found: torch.Tensor = self._torch.cat(
             [state[name].reshape(-1).to(self._device, dtype) for name in self.spec.slices]
         )
-        if found.numel() != self.spec.size:
-            raise AppError(
-                f"train changed the shape of the model: {found.numel()} numbers, not {self.spec.size}"
-            )
         return found
+
+    def _broken(self, said: str) -> AppError:
+        return broken(self._app, "train", said)
 
 
 class LiveModule:

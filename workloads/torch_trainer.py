@@ -68,7 +68,7 @@ class TorchTrainer:
         stages = declared_stages(app, module)
         self.spec = spec_of(app, built, groups, self._buffers(module, built), trained, stages)
         scratch = {n: b.clone() for n, b in module.named_buffers() if n not in built}
-        self._whole = Resident(module, self.spec, self.spec.frozen(built), scratch)
+        self._whole = Resident(app, module, self.spec, self.spec.frozen(built), scratch)
         self._smaller: OrderedDict[ParamSpec, Resident] = OrderedDict()
         self._costs: dict[ParamSpec, float] = {}
 
@@ -183,7 +183,7 @@ class TorchTrainer:
                 self._smaller.popitem(last=False)
             self._whole.reset()
             module = smaller(self._whole.module, submodel)
-            self._smaller[small] = Resident(module, small, self._whole.frozen, self._whole.scratch)
+            self._smaller[small] = Resident(self.app, module, small, self._whole.frozen, self._whole.scratch)
         self._smaller.move_to_end(small)
         return self._smaller[small]
 

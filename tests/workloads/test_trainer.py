@@ -18,6 +18,7 @@ from anabranch.core.model.submodels import UnitMap, tensor_set, unit_map
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
+from anabranch.support.own_code import on_device
 from anabranch.workloads import App, Examples, Shard, Trainer, trainer_for
 from anabranch.workloads.batches import batches, planned_steps
 from anabranch.workloads.synthetic import Synthetic, loss_and_gradient
@@ -270,9 +271,39 @@ def test_training_that_leaves_no_values_is_an_app_error_and_no_more() -> None:
     trainer, plain = trainer_for(Leaves(lambda model: model.to("meta"))), trainer_for(Own(Widened))
     vector = trainer.spec.flatten(trainer.initial(0))
     for _ in range(2):
-        with pytest.raises(AppError, match=r"train left 'hidden\.weight' on the meta device"):
+        with pytest.raises(AppError, match=r"^Leaves\.train: it left 'hidden\.weight' on the meta device"):
             trainer.train(vector, {}, EXAMPLES, PLAN, 0)
         assert trainer.evaluate(vector, {}, EXAMPLES) == plain.evaluate(vector, {}, EXAMPLES)
+
+
+def weighing(*shape: int) -> Any:
+    """Puts other weights in the place of a layer's."""
+
+    def change(model: Any) -> None:
+        model.weight = torch.nn.Parameter(torch.zeros(*shape))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (weighing(6, 3), "it changed the shape of 'weight' from (3, 6) to (6, 3)"),
+        (weighing(5, 6), "it changed the shape of 'weight' from (3, 6) to (5, 6)"),
+        (
+            lambda model: model.register_buffer("more", torch.zeros(2)),
+            "it changed which tensors the model has (more): they must stay those that `model` returned",
+        ),
+    ],
+    ids=["turned", "larger", "more"],
+)
+def test_training_that_leaves_another_model_is_an_error_of_its_app_and_device(left: Any, said: str) -> None:
+    """Also where it has as many numbers: in another order they would be another model's."""
+    trainer = trainer_for(Own(lambda: torch.nn.Linear(6, 3), left))
+    vector = trainer.spec.flatten(trainer.initial(0))
+    with on_device("device-0007"), pytest.raises(AppError) as error:
+        trainer.train(vector, {}, EXAMPLES, PLAN, 0)
+    assert str(error.value) == f"Own.train on device-0007: {said}"
 
 
 def test_an_app_trains_without_a_trainer_too() -> None:
