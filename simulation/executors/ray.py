@@ -210,7 +210,8 @@ def import_ray(asked: str) -> Any:
 
 
 def start_ray(ray: Any, table: RayTable) -> None:
-    """Use the cluster of a table, or start one here. Raises `ConfigError` where no cluster answers."""
+    """Use the cluster of a table, or start one here. Raises `ConfigError` where none can be of use."""
+    _check_folders()
     start = partial(ray.init, log_to_driver=False, logging_level="error")
     if not table.address:
         try:
@@ -230,6 +231,18 @@ def start_ray(ray: Any, table: RayTable) -> None:
         start(address=table.address)
     except OSError as error:  # Ray raises ConnectionError
         raise ConfigError(f"ray.address: no cluster answers at {table.address!r}: {error}") from error
+
+
+def _check_folders() -> None:
+    """Ray tells its workers where Python looks for modules: where a name is not UTF-8 each of them dies."""
+    for folder in sys.path:
+        try:
+            folder.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"Ray cannot have modules in a folder whose name is not UTF-8, {folder!r}: rename it, or "
+                "take 'processes' in the place of 'ray'"
+            ) from error
 
 
 def _knock(address: str) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,3 +137,10 @@ def test_workers_that_have_no_place_for_their_locks_are_told_of_it(monkeypatch: 
     monkeypatch.setattr(pool, "ProcessPoolExecutor", read_only)
     with pytest.raises(StoreError, match=r"/dev/shm cannot be used: Read-only file system.*--workers 0"):
         pool.worker_pool(2, ProblemSource(digits()), print)
+
+
+def test_a_folder_that_ray_cannot_name_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers would end as they begin, and others after them, for ever."""
+    monkeypatch.setattr(sys, "path", [*sys.path, "/home/\u00fcwe", os.fsdecode(b"/home/gr\xfcn")])
+    with pytest.raises(ConfigError, match=r"not UTF-8, '/home/gr\\udcfcn': rename it"):
+        start_ray(None, RayTable())

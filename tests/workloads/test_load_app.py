@@ -76,7 +76,10 @@ def test_a_file_with_its_own_train(file: Path) -> None:
     assert result.metrics == {"loss": 0.5}
 
 
-def test_a_file_below_a_folder_that_is_not_named_in_utf_8(file: Path) -> None:
+def test_a_file_below_a_folder_that_is_not_named_in_utf_8(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # Ray, in another test, could not go on with such a folder
     below = shutil.copytree(file.parent, file.parent / os.fsdecode(b"gr\xfcn"))
     assert load_app(f"{below / file.name}:App").name == "App"
 
