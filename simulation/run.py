@@ -66,6 +66,7 @@ from anabranch.simulation.standstill import Standstill
 from anabranch.simulation.storage import EMPTY, Storage
 from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.transfers import lines_of
+from anabranch.simulation.unmoved import Unmoved
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import World
@@ -381,6 +382,7 @@ class Simulation:
                 self.faults.set_clock(self.time.step)
         self.begin_devices()
         standstill, until_s = Standstill(self.world), self._config.run.virtual_s_max or math.inf
+        Unmoved(self.world, self._problem)
         with nullcontext() if self._newcomers is None else passed_over():
             self.clock.run(until_s)
         if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:

@@ -1,0 +1,40 @@
+"""A simulated run that learns nothing says so at its first version, and not by its last curve.
+
+An App's `train` that computes new weights beside the model, and does not write them into it, fails nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Effect, Published
+from anabranch.simulation.problem import Problem
+from anabranch.simulation.world import World
+
+log = logging.getLogger(__name__)
+
+UNMOVED = (
+    "version %d has the weights that the run began with: no update has moved one, to the bit. `train` has to "
+    "change the model that it is given in place, as `anabranch check` tells of an App"
+)
+
+
+class Unmoved:
+    """Looks at the first version that is published; it changes nothing in the run."""
+
+    def __init__(self, world: World, problem: Problem) -> None:
+        self._world, self._problem, self._over = world, problem, False
+        world.observers.append(self.observe)
+
+    def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:  # noqa: ARG002
+        """Warn where it is the model of before."""
+        version = next((effect.version for effect in effects if isinstance(effect, Published)), 0)
+        if self._over or not version:
+            return
+        self._over = True
+        if np.array_equal(self._world.engine.vector, self._problem.spec.flatten(self._problem.initial)):
+            log.warning(UNMOVED, version)
