@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SEARCH_FILE = "search.json"
 TRIALS_FILE = "trials.jsonl"  # of a tuning
+FRESH_RUNS = "fresh"  # the folder of those that measure its recommendation
 CHECKPOINT = "checkpoint.sqlite"  # of a simulation that has not ended: it can go on
 LIVE_DATA = "server"  # the data directory of a demo's server
 MARKS = (RESULT_FILE, JOURNAL, EVENTS_FILE, SEARCH_FILE, TRIALS_FILE, LIVE_DATA)

@@ -81,6 +81,19 @@ def test_what_is_told_is_of_seeds_that_took_no_part(whole: tuple[ab.Tuning, int]
     assert f"accuracy {100 * statistics.fmean(told):.2f} %" in tuned.toml
 
 
+def test_a_tuning_is_compared_by_its_runs_from_fresh_seeds(
+    whole: tuple[ab.Tuning, int], tmp_path: Path
+) -> None:
+    """Beside other runs, as of `compare runs/*`: those of the trials were ended on their way."""
+    tuned, _ = whole
+    other = ab.simulate("synthetic", until=ab.Until(updates=20), out=tmp_path / "other")
+    found = ab.compare([tuned.folder, other])
+    told = sorted((row["seed"], row["accuracy"]) for row in tuned.fresh)
+    measured = [result for result in found.results if result.seed]
+    assert sorted((result.seed, result.final_value) for result in measured) == told
+    assert not found.left_out
+
+
 def test_a_tuned_setting_is_told_where_it_came_to_its_default(tmp_path: Path) -> None:
     usual = {**SMALL, "strategy": "fedbuff", "settings": {}}
     ab.tune("synthetic", {RATE: [1e-6, 0.05], SIZE: [8], "client.epochs": [1]}, **usual, out=tmp_path)

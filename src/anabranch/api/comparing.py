@@ -15,6 +15,7 @@ from anabranch.core.config.tables import NO_KEY
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.compare import Against, compare_html
 from anabranch.reports.equal import at_equal
+from anabranch.reports.folders import FRESH_RUNS
 from anabranch.reports.latex import comparison_latex
 from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.spreads import Spread, SpreadRow
@@ -91,8 +92,9 @@ class Comparison:
 def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Path) -> Comparison:
     """Put runs side by side: `Run`s, their folders, or results; or look at one alone.
 
-    A folder that has folders of runs, such as a sweep's, stands for those. What is no run, was interrupted,
-    or is the same run again to the bit, is left out. Raises `DataError` where nothing remains.
+    A folder that has folders of runs, such as a sweep's, stands for those; a tuning's for its runs from fresh
+    seeds. What is no run, was interrupted, or is the same run again to the bit, is left out. Raises
+    `DataError` where nothing remains.
     """
     found: dict[tuple[str, str], str] = {}
     results, left_out = [], []
@@ -126,10 +128,11 @@ def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Pat
 
 
 def _each(run: Run | Result | str | Path) -> Sequence[Run | Result | str | Path]:
-    """The runs of a folder of runs; all else is one."""
+    """The runs of a folder of runs, of a tuning's the fresh ones; all else is one."""
     if isinstance(run, Run | Result) or (Path(run) / RESULT_FILE).exists():
         return [run]
-    return sorted(path.parent for path in Path(run).glob(f"*/{RESULT_FILE}")) or [run]
+    places = (Path(run).glob(f"{folder}*/{RESULT_FILE}") for folder in ("", f"{FRESH_RUNS}/"))
+    return next((sorted(path.parent for path in found) for place in places if (found := [*place])), [run])
 
 
 def _result_of(run: Run | Result | str | Path) -> Result:

@@ -29,7 +29,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.plain import of_python
-from anabranch.reports.folders import CHECKPOINT, locked
+from anabranch.reports.folders import CHECKPOINT, FRESH_RUNS, locked
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.spreads import spread
 from anabranch.reports.text import bytes_text, count_text, duration_text
@@ -343,7 +343,7 @@ class TuneRun:
     def _job(self, kind: LegKind, leg: Leg) -> LegJob:
         fresh = kind == "fresh"
         plan = self._asked.plan(self._choices[leg.trial], leg.seed, fresh)
-        folder = self._folder / ("fresh" if fresh else "runs") / f"trial-{leg.trial}-seed{leg.seed}"
+        folder = self._folder / (FRESH_RUNS if fresh else "runs") / f"trial-{leg.trial}-seed{leg.seed}"
         return LegJob(leg, plan.config, plan.app, folder, self._asked.budget, self._halving.shares[leg.rung])
 
     def _run(self, jobs: Sequence[LegJob]) -> Iterator[tuple[Leg, LegEnd]]:
