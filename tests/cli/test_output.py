@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,26 @@ def test_what_the_encoding_of_stdout_lacks_is_written_by_its_number() -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert (done.stdout, done.stderr) == ("0.1 \\xb1 0.2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("ascii", ["Figures +/- deviation", "a... \\u017b", "0.5 +/- 0.1", "c", "-"]),
+        ("latin-1", ["Figures ± deviation", "a... \\u017b", "0.5 ± 0.1", "c", "-"]),
+        ("utf-8", ["Figures ± deviation", "a… Ż", "0.5 ± 0.1", "c", "\N{EN DASH}"]),
+    ],
+)
+def test_signs_that_an_encoding_lacks_are_written_out(encoding: str, shown: list[str]) -> None:
+    """And a table's lines stay of one length: in the C locale of a small image, in a service's log."""
+    code = (
+        "from anabranch.cli.output import Output; "
+        "rows = [['a… Ż', '0.5 ± 0.1'], ['c', '\\N{EN DASH}']]; "
+        "Output().table('Figures ± deviation', ['name', 'value'], rows)"
+    )
+    environment = os.environ | {"LC_ALL": "C", "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+    title, *lines = done.stdout.decode(encoding).splitlines()
+    cells = [cell.strip() for line in lines for cell in re.split("[|│]", line)]
+    assert [title.strip(), *(cell for cell in cells if cell in shown)] == shown
+    assert len({len(line) for line in lines}) == 1, lines

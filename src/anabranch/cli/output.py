@@ -24,6 +24,7 @@ from anabranch.core.text import LAYOUT, visible
 STDOUT, STDERR = 1, 2
 PLAIN_EVERY_S = 2.0
 UNBROKEN_CHARS_MAX = 40  # of a word in a table: a digest may be broken, a name may not
+ASCII = str.maketrans({"±": "+/-", "\N{EN DASH}": "-", "…": "..."})  # of the signs that commands print
 
 
 class _Console(Console):
@@ -49,13 +50,13 @@ class Output:
         """A line for people; programs are not bothered with it."""
         if not self.as_json:
             with self._unless_closed(STDOUT):
-                self.console.print(visible(text, LAYOUT), soft_wrap=True, markup=False)
+                self.console.print(_written(text, self.console), soft_wrap=True, markup=False)
 
     def warn(self, text: str) -> None:
         """A line for people that is no answer: on stderr, whoever reads stdout."""
         with self._unless_closed(STDERR):
             console = self._console(stderr=True)
-            console.print(visible(text, LAYOUT), style="yellow", soft_wrap=True, markup=False)
+            console.print(_written(text, console), style="yellow", soft_wrap=True, markup=False)
 
     def event(self, kind: str, text: str = "", /, **data: Any) -> None:
         """Something that happened: a JSON line for programs, `text` for people.
@@ -78,14 +79,14 @@ class Output:
         """A table for people; columns that have no room on their terminal stand below, beside the first."""
         if self.as_json:
             return
-        lines = [[visible(cell, LAYOUT) for cell in row] for row in rows]
+        lines = [[_written(cell, self.console) for cell in row] for row in rows]
         found = [_Column(name, [line[at] for line in lines]) for at, name in enumerate(columns)]
         for part in _parts(found, self.console.width):
             self._print_table(title, part)
             title = ""
 
     def _print_table(self, title: str, columns: list[_Column]) -> None:
-        table = Table(title=visible(title), title_justify="left", header_style="bold")
+        table = Table(title=_written(visible(title), self.console), title_justify="left", header_style="bold")
         lined = 2 * len(columns) + 2  # columns more for lines between them, where there is room
         room = self.console.width - _least(columns)
         if room < lined:
@@ -139,6 +140,16 @@ class _Column:
     def most(self) -> int:
         """So wide each of its cells is one line."""
         return max(map(len, (self.name, *self.cells)))
+
+
+def _written(text: str, console: Console) -> str:
+    """The text as a terminal may show it; where its encoding lacks a sign, in letters that have room."""
+    found = visible(text, LAYOUT)
+    try:
+        found.encode(console.encoding)
+    except UnicodeEncodeError:
+        return found.translate(ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
+    return found
 
 
 def _least(columns: list[_Column]) -> int:
@@ -201,7 +212,7 @@ class Ticker:
         """The state of the work now."""
         first, self._shown = self._shown is None, (text, data)
         if self._live is not None:
-            self._live.update(visible(text, LAYOUT))
+            self._live.update(_written(text, self.output.console))
         elif first:
             self._print()
             self._thread.start()
