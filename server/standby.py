@@ -42,6 +42,8 @@ from anabranch.server.writer import Writer
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
+STANDS_BY = "this server stands by while another one leads: try that one"
+NO_DATABASE = "this server waits for its database, and its log says why: try again later"
 LOOK_AGAIN_S = 1.0  # for a database that does not answer
 SAY_AGAIN_S = 60.0
 REFUSED = "FATAL"  # PostgreSQL's word to whom it does not let in
@@ -64,6 +66,7 @@ class StandbyPorts(Ports):
     """
 
     status: int = NOT_SERVING
+    refusal: str = STANDS_BY
 
     def __init__(
         self, config: Config, limits: Limits, identity: ServerIdentity | None, insecure: bool = False
@@ -76,7 +79,7 @@ class StandbyPorts(Ports):
         admin: bool,  # noqa: ARG002
         identity: ServerIdentity | None,  # noqa: ARG002
     ) -> None:
-        server.add_generic_rpc_handlers((StandingBy(),))
+        server.add_generic_rpc_handlers((StandingBy(lambda: self.refusal),))
 
     async def _open_to_join(self, identity: ServerIdentity) -> str:  # noqa: ARG002
         return ""  # whoever joins goes to the leader
@@ -85,12 +88,15 @@ class StandbyPorts(Ports):
 class StandingBy(grpc.GenericRpcHandler):
     """Answers every call with `Unavailable`, whatever its method and its messages."""
 
+    def __init__(self, refusal: Callable[[], str]) -> None:
+        self._refusal = refusal
+
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:  # noqa: ARG002
         """The handler of any method."""
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
     async def _refuse(self, requests: Any, context: Any) -> None:  # noqa: ARG002
-        await abort(context, Unavailable("this server stands by while another one leads: try that one"))
+        await abort(context, Unavailable(self._refusal()))
 
 
 def check_standby(table: ServerTable, store: Store) -> None:
@@ -121,7 +127,7 @@ async def await_turn(
     except (LedByAnother, StoreUnreachable) as error:
         if not _may_pass(error, config.server.standby):
             raise
-        cause, began, obstacle = error, time.monotonic(), _Obstacle()
+        cause, began, obstacle = error, time.monotonic(), _Obstacle(ports)
     await ports.open()
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
     try:
@@ -146,9 +152,13 @@ async def await_turn(
 
 
 class _Obstacle:
-    """What is waited for: said whenever it is another, and of a database again, ever more seldom."""
+    """What is waited for: said whenever it is another, and of a database again, ever more seldom.
 
-    def __init__(self) -> None:
+    Whoever calls meanwhile is told which of the two it is; the database's address is for the log alone.
+    """
+
+    def __init__(self, ports: StandbyPorts) -> None:
+        self._ports = ports
         self.why, self._pause = "", Pause(SAY_AGAIN_S)
         self._since: float | None = None  # that the database does not answer; None: another server leads
 
@@ -166,6 +176,7 @@ class _Obstacle:
 
     def _begin(self, why: str, since: float | None = None) -> None:
         self.why, self._since, self._pause = why, since, Pause(SAY_AGAIN_S)
+        self._ports.refusal = STANDS_BY if since is None else NO_DATABASE
         notify(READY, f"STATUS={why}")  # it does what it was started for
 
 

@@ -6,6 +6,7 @@ connection does both; readers in other processes open the file read-only.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -50,6 +51,10 @@ UNBOUNDED = (
     "idle_in_transaction_session_timeout",
     "transaction_timeout",
 )
+# What a session has in any case, whatever the role, the database or the address says: numbers as they were
+# written (a floating-point number comes as text, of which this leaves no digit out), and transactions that
+# wait for each other where stricter ones would fail.
+OWN = {"extra_float_digits": "3", "default_transaction_isolation": "read committed"}
 PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
@@ -331,7 +336,7 @@ class Database:
         engine = create_engine(self.url, hide_parameters=True, connect_args=arguments, **options)
         event.listen(engine, "connect", lambda raw, _: self._raw.add(raw))
         own = str(self.url.query.get("options", ""))
-        event.listen(engine, "connect", lambda raw, _: _unbind(raw, own))
+        event.listen(engine, "connect", lambda raw, _: _settle(raw, own))
         event.listen(engine, "close", lambda raw, _: self._raw.discard(raw))
         return engine
 
@@ -366,12 +371,13 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def _unbind(raw: Any, own: str) -> None:
-    """Of a session of PostgreSQL. `own`: the options that its address gives, which count."""
+def _settle(raw: Any, own: str) -> None:
+    """Of a session of PostgreSQL. `own`: the options that its address gives, of which bounds count."""
     if "statement_timeout" not in own:
         raw.execute("SET statement_timeout = 0")  # by itself, first: it may cut the other short
-    names = [name for name in UNBOUNDED if name not in own]
-    raw.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", [names])
+    values = {name: "0" for name in UNBOUNDED if name not in own} | OWN
+    change = "SELECT set_config(name, %s::jsonb ->> name, false) FROM pg_settings WHERE name = ANY(%s)"
+    raw.execute(change, [json.dumps(values), list(values)])
     raw.commit()
 
 

@@ -73,6 +73,21 @@ def check_own(data_dir: Path, run_id: str) -> None:
         )
 
 
+def check_begins(data_dir: Path, name: str) -> None:
+    """Raises `LogLost` where a run is to begin in PostgreSQL, and the mark tells of one there.
+
+    Its database is another one, or was emptied. Begun again it would be lost unseen, and its mark with it.
+    """
+    marks = MarkFile(data_dir)
+    if (mark := marks.read()) is not None:
+        raise LogLost(
+            f"{name} has no run, and {marks.path} is of run {mark.run_id}, which was acknowledged up to "
+            f"event {mark.seq}; nothing was changed. Name the database that has it (server.database; in it "
+            "the role's search_path counts), or put it back (`pg_restore`); for another run name another "
+            "server.data_dir (--data-dir)"
+        )
+
+
 def _run_on_sqlite(data_dir: Path, mark: Mark | None) -> str | None:
     """The run of which SQLite's file tells, or, where that is lost, the log that the mark is of."""
     path = data_dir / SQLITE_FILE

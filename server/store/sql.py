@@ -36,6 +36,7 @@ from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots, has_pa
 from anabranch.server.store.database import Database
 from anabranch.server.store.ending import (
     check_alone,
+    check_begins,
     check_files,
     check_mark,
     check_own,
@@ -185,6 +186,8 @@ class SqlStore:
                 stored = self._enter(connection, info)
                 if not self._database.is_sqlite:
                     check_own(self._data_dir, stored.run_id)
+                    if stored is info:  # the database had none
+                        check_begins(self._data_dir, self._database.name)
                 self._last_seq = log_end(connection)
             if not self._database.is_sqlite:  # only now nobody else writes
                 self._check_whole()

@@ -87,6 +87,29 @@ def test_what_a_database_bounds_for_all_ends_no_session_of_a_server(
     own.close()
 
 
+@pytest.mark.parametrize(
+    "default",
+    ["extra_float_digits=0", "extra_float_digits=-15", "default_transaction_isolation=serializable"],
+)
+def test_what_a_database_says_of_numbers_and_transactions_is_not_a_server_s(
+    default: str, postgresql_url: str, tmp_path: Path
+) -> None:
+    """The head of a run's history is of its row: a digit that is left out is a log that is another one."""
+    exact = replace(INFO, created_at=1795856400.1234567)
+    store = opened(postgresql_url, tmp_path)
+    store.start(exact)
+    store.close()
+    with psycopg.connect(postgresql_url, autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {admin.info.dbname} SET {default}".encode())
+    again = opened(f"{postgresql_url}&options=-c%20{default}", tmp_path)
+    assert again.start(INFO) == exact
+    for session in (again._database.transaction, again._database.aside):
+        with session() as connection:
+            assert connection.exec_driver_sql("SELECT 0.1::float8 + 0.2::float8").scalar() == 0.1 + 0.2
+            assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "read committed"
+    again.close()
+
+
 @pytest.fixture
 def narrow_url(postgresql_url: str) -> str:
     """A database whose owner may have `SESSIONS` at a time."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from stores import (
     INFO,
@@ -20,7 +21,7 @@ from stores import (
     upload,
 )
 
-from anabranch.core.errors import ConfigError, StoreCorrupt, StoreError
+from anabranch.core.errors import ConfigError, LogLost, StoreCorrupt, StoreError
 from anabranch.server.store.base import Mark, Store
 from anabranch.server.store.factory import open_store
 from anabranch.testing import StoreConformance
@@ -193,12 +194,48 @@ def _bytes_in(data: Path) -> dict[str, bytes]:
 def test_a_folder_whose_mark_is_of_postgresql_takes_the_next_database(
     tmp_path: Path, postgresql_url: str
 ) -> None:
-    """A database that was made anew, beside a run on SQLite whose mark an old release has written over."""
+    """One that has a run, beside a run on SQLite whose mark an old release has written over."""
     store = open_store("", tmp_path / "data")
     store.start(INFO)
     store.append([asked("t1")])
     store.acknowledge(Mark("of PostgreSQL's former run", 1, "ab" * 32))
     store.close()
+    another = replace(INFO, run_id="another")
+    for folder in ("elsewhere", "data"):
+        other = open_store(postgresql_url, tmp_path / folder)
+        assert other.start(another) == another
+        other.close()
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_an_empty_database_is_not_taken_for_that_of_a_run_that_was_acknowledged(
+    acknowledged: bool, tmp_path: Path, postgresql_url: str
+) -> None:
+    """By a wrong name, a database that was made anew, or a role's search path no run begins again."""
+    store = open_store(postgresql_url, tmp_path / "data")
+    store.start(INFO)
+    store.append([asked("t1")])
+    mark = Mark(INFO.run_id, 1, "ab" * 32)
+    if acknowledged:
+        store.acknowledge(mark)
+    store.close()
+    with psycopg.connect(postgresql_url, autocommit=True) as admin:
+        admin.execute("CREATE SCHEMA elsewhere")
+        admin.execute(f"ALTER DATABASE {admin.info.dbname} SET search_path = elsewhere".encode())
+    another = replace(INFO, run_id="another")
     other = open_store(postgresql_url, tmp_path / "data")
-    assert other.start(replace(INFO, run_id="another")).run_id == "another"
-    other.close()
+    if not acknowledged:  # of such a run nobody was told
+        assert other.start(another) == another
+        other.close()
+        return
+    for _ in range(2):
+        with pytest.raises(
+            LogLost, match=r"has no run, and .*acknowledged is of run run-1, .* event 1; .*search_path"
+        ):
+            other.start(another)
+        assert other.info() is None
+    with psycopg.connect(postgresql_url, autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {admin.info.dbname} RESET search_path".encode())
+    again = open_store(postgresql_url, tmp_path / "data")
+    assert (again.start(INFO), again.mark()) == (INFO, mark)
+    again.close()

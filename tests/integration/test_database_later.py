@@ -8,11 +8,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
+import grpc
 import psycopg
 import pytest
 from postgres_gate import SOCKET
@@ -62,6 +64,45 @@ def test_a_database_that_comes_later_is_waited_for(
     (why,) = said
     assert why.startswith("waiting for the database: postgresql://")
     assert "cannot be reached" in why
+
+
+def test_who_asks_meanwhile_is_told_of_the_database_and_not_of_another_server(
+    tmp_path: Path, folder: Path, manifest: Manifest
+) -> None:
+    """And not where it is: that is for the log."""
+    told: list[str] = []
+    stop = asyncio.Event()
+    database = f"postgresql://postgres:word@/there-is-none?host={folder}"
+
+    async def ask(address: str) -> None:
+        try:
+            async with grpc.aio.insecure_channel(address) as channel:
+                call: Any = channel.unary_unary("/anabranch.v1.Any/Call")
+                await call(b"", wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            told.append(error.details() or "")
+        finally:
+            stop.set()
+
+    async def served() -> None:
+        config = server_config(tmp_path / "data", server={"database": database})
+        asked: list[asyncio.Task[None]] = []
+        ports = StandbyPorts(config, config.limits, None)
+
+        def waiting(why: str) -> None:
+            assert str(folder) in why
+            asked.append(asyncio.create_task(ask(ports.address)))
+
+        def begin(_: float | None) -> Recovered:
+            with closing(Database(make_url(database).set(drivername="postgresql+psycopg"))) as store:
+                store.open(writes=True)
+            raise AssertionError("there is no database")
+
+        assert await await_turn(begin, config, ports, stop, waiting) is None
+        await asyncio.gather(*asked)
+
+    asyncio.run(served())
+    assert told == ["this server waits for its database, and its log says why: try again later"]
 
 
 def test_a_database_that_only_reads_is_waited_for(
