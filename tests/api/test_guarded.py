@@ -96,7 +96,7 @@ def test_what_the_callbacks_of_trainers_share_joins_too(tmp_path: Path) -> None:
         model, papers = torch.nn.Linear(2, 1), federation.papers("trainer")
         for options in ({**papers, "tasks_max": 2}, {"state_dir": papers["state_dir"], "tasks_max": 1}):
             device = Participation(server, False, options)  # type: ignore[arg-type] # of a mapping
-            there_is_one = device.begin(model, [], processes=1)
+            there_is_one = device.begin(model, processes=1)
             while there_is_one:
                 device.steps = 1
                 device.push(examples=4, metrics={"loss": 0.5})

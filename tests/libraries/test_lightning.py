@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
+    LearningRateFinder,
     ModelCheckpoint,
     RichProgressBar,
     StochasticWeightAveraging,
@@ -46,7 +47,7 @@ class Line(lightning.LightningModule):
         with torch.no_grad():
             self.out.weight.copy_(torch.tensor([[0.5, -0.5, 1.0]]))
             self.out.bias.zero_()
-        self.make, self.schedule = optimizer, schedule
+        self.make, self.schedule, self.rate = optimizer, schedule, 0.1
         self.rates: list[float] = []
         self.remembers: list[bool] = []
 
@@ -65,7 +66,7 @@ class Line(lightning.LightningModule):
         self.remembers.append(bool(optimizer.state_dict()["state"]))
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make(self.parameters(), lr=0.1)
+        optimizer = self.make(self.parameters(), lr=self.rate)
         if not self.schedule:
             return optimizer
         steps = int(self.trainer.estimated_stepping_batches)
@@ -124,10 +125,12 @@ def local_run(module: Line, updates: int, callbacks: Any = (), **more: Any) -> t
     """A trainer on a server in this process, on all points at a time."""
     strategy = more.pop("strategy", ab.strategies.FedAvg(clients_per_round=1))
     options, validation = more.pop("options", {}), more.pop("validation", None)
+    fits, checkpoint = more.pop("fits", 1), more.pop("checkpoint", None)
     with ab.Server.local(Line(), strategy=strategy, until=ab.Until(updates=updates)) as server:
         device = ab.LightningCallback(server, id="line", **options)
         trainer = trainer_of([device, *callbacks], **more)
-        trainer.fit(module, DataLoader(POINTS, batch_size=32), validation)
+        for _ in range(fits):
+            trainer.fit(module, DataLoader(POINTS, batch_size=32), validation, ckpt_path=checkpoint)
     return server, trainer, device
 
 
@@ -151,6 +154,53 @@ def test_what_the_optimizer_remembers_is_of_one_task(keep: bool) -> None:
     module = Line(torch.optim.Adam)
     local_run(module, 4, options={"steps": 3, "keep_optimizer": keep}, max_epochs=99)
     assert module.remembers == ([False] + [True] * 11 if keep else [False, True, True] * 4)
+
+
+@pytest.mark.parametrize("told", [{"max_epochs": 3}, {"max_steps": 3}], ids=["epochs", "steps"])
+@pytest.mark.parametrize("saved_at", [4, 6], ids=["midway", "at the end"])
+def test_a_script_that_resumes_its_checkpoint_trains_as_one_that_does_not(
+    told: Any, saved_at: int, tmp_path: Path
+) -> None:
+    def module() -> Line:
+        return Line(torch.optim.Adam, schedule=True)
+
+    keeping = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    local_run(module(), 2, [keeping], folder=tmp_path, **told)
+    resumed = module()
+    server, trainer, _ = local_run(resumed, 2, checkpoint=tmp_path / f"step={saved_at}.ckpt", **told)
+    assert trainer.global_step == saved_at + 6, "it was resumed"
+    assert resumed.remembers == [False, True, True] * 2
+    assert resumed.rates == pytest.approx([0.1, 0.1 * 2 / 3, 0.1 / 3] * 2)
+    plain, _, _ = local_run(module(), 2, **told)
+    for name, array in plain.weights().items():
+        assert np.allclose(server.weights()[name], array, atol=1e-6), name
+
+
+@pytest.mark.parametrize("task", [{"steps": 3}, {"epochs": 3}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("told", [{"max_epochs": 2}, {"max_epochs": 99}, {"max_steps": 99}], ids=str)
+def test_a_schedule_spans_a_task_where_the_callback_says_how_long_it_is(task: Any, told: Any) -> None:
+    module = Line(schedule=True)
+    local_run(module, 2, options=task, **told)
+    assert module.rates == pytest.approx([0.1, 0.1 * 2 / 3, 0.1 / 3] * 2)
+
+
+def test_one_trainer_may_train_more_than_once() -> None:
+    module = Line(torch.optim.Adam, schedule=True)
+    local_run(module, 2, fits=2, options={"tasks_max": 1}, max_epochs=3)
+    assert module.rates == pytest.approx([0.1, 0.1 * 2 / 3, 0.1 / 3] * 2)
+    assert module.remembers == [False, True, True] * 2
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_the_rate_that_a_search_has_found_counts(is_last: bool, tmp_path: Path) -> None:
+    search = LearningRateFinder(1e-4, num_training_steps=20, attr_name="rate", early_stop_threshold=None)
+    module = Line()
+    with ab.Server.local(Line(), strategy="fedasync", until=ab.Until(updates=2)) as server:
+        device = ab.LightningCallback(server, id="line")
+        callbacks = [search, device] if is_last else [device, search]
+        trainer_of(callbacks, tmp_path, max_steps=2).fit(module, DataLoader(POINTS, batch_size=32))
+    assert search.optimal_lr is not None
+    assert module.rates[-4:] == pytest.approx([search.optimal_lr.suggestion()] * 4)
 
 
 def test_what_is_measured_is_sent_along_and_a_checkpoint_is_of_what_was_trained(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,9 @@ def by_hand(tasks: int, steps: int, rate: float) -> dict[str, Any]:
 def local_run(tmp_path: Path, updates: int, extra: Any = (), **more: Any) -> tuple[Any, Any, Any]:
     """A trainer on a server in this process, from `Line`, on all points at a time."""
     strategy = more.pop("strategy", ab.strategies.FedAvg(clients_per_round=1))
-    options = more.pop("options", {})
-    data = more.pop("eval_dataset", None)
+    options, trains = more.pop("options", {}), more.pop("trains", 1)
+    data, resumed, given = (more.pop(name, None) for name in ("eval_dataset", "resumed", "optimizers"))
+    model = given[0] if given else Line()
     with ab.Server.local(Line(), strategy=strategy, until=ab.Until(updates=updates)) as server:
         device = ab.TransformersCallback(server, id="line", **options)
         args = arguments(
@@ -132,8 +134,16 @@ def local_run(tmp_path: Path, updates: int, extra: Any = (), **more: Any) -> tup
             **{"per_device_train_batch_size": 8, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0}
             | more,
         )
-        trainer = Trainer(Line(), args, train_dataset=POINTS, eval_dataset=data, callbacks=[device, *extra])
-        trainer.train()
+        trainer = Trainer(
+            model,
+            args,
+            train_dataset=POINTS,
+            eval_dataset=data,
+            callbacks=[device, *extra],
+            optimizers=given[1:] if given else (None, None),
+        )
+        for _ in range(trains):
+            trainer.train(resume_from_checkpoint=resumed)
     return server, trainer, device
 
 
@@ -164,6 +174,76 @@ def test_what_the_optimizer_remembers_is_of_one_task(keep: bool, tmp_path: Path)
     else:
         assert seen.remembers == [False, True, True] * 4
         assert seen.rates == pytest.approx(decay * 4)
+
+
+def of_ones_own(schedule: bool) -> tuple[Any, Any, Any]:
+    """A model, and what a script may give a trainer with it."""
+    model = Line()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if schedule else None
+
+
+MEASURED = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": POINTS}
+REMEMBERING: dict[str, Any] = {
+    "adam": lambda: {"optim": "adamw_torch"},
+    "adagrad": lambda: {"optim": "adagrad"},  # remembers something before its first step
+    "by what is measured": lambda: {"optim": "sgd", "lr_scheduler_type": "reduce_lr_on_plateau", **MEASURED},
+    "its own optimizer": lambda: {"optimizers": of_ones_own(schedule=False)},
+    "its own schedule, too": lambda: {"optimizers": of_ones_own(schedule=True)},
+}
+
+
+@pytest.mark.parametrize("of", REMEMBERING)
+def test_a_script_that_resumes_its_checkpoint_trains_as_one_that_does_not(of: str, tmp_path: Path) -> None:
+    saved = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3, "lr_scheduler_kwargs": {}}
+    if of == "by what is measured":
+        saved |= {"lr_scheduler_kwargs": {"patience": 0, "threshold": 1e9}}  # nothing is ever better
+    local_run(tmp_path, 2, **saved, **REMEMBERING[of]())
+    resumed, trainer, _ = local_run(tmp_path, 2, resumed=True, **saved, **REMEMBERING[of]())
+    assert trainer.state.global_step == 12, "it was resumed"
+    plain, _, _ = local_run(tmp_path / "plain", 2, **saved, **REMEMBERING[of]())
+    for name, array in plain.weights().items():
+        assert np.allclose(resumed.weights()[name], array, atol=1e-6), name
+
+
+def test_one_trainer_may_train_more_than_once(tmp_path: Path) -> None:
+    given = {"optim": "adamw_torch", "max_steps": 3}
+    once, _, _ = local_run(tmp_path, 2, **given)
+    twice, _, device = local_run(tmp_path, 2, trains=2, options={"tasks_max": 1}, **given)
+    assert device.summary.applied == 1
+    for name, array in once.weights().items():
+        assert np.allclose(twice.weights()[name], array, atol=1e-6), name
+
+
+def test_what_is_kept_is_kept_by_a_script_that_resumes(tmp_path: Path) -> None:
+    given = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "options": {"keep_optimizer": True}}
+    local_run(tmp_path, 1, optim="adamw_torch", **given)
+    seen = Observer()
+    checkpoint = str(tmp_path / "trained" / "checkpoint-2")
+    local_run(tmp_path, 1, [seen], optim="adamw_torch", resumed=checkpoint, **given)
+    assert seen.remembers == [True] * 4
+    assert seen.rates == pytest.approx([0.05, 0.025, 0.0, 0.0]), "on from its third step"
+
+
+def test_an_optimizer_that_cannot_begin_anew_is_refused(tmp_path: Path) -> None:
+    class Unusual(torch.optim.SGD):
+        def __init__(self, model: torch.nn.Module) -> None:
+            super().__init__(model.parameters(), lr=0.1, momentum=0.9)
+
+    class Mine(Trainer):
+        optimizer: Any
+
+        def create_optimizer(self, model: Any = None) -> Any:
+            self.optimizer = self.optimizer or Unusual(self.model)
+            return self.optimizer
+
+    saved = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    with ab.Server.local(Line(), strategy="fedasync") as server:
+        for resumed in (None, True):
+            device = ab.TransformersCallback(server, id="line", tasks_max=1)
+            trainer = Mine(Line(), arguments(tmp_path, **saved), train_dataset=POINTS, callbacks=[device])
+            with pytest.raises(ConfigError, match="Unusual remembers an") if resumed else nullcontext():
+                trainer.train(resume_from_checkpoint=resumed)
 
 
 def test_a_warm_up_is_a_part_of_a_task(tmp_path: Path) -> None:

@@ -61,27 +61,39 @@ class LightningCallback(Callback):
     # --- what the trainer calls --------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
-        """Before any other callback has changed how long the training is. Raises `ConfigError`."""
-        for other in trainer.callbacks if stage == "fit" else ():
+        """Before anything has asked how long the training is: as long as a task. Raises `ConfigError`."""
+        if stage != "fit":
+            return
+        for other in trainer.callbacks:
             if any(kind.__name__ in AVERAGING for kind in type(other).__mro__):
                 raise ConfigError(
                     f"LightningCallback beside {type(other).__name__}: that averages over a whole training, "
                     "in which tasks begin from other weights, and puts its average into the model at the "
                     "very end; leave it out: the server averages what devices push"
                 )
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Optimizers were made for as much as the trainer was told: from now on it has no end. Join."""
         loop = trainer.fit_loop
         if not (self._epochs or self._steps):
             self._steps, self._epochs = max(loop.max_steps, 0), max(loop.max_epochs or 0, 0)
         if not (self._epochs or self._steps):
             raise ConfigError("say how long a task is: Trainer(max_epochs=...), or the callback's steps=")
+        loop.epoch_loop.max_steps = self._steps or ENDLESS
+        if not self._steps:
+            loop.max_epochs = self._epochs
+        elif loop.max_epochs != ENDLESS:  # as many as were told, if they are enough: each is a step at least
+            loop.max_epochs = max(loop.max_epochs, self._steps)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Optimizers are made, no checkpoint has changed them yet, and from now on there is no end."""
+        loop = trainer.fit_loop
         loop.max_epochs = loop.epoch_loop.max_steps = ENDLESS
         loop.min_epochs = loop.epoch_loop.min_steps = None
-        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        remembering = [*trainer.optimizers, *schedules]
-        self._started(trainer, self._device.begin(pl_module, remembering, trainer.world_size))
+        self._remember(trainer)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Join. What else has changed the optimizers since, such as a search for a learning rate, counts."""
+        if trainer.ckpt_path is None:
+            self._remember(trainer)
+        self._started(trainer, self._device.begin(pl_module, trainer.world_size))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """After a task that took whole epochs: the next one."""
@@ -131,6 +143,10 @@ class LightningCallback(Callback):
         self._device.close()
 
     # -----------------------------------------------------------------------------------------
+
+    def _remember(self, trainer: Any) -> None:
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._device.remember([*trainer.optimizers, *schedules])
 
     def _started(self, trainer: Any, there_is_one: bool) -> None:
         """A task begins, or the run has ended."""

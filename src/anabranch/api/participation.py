@@ -55,13 +55,14 @@ class Remembering(Protocol):
 class Participation:
     """One device, from its first task to the end of the run.
 
-    `task` is the one at hand, if any, and `steps` counts the local steps for it.
+    `task` is the one at hand, if any, and `steps` counts the local steps for it. `keeps`: optimizers and
+    schedules live on from task to task.
     """
 
     def __init__(
         self, server: str | Operated | InProcessServer, keep_optimizer: bool, options: JoinOptions
     ) -> None:
-        self._server, self._keep, self._options = server, keep_optimizer, options
+        self._server, self.keeps, self._options = server, keep_optimizer, options
         self._fed: JoinedFederation | None = None
         self._tasks: Iterator[JoinedTask] = iter(())
         self._fresh: list[tuple[Remembering, dict[str, Any]]] = []
@@ -80,8 +81,13 @@ class Participation:
         """As many as the script said; 0: it did not."""
         return self._options.get("examples", 0)
 
-    def begin(self, model: Any, remembering: Sequence[Remembering], processes: int) -> bool:
-        """Join with a torch model as it is, and take the first task; `remembering` is put back for each.
+    def remember(self, remembering: Sequence[Remembering]) -> None:
+        """With each task these begin as they are now, unless they are kept."""
+        if not self.keeps:
+            self._fresh = [(it, copy.deepcopy(it.state_dict())) for it in remembering]
+
+    def begin(self, model: Any, processes: int) -> bool:
+        """Join with a torch model as it is, and take the first task.
 
         False where the run has ended. Raises `ConfigError` where several processes train, and as `join`.
         """
@@ -93,7 +99,6 @@ class Participation:
         self._fed = join(self._server, model, **self._options)
         self._tasks = iter(self._fed)
         self._params = [p for p in model.parameters() if p.requires_grad]
-        self._fresh = [] if self._keep else [(it, copy.deepcopy(it.state_dict())) for it in remembering]
         return self.take()
 
     def take(self) -> bool:

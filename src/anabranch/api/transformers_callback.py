@@ -9,6 +9,7 @@ or else `num_train_epochs`, and so is its schedule of the learning rate.
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Unpack
 
@@ -47,7 +48,7 @@ class TransformersCallback(TrainerCallback):
         self._device = Participation(server, keep_optimizer, options)
         self._epochs, self._steps, self._planned, self._examples = epochs, steps, 0, 0
         self._begun_with: Any = None  # the arguments of the trainer
-        self._own_schedule = False
+        self._given: list[tuple[Any, dict[str, Any]]] = []  # to the trainer, and as it was then
         self._epoch_is_over = False
         self._metrics: dict[str, Any] = {}
 
@@ -64,7 +65,8 @@ class TransformersCallback(TrainerCallback):
             self._steps, self._epochs = max(args.max_steps, 0), args.num_train_epochs
         if self._steps == ENDLESS_STEPS:
             raise ConfigError("these TrainingArguments were another trainer's: make new ones")
-        self._own_schedule = given.get("lr_scheduler") is not None
+        made = [given.get("optimizer"), given.get("lr_scheduler")]
+        self._given = [(it, copy.deepcopy(it.state_dict())) for it in made if it is not None]
         self._begun_with, args.max_steps = args, ENDLESS_STEPS
 
     def on_train_begin(
@@ -84,9 +86,8 @@ class TransformersCallback(TrainerCallback):
             raise ConfigError("give the callback to the trainer when that is made, among its callbacks")
         self._plan(args, train_dataloader)
         state.compute_steps(args, self._planned)  # what is logged and saved every part of a training
-        if not self._own_schedule:
-            _span(lr_scheduler, optimizer, args, self._planned)
-        if not self._device.begin(model, (optimizer, lr_scheduler), args.world_size):
+        self._renew(args, optimizer, lr_scheduler, was_used=state.global_step > 0)
+        if not self._device.begin(model, args.world_size):
             control.should_training_stop = True
         if DEFAULT_PROGRESS_CALLBACK is ProgressCallback:  # a notebook's has to have a number
             state.max_steps = math.inf  # for the bar, which is made next: a count, without an end
@@ -148,6 +149,17 @@ class TransformersCallback(TrainerCallback):
         rows = _length(getattr(dataloader, "dataset", None))
         self._examples = min(rows or ENDLESS_STEPS, self._planned * of_step)
 
+    def _renew(self, args: Any, optimizer: Any, schedule: Any, was_used: bool) -> None:
+        """What each task begins with, whatever a checkpoint or an earlier training has left in it."""
+        if not self._device.keeps:
+            if was_used or optimizer.state_dict()["state"]:
+                optimizer.load_state_dict(_unused(optimizer))
+            for holder, state in self._given:
+                holder.load_state_dict(copy.deepcopy(state))
+        if all(holder is not schedule for holder, _ in self._given):
+            _span(schedule, optimizer, args, self._planned, goes_on=self._device.keeps)
+        self._device.remember((optimizer, schedule))
+
     def _turn(self, args: Any, state: Any, control: Any) -> None:
         """Push and take the next task, once nothing is left to do with this one's weights."""
         if not self._is_due or control.should_evaluate or control.should_save:
@@ -161,25 +173,44 @@ class TransformersCallback(TrainerCallback):
             control.should_training_stop = True
 
 
-def _span(schedule: Any, optimizer: Any, args: Any, steps: int) -> None:
-    """Let the trainer's own schedule, made for a training without an end, span a task's steps."""
+def _unused(optimizer: Any) -> dict[str, Any]:
+    """The state of another one like this, which has made no step yet."""
+    kind = type(getattr(optimizer, "optimizer", optimizer))  # behind what accelerate puts around it
+    rate = optimizer.defaults["lr"]  # what a schedule by what is measured began with
+    groups = [group | {"lr": group.get("initial_lr", rate)} for group in optimizer.param_groups]
+    try:
+        state: dict[str, Any] = kind(groups).state_dict()
+    except Exception as error:  # of whatever kind: it is another's
+        raise ConfigError(
+            f"{kind.__name__} remembers an earlier training, and none like it can be made for each task "
+            f"({error}): make a new Trainer and resume no checkpoint, or say keep_optimizer=True"
+        ) from error
+    return state
+
+
+def _span(schedule: Any, optimizer: Any, args: Any, steps: int, goes_on: bool) -> None:
+    """Let the trainer's own schedule, made for a training without an end, span a task's steps.
+
+    It begins anew, unless it `goes_on` from where it is.
+    """
     import torch
 
-    alone = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    alike = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in rates])
     made = get_scheduler(
         args.lr_scheduler_type,
-        alone,
+        alike,
         num_warmup_steps=args.get_warmup_steps(steps),
         num_training_steps=steps,
         scheduler_specific_kwargs=args.lr_scheduler_kwargs,
     )
-    if not isinstance(made, torch.optim.lr_scheduler.LambdaLR):
-        return  # by what is measured: it knows of no end
-    factor = made.lr_lambdas[0]
-    schedule.lr_lambdas = [factor] * len(schedule.lr_lambdas)
-    for group, rate in zip(optimizer.param_groups, schedule.base_lrs, strict=True):
-        group["lr"] = rate * factor(0)
-    schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
+    if isinstance(made, torch.optim.lr_scheduler.LambdaLR):  # others go by what is measured: without an end
+        schedule.lr_lambdas = made.lr_lambdas
+    if goes_on and schedule.last_epoch:
+        return
+    schedule.load_state_dict(made.state_dict())
+    for group, other in zip(optimizer.param_groups, alike.param_groups, strict=True):
+        group["lr"] = other["lr"]
 
 
 def _length(sized: Any) -> int:
