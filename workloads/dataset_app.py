@@ -23,7 +23,7 @@ import numpy as np
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.rng import stream
 from anabranch.workloads.app import App, Array, Examples, Model, Shard
-from anabranch.workloads.splits import Rows, take, train_validation
+from anabranch.workloads.splits import Rows, class_numbers, take, train_validation
 
 TEST_FRACTION = 0.2  # of data without a test part
 LABELS = ("label", "labels")  # what a table's column of class numbers is called, where nobody says it
@@ -155,12 +155,8 @@ class _Source:
     @cached_property
     def _by_label(self) -> Examples:
         """Each example's number, and its label: what the splits go by."""
-        labels = np.asarray(self._pool.labels())[self._rows]
-        if labels.ndim != 1:
-            raise DataError(
-                f"labels of shape {labels.shape} cannot be split by class: set fleet.split = 'iid'"
-            )
-        return Examples(np.arange(len(self._rows)), labels)
+        labels = class_numbers(self._pool.labels())
+        return Examples(np.arange(len(self._rows)), labels[self._rows])
 
     @cached_property
     def _unlabelled(self) -> Examples:

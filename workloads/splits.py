@@ -56,7 +56,8 @@ def partition(
     """Row numbers of each of `count` devices, sorted; `fleet.split` says how.
 
     `fleet.examples_per_client` > 0 caps each part by a draw of its own. Raises `DataError` when there
-    are too few examples, `ConfigError` for an unknown split or one that lacks what it needs.
+    are too few examples, or labels of several numbers each for a split by class, `ConfigError` for an
+    unknown split or one that lacks what it needs.
     """
     split: Split = SPLITS.find(fleet.split)
     if split is _draws:
@@ -74,6 +75,17 @@ def partition(
     if fleet.split not in BUILT_IN:
         parts = [_rows_of(rows, len(labels), fleet.split, device) for device, rows in enumerate(parts)]
     return [_capped(rows, fleet.examples_per_client, seed, i) for i, rows in enumerate(parts)]
+
+
+def class_numbers(labels: Any) -> Labels:
+    """The label of each example as an array, (count,). Raises `DataError` for another shape."""
+    found = np.asarray(labels)
+    if found.ndim != 1:
+        raise DataError(
+            f"labels of shape {found.shape} cannot be split by class: set fleet.split = 'iid', or give one "
+            "number for each example, y.ravel() of a column, y.argmax(1) of scores"
+        )
+    return found
 
 
 def _rows_of(rows: Any, count: int, split: str, device: int) -> Rows:
@@ -138,6 +150,7 @@ class _Classes:
 
     @classmethod
     def of(cls, labels: Labels) -> _Classes:
+        labels = class_numbers(labels)
         _, starts, sizes = np.unique(np.sort(labels), return_index=True, return_counts=True)
         return cls(np.argsort(labels, kind="stable"), starts, sizes)
 
@@ -181,9 +194,10 @@ def _dirichlet(
 ) -> list[Rows]:
     alpha = fleet.dirichlet_alpha
     pieces: list[list[Rows]] = [[] for _ in range(count)]
-    for label in np.unique(labels).tolist():
+    classes, of = np.unique(class_numbers(labels), return_inverse=True)  # what is no number is a class, too
+    for number, label in enumerate(classes.tolist()):
         draws = stream(seed, "split", "dirichlet", label)
-        rows = draws.permutation(np.flatnonzero(labels == label))
+        rows = draws.permutation(np.flatnonzero(of == number))
         cuts = np.cumsum(draws.dirichlet(np.full(count, alpha)))[:-1] * len(rows)
         for device, piece in enumerate(np.split(rows, np.rint(cuts).astype(np.int64))):
             pieces[device].append(piece)
@@ -206,6 +220,7 @@ def _fed(parts: list[Rows], examples_min: int, seed: int) -> list[Rows]:
 
 
 def _shards(labels: Labels, count: int, seed: int) -> list[Rows]:
+    labels = class_numbers(labels)
     if len(labels) < count:
         raise DataError(
             f"cannot cut {len(labels)} examples into {count} shards: use fewer devices or shards_per_client"

@@ -186,3 +186,34 @@ def test_validation_is_a_tenth_apart_from_training(count: int, seed: int) -> Non
     training, validation = train_validation(count, seed)
     assert len(validation) == round(count / 10)
     np.testing.assert_array_equal(np.sort(np.concatenate([training, validation])), np.arange(count))
+
+
+BY_CLASS = ["dirichlet", "shards", "speed-shards", "draws"]
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("split", BY_CLASS)
+def test_labels_of_several_numbers_are_refused_where_a_split_goes_by_them(split: str, columns: int) -> None:
+    """A column, as of a regression, had every device train on the rows that have the least number."""
+    labels, groups = np.arange(120).repeat(columns).reshape(120, columns) % 3, (0, 0, 1, 1)
+    fleet = FleetTable(split=split, examples_per_client=9)
+    shape = rf"\(120, {columns}\)"
+    with pytest.raises(DataError, match=f"labels of shape {shape} cannot be split by class: set fleet"):
+        partition(labels, 4, fleet, 1, groups)
+    parts = partition(labels, 4, FleetTable(split="iid"), 1, groups)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(120))
+
+
+@pytest.mark.parametrize("split", BY_CLASS)
+def test_labels_may_be_a_list(split: str) -> None:
+    """As a table's column is, in Python."""
+    labels: Any = labels_of(200).tolist()
+    fleet = FleetTable(split=split, examples_per_client=20)
+    lists, arrays = (partition(some, 4, fleet, 1, (0, 0, 1, 1)) for some in (labels, np.array(labels)))
+    assert [part.tolist() for part in lists] == [part.tolist() for part in arrays]
+
+
+def test_what_has_no_number_for_a_label_is_dealt_all_the_same() -> None:
+    labels = np.where(np.arange(120) % 3, labels_of(120).astype(float), np.nan)
+    parts = partition(labels, 4, FleetTable(split="dirichlet"), 1)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(120))
