@@ -35,7 +35,7 @@ from anabranch.reports.html import write_report  # noqa: E402
 from anabranch.reports.models import BEST, FINAL, Best, write_model  # noqa: E402
 from anabranch.reports.origin import reason  # noqa: E402
 from anabranch.reports.recorder import EVENTS_FILE, Recorder  # noqa: E402
-from anabranch.reports.result import Status  # noqa: E402
+from anabranch.reports.result import FLOWER, Status  # noqa: E402
 
 app = ServerApp()
 
@@ -54,7 +54,7 @@ def _run(serverapp: ServerApp, grid: Grid, context: Context, tables: Mapping[str
     run_config = {k: v for k, v in context.run_config.items() if not k.startswith(PREFIX)}
     run = tables.get("run", {})
     recorder = Recorder(
-        strategy="flower",
+        strategy=FLOWER,
         workload=str(run.get("workload", "flower")),
         seed=int(run.get("seed", 0)),
         goal=Goal.of_json(tables),

@@ -21,6 +21,7 @@ from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.reports.journal_files import JOURNAL
 
 RESULT_FILE = "result.json"
+FLOWER = "flower"  # in the place of a strategy: what a ServerApp of Flower's own made of the app
 Kind = Literal["live", "simulated"]
 Status = Literal["finished", "interrupted"]
 Over = Literal["devices", "groups"]

@@ -13,7 +13,7 @@ from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.parts import is_code
 from anabranch.reports.intervals import deviation, mean
 from anabranch.reports.metrics import lacking, metric_names, value
-from anabranch.reports.result import Fairness, Kind, Point, Result
+from anabranch.reports.result import FLOWER, Fairness, Kind, Point, Result
 from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings, shared_names
 
 DIGITS = 8  # of a digest, to tell code by
@@ -114,29 +114,26 @@ def _groups(runs: Sequence[Result]) -> list[RunGroup]:
         else:
             same.append(r)
     firsts = [group[0] for alike in found.values() for group in alike]
-    common = [k for k in differing([r.config for r in firsts]) if not k.startswith("strategy.")]
     shared, groups = shared_names([r.config for r in firsts]), []
     for by_code in found.values():
         pairs = (pair for a, b in combinations(by_code, 2) for pair in product(a, b))
         changed = sorted({place for a, b in pairs for place in _other_code(a, b)})
-        groups += [_group(group, firsts, common, changed, shared) for group in by_code]
+        groups += [_group(group, firsts, changed, shared) for group in by_code]
     return groups
 
 
 def _group(
-    runs: Sequence[Result],
-    firsts: Sequence[Result],
-    common: Sequence[str],
-    changed: Sequence[str],
-    shared: Container[str],
+    runs: Sequence[Result], firsts: Sequence[Result], changed: Sequence[str], shared: Container[str]
 ) -> RunGroup:
     """The runs with what tells them from the others, of which `firsts` are one each.
 
-    `common`: the settings that differ beside the strategy's. `changed`: the places whose code does. `shared`:
-    names that are of several settings.
+    `changed`: the places whose code differs. `shared`: names that are of several settings. What ran
+    elsewhere, as Flower's own, has few of our settings, and ours none of its: their names tell them apart.
     """
     first = runs[0]
     alike = [r.config for r in firsts if r.strategy == first.strategy]
+    comparable = [r.config for r in firsts if _is_ours(r) == _is_ours(first)]
+    common = [k for k in differing(comparable) if not k.startswith("strategy.")]
     keys = [*(k for k in differing(alike) if k.startswith("strategy.")), *common]
     values = settings(first.config)
     told = {k: values[k] for k in keys if k in values}
@@ -147,6 +144,10 @@ def _group(
     )
     of_code = {f"code of {place}": digits for place, digits in code.items()}
     return RunGroup(first.strategy, ", ".join([first.strategy, *words]), told | of_code, runs)
+
+
+def _is_ours(r: Result) -> bool:
+    return r.strategy != FLOWER
 
 
 def _other_code(a: Result, b: Result) -> list[str]:

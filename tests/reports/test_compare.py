@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import DataError
 from anabranch.reports.compare import compare, compare_html, comparison_svg, spans
 from anabranch.reports.result import Result
@@ -53,6 +54,27 @@ def test_rows_keep_strategies_workloads_and_kinds_apart(record: Callable[..., Re
         ("synthetic", "simulated", "fedbuff", 1),
         ("digits", "simulated", "fedavg", 1),
         ("synthetic", "live", "fedavg", 1),
+    ]
+
+
+def test_what_flower_made_of_an_app_has_none_of_our_settings(record: Callable[..., Result]) -> None:
+    """Such a run records few settings, and ours nothing of what its ServerApp was told."""
+
+    def theirs(rounds: int) -> Result:
+        told = {"run": {}, "flower": {"run_config": {"num-server-rounds": rounds}}}
+        return record(strategy="flower", kind="live", config=told)
+
+    ours = record(
+        strategy="fedasync",
+        kind="live",
+        config=asdict(Config()) | {"uplink": {"codec": "raw"}, "flower": {"run_config": {}}},
+    )
+    assert [r.label for r in compare([theirs(3), ours])] == ["flower", "fedasync"]
+    labels = [r.label for r in compare([theirs(3), ours, theirs(5)])]
+    assert labels == [
+        "flower, run_config={ num-server-rounds = 3 }",
+        "fedasync",
+        "flower, run_config={ num-server-rounds = 5 }",
     ]
 
 
