@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,21 @@ def test_it_runs_and_its_tests_pass(template: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1000)
     assert "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["mine", "my_own", "a_folder_with_a_name-that_is_too_-long", "M"])
+def test_flower_takes_the_name_of_its_app(name: str, tmp_path: Path) -> None:
+    """By its own rule: a folder may have more names than an app that `flwr run` is to take."""
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
+    from flwr.supercore.utils import is_valid_name
+
+    answer(anabranch(tmp_path, "new", name, "--template", "flower", "--json"))
+    told = tomllib.loads((tmp_path / name / "pyproject.toml").read_text())
+    for called in (told["project"]["name"], told["tool"]["flwr"]["app"]["publisher"]):
+        assert is_valid_name(called) == (True, ""), called
+        assert name.replace("_", "-").startswith(called)
+        assert called[-1] != "-"
+    assert tomllib.loads((tmp_path / name / "run.toml").read_text())["run"]["name"] == name
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from anabranch.core.errors import ConfigError
 
 ENDING, DOT = ".in", "dot-"  # of a file of a template, and in the place of a leading dot
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
+FLOWER_NAME_MAX = 32  # of a Flower app, which has no _ in its name either: `flwr run` refuses others
 SCRIPT = "python train.py 127.0.0.1:7070 device-0"
 
 
@@ -42,6 +43,7 @@ class Template:
         """What stands where a file of the template has `@WORD@`."""
         return {
             "NAME": name,
+            "APPNAME": name.replace("_", "-")[:FLOWER_NAME_MAX].rstrip("-"),
             "ABOUT": self.about,
             "EXTRAS": ",".join(self.extras),
             "APP": self.app,
