@@ -46,7 +46,8 @@ STANDS_BY = "this server stands by while another one leads: try that one"
 NO_DATABASE = "this server waits for its database, and its log says why: try again later"
 LOOK_AGAIN_S = 1.0  # for a database that does not answer
 SAY_AGAIN_S = 60.0
-REFUSED = "FATAL"  # PostgreSQL's word to whom it does not let in
+# To whom PostgreSQL does not let in: its own word, and the driver's where no file has a password.
+REFUSED = ("FATAL", "no password supplied")
 # But these pass: others may have all its connections.
 SOON = (
     "starting up",
@@ -185,7 +186,8 @@ def _may_pass(error: LedByAnother | StoreUnreachable, standby: bool) -> bool:
     if isinstance(error, LedByAnother):
         return standby
     text = str(error)
-    return REFUSED not in text or any(soon in text for soon in SOON)
+    refused = any(word in text for word in REFUSED)
+    return not refused or any(soon in text for soon in SOON)
 
 
 async def _pause(stop: asyncio.Event) -> None:

@@ -78,6 +78,7 @@ class Database:
     def __init__(self, url: URL, lease_s: float = 0.0) -> None:
         self.url, self.lease_s = url, lease_s
         self._epoch: int | None = None
+        self._place: tuple[Any, ...] | None = None  # of the writer's session, where every other one is
         self._raw: set[Any] = set()  # PostgreSQL's connections, for `abandon`
         self._abandoned = threading.Event()
         self._engine: Engine | None = None
@@ -124,6 +125,7 @@ class Database:
                 leader.lock(self._connection)
                 with self._connection.begin():
                     self.lead(self._connection)
+                self._place = _place_of(self._connection.connection.dbapi_connection)
                 self._renewing = self._staying()
                 self._renewing.connect().close()  # now: later others may have all that there are
         except DBAPIError as error:
@@ -278,6 +280,7 @@ class Database:
             if engine is not None:
                 engine.dispose()
         self._connection = self._engine = self._lasting = self._renewing = self._epoch = None
+        self._place = None
         self._writes = False
 
     # --- the two kinds -----------------------------------------------------------------------
@@ -337,8 +340,23 @@ class Database:
         event.listen(engine, "connect", lambda raw, _: self._raw.add(raw))
         own = str(self.url.query.get("options", ""))
         event.listen(engine, "connect", lambda raw, _: _settle(raw, own))
+        event.listen(engine, "connect", lambda raw, _: self._check_place(raw))
         event.listen(engine, "close", lambda raw, _: self._raw.discard(raw))
         return engine
+
+    def _check_place(self, raw: Any) -> None:
+        """Raises `StoreUnreachable` where a new session is not where the writer's is.
+
+        After a failover an address may lead to either of two databases. What one session wrote into the other
+        one, the writer's would name in vain.
+        """
+        if self._place is not None and _place_of(raw) != self._place:
+            self._raw.discard(raw)
+            raw.close()
+            raise StoreUnreachable(
+                f"{self.name} leads to another database by now than the one that this server writes to: "
+                "another machine answers, or a role's search_path is another. Nothing is written to that one"
+            )
 
     @contextmanager
     def _meant(self, doing: str = "using") -> Iterator[None]:
@@ -379,6 +397,14 @@ def _settle(raw: Any, own: str) -> None:
     change = "SELECT set_config(name, %s::jsonb ->> name, false) FROM pg_settings WHERE name = ANY(%s)"
     raw.execute(change, [json.dumps(values), list(values)])
     raw.commit()
+
+
+def _place_of(raw: Any) -> tuple[Any, ...]:
+    """Where a session of PostgreSQL is: of which process's life, in which database and schema."""
+    place = "SELECT date_part('epoch', pg_postmaster_start_time()), current_database(), current_schema()"
+    found: tuple[Any, ...] = raw.execute(place).fetchone()
+    raw.commit()
+    return found
 
 
 def _begin_reading(connection: Connection) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import numpy as np
 import psycopg
 import pytest
+from postgres import cluster
+from postgres_gate import SOCKET
 from sqlalchemy import Connection, Engine
 from stores import INFO, LIMITS, logged, snapshot, update, upload
 from wire import Served, server_config
@@ -348,6 +353,63 @@ def test_whoever_waits_for_an_answer_is_let_go(postgresql_url: str, tmp_path: Pa
         store.abandon()
         thread.join(600)
     assert [type(error) for error in errors] == [DiskFailed]
+    store.close()
+
+
+@pytest.fixture
+def moving_url(postgresql_url: str) -> Iterator[tuple[str, Callable[[str], None]]]:
+    """An address that leads where one says by another: to a first database, to begin with."""
+    parts = urlsplit(postgresql_url)
+    folder = Path(tempfile.mkdtemp(prefix="anabranch-moving-"))  # a socket's path has 107 bytes at most
+
+    def move(to: str) -> None:
+        (host,) = parse_qs(urlsplit(to).query)["host"]
+        (folder / SOCKET).unlink(missing_ok=True)
+        (folder / SOCKET).symlink_to(f"{host}/{SOCKET}")
+
+    move(postgresql_url)
+    yield urlunsplit(parts._replace(query=f"host={folder}")), move
+    shutil.rmtree(folder)
+
+
+def test_what_is_large_goes_to_the_writer_s_own_database_or_nowhere(
+    moving_url: tuple[str, Callable[[str], None]], postgresql_url: str, tmp_path: Path
+) -> None:
+    """A database of before a failover comes back, and the address leads there: what it gets goes with it."""
+    url, move = moving_url
+    name, data = urlsplit(url).path[1:], bytes(range(256)) * 10_000
+    with cluster() as address:
+        with psycopg.connect(f"{address} dbname=postgres", autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {name}".encode())
+        other_url = f"postgresql://postgres@/{name}?host={address.split()[0].removeprefix('host=')}"
+        other, store = opened(other_url, tmp_path / "other"), opened(url, tmp_path / "1", 60.0)
+        for one in (other, store):
+            one.start(INFO)
+        other.close()
+        move(other_url)
+        with pytest.raises(StoreUnreachable, match="another database by now"):
+            upload(store, data, "u1")
+        with pytest.raises(StoreUnreachable, match="another database by now"):
+            store.save_snapshot(snapshot(1), 0, 5.0)
+        store.renew()  # by the session that it has
+        assert store.append([update(2)]) == [1]
+        with psycopg.connect(other_url) as admin:
+            assert admin.execute("SELECT count(*) FROM chunks").fetchone() == (0,)
+        move(postgresql_url)
+        upload(store, data, "u3")
+        store.close()
+    with psycopg.connect(postgresql_url) as admin:
+        assert admin.execute("SELECT count(*) FROM chunks").fetchone() == (3,)
+
+
+def test_another_schema_is_another_database(postgresql_url: str, tmp_path: Path) -> None:
+    store = opened(postgresql_url, tmp_path, 60.0)
+    store.start(INFO)
+    with psycopg.connect(postgresql_url, autocommit=True) as admin:
+        admin.execute("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.chunks (LIKE chunks INCLUDING ALL)")
+        admin.execute(f"ALTER DATABASE {admin.info.dbname} SET search_path = elsewhere".encode())
+    with pytest.raises(StoreUnreachable, match="another database by now"):
+        upload(store, bytes(range(256)) * 10_000, "u1")
     store.close()
 
 

@@ -186,6 +186,11 @@ def test_a_pooler_whose_places_are_all_taken_is_waited_for() -> None:
     assert standby._may_pass(error, standby=False)
 
 
+def test_a_password_that_no_file_has_is_not_waited_for() -> None:
+    error = StoreUnreachable("cannot be reached: connection failed: fe_sendauth: no password supplied")
+    assert not standby._may_pass(error, standby=True)
+
+
 class NoPorts(StandbyPorts):
     """Opens none."""
 
