@@ -353,7 +353,7 @@ class Simulation:
         self._evaluator = Evaluator(
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
         )
-        self.world.observers.append(self._evaluator.observe)
+        self.world.observers += (self._evaluator.observe, Unmoved(versions, problem).observe)
         self.world.taken_back.append(self._evaluator.taken_back)
 
     @property
@@ -382,7 +382,6 @@ class Simulation:
                 self.faults.set_clock(self.time.step)
         self.begin_devices()
         standstill, until_s = Standstill(self.world), self._config.run.virtual_s_max or math.inf
-        Unmoved(self.world, self._problem)
         with nullcontext() if self._newcomers is None else passed_over():
             self.clock.run(until_s)
         if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:

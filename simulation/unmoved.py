@@ -13,7 +13,7 @@ import numpy as np
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Published
 from anabranch.simulation.problem import Problem
-from anabranch.simulation.world import World
+from anabranch.simulation.versions import Versions
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +26,8 @@ UNMOVED = (
 class Unmoved:
     """Looks at the first version that is published; it changes nothing in the run."""
 
-    def __init__(self, world: World, problem: Problem) -> None:
-        self._world, self._problem, self._over = world, problem, False
-        world.observers.append(self.observe)
+    def __init__(self, versions: Versions, problem: Problem) -> None:
+        self._versions, self._problem, self._over = versions, problem, False
 
     def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:  # noqa: ARG002
         """Warn where it is the model of before."""
@@ -36,5 +35,5 @@ class Unmoved:
         if self._over or not version:
             return
         self._over = True
-        if np.array_equal(self._world.engine.vector, self._problem.spec.flatten(self._problem.initial)):
+        if np.array_equal(self._versions.engine.vector, self._problem.spec.flatten(self._problem.initial)):
             log.warning(UNMOVED, version)
