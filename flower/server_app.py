@@ -27,6 +27,7 @@ from typing import Any
 
 from anabranch.compress.feedback import uplink_of
 from anabranch.core.clock import EventClock
+from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.ranges import SENT
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.engine.buffers import LOCAL
@@ -87,8 +88,11 @@ class Options:
         tables = unflattened({k[len(PREFIX) :]: v for k, v in run_config.items() if k.startswith(PREFIX)})
         serverapp, out = str(tables.pop("serverapp", "")), str(tables.pop("out", ""))
         tables.pop("clientapp", None)  # see client_app.py
+        # What `pack` says; by hand it may be left out, and the bundled workload of the default is another.
+        package = serverapp.partition(":")[0].partition(".")[0]
+        tables["run"] = {"workload": f"{SCHEME}{package}", **tables.get("run", {})}
         poll_s = float(tables.pop("poll_s", 0.2))
-        if isinstance(names := tables.get("run", {}).get("trackers"), str):  # Flower's values are no lists
+        if isinstance(names := tables["run"].get("trackers"), str):  # Flower's values are no lists
             tables["run"]["trackers"] = [name.strip() for name in names.split(",")]
         config = merge([("flower", PRESETS), ("run config", tables)])
         strategy_of(config)

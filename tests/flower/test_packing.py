@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranc
 
 from commands import anabranch
 from flower_apps import LEGACY_SERVER, NUMPY_CLIENT, write_app
+from flwr.common.config import flatten_dict
 
 from anabranch.core.errors import AppError
 from anabranch.flower import baseline
@@ -107,3 +110,13 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
     assert "name one App" in said("client", "digits", "--flower", app)
     assert "write key=value" in said("client", "--flower", app, "--option", "key")
     assert "cannot be read: name the folder of a Flower app" in said("simulate", "--flower", "nowhere")
+
+
+def test_what_the_page_has_one_write_by_hand_is_a_run() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    [by_hand] = [told for told in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "serverapp" in told]
+    told = tomllib.loads(by_hand)["tool"]["flwr"]["app"]
+    assert told["components"]["serverapp"] == "anabranch.flower.server_app:app"
+    options = Options.of(flatten_dict(told["config"]))
+    assert (options.serverapp, options.config.strategy.name) == ("quickstart.server_app:app", "fedbuff")
+    assert options.config.run.workload == "flower:quickstart", "no workload of ours"
