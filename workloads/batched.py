@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from anabranch.core.model.params import Tensors, Vector
 from anabranch.workloads.app import App, Examples
-from anabranch.workloads.batches import batches, batches_per_epoch
+from anabranch.workloads.batches import batches
 from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
 from anabranch.workloads.stacked_layers import LayerChain
@@ -252,9 +252,7 @@ class _Stack:
         real = np.arange(length) < lengths[:, :, np.newaxis]
         rows = np.zeros((len(chunk), steps, length), np.int64)
         rows[real] = np.concatenate([some for drawn in chunk for some in drawn])
-        rows = np.where(
-            real, rows, rows[:, :, :1]
-        )  # padding: a batch's first again, and nothing from outside
+        rows = np.where(real, rows, rows[:, :, :1])  # padding is of the batch: its first again
         like = self._trainings[0].examples
         x = np.empty((*rows.shape, *like.x.shape[1:]), like.x.dtype.newbyteorder("="))
         y = np.empty(rows.shape, like.y.dtype.newbyteorder("="))
@@ -301,19 +299,16 @@ def _trained(resident: Resident) -> set[str]:
 
 
 def _pair(training: Training) -> list[Training]:
-    """Two trainings of a few steps; the first's batches are padded wherever there are two examples.
+    """Two trainings of a few steps, whose batches are all of their examples: the first's are padded.
 
     A mean over a batch of one is the same with that one again, so they are of two, and of three or more. What
     torch stacks wrongly is right in the first place: in the second are the most examples.
     """
-    whole, size = training.examples, max(TRIAL_BATCH, training.plan.batch_size)
-    if len(whole) == 2:
-        whole = Examples(whole.x[[0, 1, 0]], whole.y[[0, 1, 0]])
-    largest = -(-len(whole) // batches_per_epoch(len(whole), size))
-    fewer = max(1, 2 * largest // 3)
-    part = Examples(whole.x[:fewer], whole.y[:fewer])
+    given, size = training.examples, max(TRIAL_BATCH, training.plan.batch_size)
+    rows = np.array([0, 1, 0]) if len(given) == 2 else np.arange(min(size, len(given)))
     plan = replace(training.plan, steps=min(TRIAL_STEPS, training.steps), batch_size=size)
-    return [replace(training, plan=plan, examples=examples) for examples in (part, whole)]
+    parts = (rows[: max(1, 2 * len(rows) // 3)], rows)
+    return [replace(training, plan=plan, examples=Examples(given.x[of], given.y[of])) for of in parts]
 
 
 def _take(array: npt.NDArray[Any], rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:

@@ -438,6 +438,22 @@ def test_the_batches_of_a_trial_are_padded_whatever_the_first_training_is(
     assert "another result" in BatchedTraining(trainer).objection(training, trainer.frozen)
 
 
+class NormOfMany(HiddenNorm):
+    """One that leaves small batches alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if len(x) > 12 else x
+
+
+def test_a_batch_of_a_trial_is_as_large_as_they_are_in_a_stack() -> None:
+    """Of seventeen examples a training has batches of nine and eight; another in its stack has sixteen."""
+    data = Digits().data(Shard("test"))
+    trainer = cast("TorchTrainer", trainer_for(Attending(NormOfMany())))
+    start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(epochs=1, batch_size=16)
+    training = Training(start, Examples(data.x[:17], data.y[:17]), plan, 1)
+    assert "another result" in BatchedTraining(trainer).objection(training, trainer.frozen)
+
+
 class Sentences(App):
     """Three scores of a word."""
 
