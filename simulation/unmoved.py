@@ -18,8 +18,9 @@ from anabranch.simulation.versions import Versions
 log = logging.getLogger(__name__)
 
 UNMOVED = (
-    "version %d has the weights that the run began with: no update has moved one, to the bit. `train` has to "
-    "change the model that it is given in place, as `anabranch check` tells of an App"
+    "version %d has the weights that the run began with: no update has moved one, to the bit. Unless that "
+    "is meant, as of a warm-up from nothing: `train` has to change the model that it is given in place, see "
+    "`anabranch check`"
 )
 
 
