@@ -32,7 +32,7 @@ RULES: Mapping[str, str] = {
     "delayed_nesterov": "delayed Nesterov",
 }
 LEFT, RIGHT = 120.0, 12.0
-KEY, BELOW = 24.0, 34.0  # what the key takes, and what is under the drawing
+KEY, BELOW = 44.0, 34.0  # what the key takes, and what is under the drawing
 HEAD, STEP, GAP = 24.0, 14.0, 4.0  # a workload's title; from a rule to the next; after a workload
 LEAST, MOST, EVERY = -8.0, 4.0, 2  # points: beyond them an arrow
 PICTURE = "arena-rules.svg"
@@ -139,8 +139,8 @@ def _workload(workload: str, rules: Sequence[Rule]) -> str:
 def _key() -> list[str]:
     parts = []
     for i, split in enumerate(SPLITS):
-        x = 8 + i * WIDTH / len(SPLITS)
-        parts += [dot(x, 10, i, told=True), text(x + 8, 14, split, "legend")]
+        x, y = 8 + (i % 3) * WIDTH / 3, 10 + 18 * (i // 3)
+        parts += [dot(x, y, i, told=True), text(x + 8, y + 4, split, "legend")]
     return parts
 
 
@@ -153,5 +153,9 @@ def _line(rule: Rule, y: float, scale: AxisScale) -> list[str]:
         else:
             under = lead.mean < LEAST
             parts.append(edge_arrow(under, LEFT if under else WIDTH - RIGHT, y, colour))
-    at = scale(min(max(_mean(rule), LEAST), MOST))
+    mean = _mean(rule)
+    if not LEAST <= mean <= MOST:
+        beyond = (LEFT + 12, "tick") if mean < LEAST else (WIDTH - RIGHT - 12, "tick end")
+        parts.append(text(beyond[0], y + 4, f"{mean:+.1f}", beyond[1]))
+    at = scale(min(max(mean, LEAST), MOST))
     return [*parts, f'<path class="axis" d="M{at:.1f} {y - 5:.1f}v10" style="stroke-width:2"/>']

@@ -463,6 +463,7 @@ def test_the_picture_of_rules_has_a_dot_a_cell_and_its_mean() -> None:
     assert colour == "0"
     assert x - zero == pytest.approx(2 / 12 * width, abs=0.1)
     assert f'd="M{published.LEFT:.1f} ' in drawn  # the arrow of who is twenty under
+    assert ">-20.0<" in drawn
     assert drawn.index(">CA2FL<") < drawn.index(">PORT<")
 
 
