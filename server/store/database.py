@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 BEGIN_WRITING = "BEGIN IMMEDIATE"
 BUSY_TIMEOUT_MS = 5_000
 LOCKED_S_MAX = 60.0  # so long another process's write lock on SQLite is waited for, a backup's perhaps
-# A database that is cut off is noticed by this, unless the address says otherwise.
-POSTGRESQL = {
+# A database that is cut off is noticed by these, unless the address says otherwise; a DBA sees whose it is.
+POSTGRESQL: dict[str, int | str] = {
+    "fallback_application_name": "anabranch",  # where neither the address nor PGAPPNAME has one
     "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,

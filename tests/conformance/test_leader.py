@@ -92,6 +92,22 @@ def test_what_a_database_bounds_for_all_ends_no_session_of_a_server(
     own.close()
 
 
+@pytest.mark.parametrize(("asked", "named"), [("", "anabranch"), ("&application_name=ours", "ours")])
+def test_sessions_have_a_name(
+    asked: str, named: str, postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGAPPNAME", raising=False)
+    store = opened(postgresql_url + asked, tmp_path)
+    store.start(INFO)
+    with psycopg.connect(postgresql_url) as admin:
+        where = "datname = current_database() AND pid <> pg_backend_pid()"
+        found = admin.execute(f"SELECT application_name FROM pg_stat_activity WHERE {where}".encode())
+        names = [name for (name,) in found.fetchall()]
+    assert len(names) >= 2
+    assert set(names) == {named}
+    store.close()
+
+
 @pytest.mark.parametrize(
     "default",
     ["extra_float_digits=0", "extra_float_digits=-15", "default_transaction_isolation=serializable"],
