@@ -12,6 +12,10 @@ from anabranch.reports.text import counted
 STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGHUP)}  # exit codes
 
 
+class StopRun(Exception):
+    """Raised by a callback: the run ends here, as one that was interrupted, and is given back as it is."""
+
+
 def started_now() -> str:
     """This moment with the machine's own zone, ISO 8601 to the second."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
@@ -36,5 +40,7 @@ def reason(error: BaseException) -> str:
         return "Ctrl-C"
     if isinstance(error, SystemExit):
         return "a signal to stop" if error.code in STOPPED else f"exit {error.code}"
+    if isinstance(error, StopRun):
+        return str(error) or "a callback"
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from anabranch.api.objects import configure
     from anabranch.api.records import Records
     from anabranch.api.run import Run, open_run
-    from anabranch.api.simulating import StopRun, simulate
+    from anabranch.api.simulating import simulate
     from anabranch.api.sweeping import Sweep, sweep
     from anabranch.api.transformers_callback import TransformersCallback as TransformersCallback
     from anabranch.api.tuning import Tuning, tune
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from anabranch.core.engine.robust import RobustTable as Robust
     from anabranch.core.errors import AnabranchError
     from anabranch.core.model.updates import LocalPlan
+    from anabranch.reports.origin import StopRun
     from anabranch.simulation.run import RunProgress
     from anabranch.workloads.app import App, Examples, Shard
     from anabranch.workloads.dataset_app import app
@@ -131,13 +132,14 @@ _HOMES = {
     "anabranch.api.objects": ("configure",),
     "anabranch.api.records": ("Records",),
     "anabranch.api.run": ("Run", "open_run"),
-    "anabranch.api.simulating": ("StopRun", "simulate"),
+    "anabranch.api.simulating": ("simulate",),
     "anabranch.api.sweeping": ("Sweep", "sweep"),
     "anabranch.api.tuning": ("Tuning", "tune"),
     "anabranch.api.until": ("Until",),
     "anabranch.core.config.tables": ("Config",),
     "anabranch.core.errors": ("AnabranchError",),
     "anabranch.core.model.updates": ("LocalPlan",),
+    "anabranch.reports.origin": ("StopRun",),
     "anabranch.simulation.run": ("RunProgress",),
     "anabranch.workloads.app": ("App", "Examples", "Shard"),
     "anabranch.workloads.dataset_app": ("app",),

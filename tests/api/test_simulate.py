@@ -102,7 +102,7 @@ def test_a_callback_ends_the_run_and_the_run_is_given_back(tmp_path: Path) -> No
             raise ab.StopRun("that is enough")
 
     run = small(strategy="fedasync", callbacks=[stop], out=tmp_path / "run")
-    assert (run.result.status, run.result.why) == ("interrupted", "StopRun: that is enough")
+    assert (run.result.status, run.result.why) == ("interrupted", "that is enough")
     assert 5 <= run.result.versions < 12
     assert run.replay().version == run.result.versions
     with pytest.raises(DataError, match=r"interrupted.*give it an out"):

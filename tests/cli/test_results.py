@@ -72,6 +72,12 @@ def test_compare_groups_by_every_setting_but_the_seed_and_survives_bad_folders(p
     assert "Traceback" not in said
 
 
+def test_a_report_is_of_one_run_and_not_of_a_folder_of_some(place: Path) -> None:
+    done = anabranch(place, "report", "runs")
+    assert done.returncode == OUTCOMES[DataError].exit_code
+    assert "name one of those, such as runs/try-fedasync-seed0\n" in done.stderr
+
+
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     for folders, words in (
         ([tmp_path], "result.json is missing: name the folder of a run"),

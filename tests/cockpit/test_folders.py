@@ -14,7 +14,7 @@ import pytest
 from cockpits import Browser, Printed, cockpit, entered
 from nursery import COMMAND, run
 
-from anabranch.api.cockpit import _below
+from anabranch.api.cockpit import runs_below
 from anabranch.cockpit.folder import RunFolder
 from anabranch.core.errors import DataError
 from anabranch.reports.picture.picture import Picture
@@ -159,7 +159,7 @@ def test_a_folder_that_goes_while_runs_are_listed_hides_no_other(tmp_path: Path)
     for name in ("a", "b/c", "d"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "events.jsonl").touch()
-    found = _below(tmp_path)
+    found = runs_below(tmp_path)
     assert next(found).name == "a"
     shutil.rmtree(tmp_path / "b")
     assert [path.name for path in found] == ["d"]

@@ -36,12 +36,12 @@ def runs_in(what: Path, database: str = "", archive: Path | None = None) -> Runs
         return _single(RunFolder(what))
     if database or (what / DATABASE).is_file():
         return _single(_of_data(what, database, archive))
-    if not any(True for _ in _below(what)):
+    if not any(True for _ in runs_below(what)):
         raise FolderMissing(f"{what} holds no run: name the folder of a run, of runs, or a server's data_dir")
     known: dict[str, Source] = {}
 
     def listing() -> Iterator[Source]:
-        for folder in _below(what):
+        for folder in runs_below(what):
             name = folder.relative_to(what).as_posix()
             yield known.setdefault(name, RunFolder(folder, name))
 
@@ -76,14 +76,14 @@ def _single(source: Source) -> Runs:
     return Runs(lambda: iter([source]), single=True)
 
 
-def _below(folder: Path, depth: int = DEPTH_MAX) -> Iterator[Path]:
+def runs_below(folder: Path, depth: int = DEPTH_MAX) -> Iterator[Path]:
     """The folders of runs below this one, in the order of their names."""
     for path in sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()):
         with suppress(OSError):  # it has gone meanwhile, or lets nobody look
             if is_run(path):
                 yield path
             elif depth:
-                yield from _below(path, depth - 1)
+                yield from runs_below(path, depth - 1)
 
 
 class _OfJobs:

@@ -23,6 +23,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.parts import members
 from anabranch.reports.folders import claimed
 from anabranch.reports.metrics import nothing_learned
+from anabranch.reports.origin import StopRun
 from anabranch.reports.result import Result
 from anabranch.reports.trackers import Tracker
 from anabranch.simulation.executors.pool import check_no_worker_begins
@@ -34,10 +35,6 @@ log = logging.getLogger(__name__)
 
 Teller = Callable[[RunProgress], object]
 Callback = Teller | Tracker
-
-
-class StopRun(Exception):
-    """Raised by a callback: the run ends here, as one that was interrupted, and is given back as it is."""
 
 
 def simulate(

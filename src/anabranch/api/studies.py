@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from anabranch.api.progress import LiveBar
-from anabranch.api.simulating import StopRun
 from anabranch.api.sweep_file import Choice
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import RunTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.reports.intervals import mean
+from anabranch.reports.origin import StopRun
 from anabranch.reports.result import Result
 from anabranch.simulation.run import RunProgress
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.api.halving import Leg, Merit
-from anabranch.api.simulating import StopRun, run_simulation
+from anabranch.api.simulating import run_simulation
 from anabranch.core.config.goal import MIN
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.reports.intervals import mean
+from anabranch.reports.origin import StopRun
 from anabranch.reports.result import Point, Result
 from anabranch.simulation.run import RunProgress
 from anabranch.workloads.app import App

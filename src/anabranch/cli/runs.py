@@ -18,7 +18,7 @@ from anabranch.cli.options import Archive, AsJson, Out, RunFolder
 from anabranch.cli.output import Output
 from anabranch.cli.parts import LoadCode, admit_data, admit_trackers
 from anabranch.cli.summary import summary
-from anabranch.core.errors import FolderMissing, StoreCorrupt
+from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.reports.equal import equally_far
@@ -119,6 +119,8 @@ def report(
         return
     if not folder.is_dir():
         raise FolderMissing(f"{folder} is not there: name the folder of a run, or a server's data_dir")
+    if not database:
+        _check_single(folder)
     admit_data(folder, database, load_code)
     base = out or folder / "run"
     with claimed(base, explicit=out is not None) as target:
@@ -126,6 +128,17 @@ def report(
         same = same_before(target, base, result)
     tell_of(result, same or target, trackers)
     output.result(result.to_json(), summary(result, same or target))
+
+
+def _check_single(folder: Path) -> None:
+    """Raises `DataError` where runs lie below, as in a sweep's folder, and no server's data here."""
+    from anabranch.api.cockpit import runs_below
+    from anabranch.server.job_folder import DATA
+    from anabranch.server.manifest import kept_manifest
+
+    of_server = any(kept_manifest(data).exists() for data in (folder, folder / DATA))
+    if not of_server and (run := next(runs_below(folder), None)):
+        raise DataError(f"{folder} holds no run, but runs lie below it: name one of those, such as {run}")
 
 
 def replay(folder: RunFolder, load_code: LoadCode = False, as_json: AsJson = False) -> None:
