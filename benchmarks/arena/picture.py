@@ -26,8 +26,7 @@ SPARSELY = "*"  # behind the name of a split where all travel by the sparse chai
 
 def drawn(standings: Sequence[Standing]) -> str:
     """An SVG file of these, in groups of a workload, links and who leaves."""
-    ticks = tuple(float(tick) for tick in range(round(LEAST), round(MOST) + 1, EVERY))
-    scale = AxisScale(COUNT[0], ticks, float(EVERY), (LEAST, MOST), (LEFT, WIDTH - RIGHT))
+    scale = scale_of(LEAST, MOST, EVERY)
     parts: list[str] = []
     y = KEY
     for title, group in itertools.groupby(sorted(standings, key=_group), key=_group):
@@ -47,6 +46,12 @@ def _group(standing: Standing) -> tuple[str, int, int]:
 def _heading(workload: str, links: int, faults: int) -> str:
     speed = {"compute": "fast links", "link": "narrow links"}[LINKS[links]]
     return f"{workload}, {speed}, {'a third leaves' if FAULTS[faults] == 'leavers' else 'all stay'}"
+
+
+def scale_of(least: float, most: float, every: int) -> AxisScale:
+    """Points from the left of a drawing to its right, with a tick at so many."""
+    ticks = tuple(float(tick) for tick in range(round(least), round(most) + 1, every))
+    return AxisScale(COUNT[0], ticks, float(every), (least, most), (LEFT, WIDTH - RIGHT))
 
 
 def axis(scale: AxisScale, top: float, floor: float, title: str) -> list[str]:

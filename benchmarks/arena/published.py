@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from anabranch.reports.page import standalone
 from anabranch.reports.scales import AxisScale
 from anabranch.reports.svg import WIDTH, svg, text
-from anabranch.reports.text import COUNT
 from benchmarks.arena.cells import CELLS, SPLITS, WORKLOADS, Cell
 from benchmarks.arena.intervals import Interval
-from benchmarks.arena.picture import axis, dot, edge_arrow
+from benchmarks.arena.picture import LEFT, RIGHT, axis, dot, edge_arrow, scale_of
 from benchmarks.arena.rows import RAW
-from benchmarks.arena.standings import MARK, PLAIN, WORDS, Ended, over, sooner, tally
+from benchmarks.arena.standings import BELOW, MARK, PLAIN, WORDS, Ended, over, sooner, tally
 from benchmarks.studies import table
 
 PEER = "fedbuff"  # zero of the picture
@@ -31,8 +30,7 @@ RULES: Mapping[str, str] = {
     "fedcompass": "FedCompass",
     "delayed_nesterov": "delayed Nesterov",
 }
-LEFT, RIGHT = 120.0, 12.0
-KEY, BELOW = 44.0, 34.0  # what the key takes, and what is under the drawing
+KEY, UNDER = 44.0, 34.0  # what the key takes, and what is under the drawing
 HEAD, STEP, GAP = 24.0, 14.0, 4.0  # a workload's title; from a rule to the next; after a workload
 LEAST, MOST, EVERY = -8.0, 4.0, 2  # points: beyond them an arrow
 PICTURE = "arena-rules.svg"
@@ -66,15 +64,14 @@ Accuracy at the end less {WORDS[PEER]}'s, {SHARED}; whole values, so that TEASQ-
 compression. A ring is level by its interval, an arrow is beyond the edge, the bar is the mean of the cells.
 Beneath: in how many cells a rule ends over another by the whole interval / level with it / under it; then in
 how many it is sooner / no sooner and no later / later than {WORDS[PEER]} at what plain rounds come to less
-1 point. Not every rule is in every cell: each line counts those that have both.
+{BELOW:g} point. Not every rule is in every cell: each line counts those that have both.
 
 {each}"""
 
 
 def drawn(ended: Ended) -> str:
     """An SVG file: of each workload a line a rule, of each cell a dot."""
-    ticks = tuple(float(tick) for tick in range(round(LEAST), round(MOST) + 1, EVERY))
-    scale = AxisScale(COUNT[0], ticks, float(EVERY), (LEAST, MOST), (LEFT, WIDTH - RIGHT))
+    scale = scale_of(LEAST, MOST, EVERY)
     parts: list[str] = []
     y = KEY
     for workload in WORKLOADS:
@@ -86,7 +83,7 @@ def drawn(ended: Ended) -> str:
             parts += _line(rule, y + STEP / 2, scale)
             y += STEP
         y += GAP if rules else 0
-    return standalone(svg([*_key(), *axis(scale, KEY, y, TITLE), *parts], y + BELOW, TITLE))
+    return standalone(svg([*_key(), *axis(scale, KEY, y, TITLE), *parts], y + UNDER, TITLE))
 
 
 def _rules(workload: str, ended: Ended) -> list[Rule]:
@@ -124,9 +121,9 @@ def _workload(workload: str, rules: Sequence[Rule]) -> str:
     head = (
         f"`{workload}`",
         "cells",
-        "points over FedBuff: mean, lowest to highest cell",
+        f"points over {WORDS[PEER]}: mean, lowest to highest cell",
         *(f"against {WORDS[name]}" for name in (PEER, PLAIN, MARK)),
-        "sooner than FedBuff",
+        f"sooner than {WORDS[PEER]}",
     )
     lines = []
     for rule in rules:
