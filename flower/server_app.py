@@ -88,13 +88,14 @@ class Options:
         tables = unflattened({k[len(PREFIX) :]: v for k, v in run_config.items() if k.startswith(PREFIX)})
         serverapp, out = str(tables.pop("serverapp", "")), str(tables.pop("out", ""))
         tables.pop("clientapp", None)  # see client_app.py
-        # What `pack` says; by hand it may be left out, and the bundled workload of the default is another.
-        package = serverapp.partition(":")[0].partition(".")[0]
-        tables["run"] = {"workload": f"{SCHEME}{package}", **tables.get("run", {})}
         poll_s = float(tables.pop("poll_s", 0.2))
-        if isinstance(names := tables["run"].get("trackers"), str):  # Flower's values are no lists
-            tables["run"]["trackers"] = [name.strip() for name in names.split(",")]
-        config = merge([("flower", PRESETS), ("run config", tables)])
+        told = tables.get("run")
+        if isinstance(told, dict) and isinstance(names := told.get("trackers"), str):  # Flower has no lists
+            told["trackers"] = [name.strip() for name in names.split(",")]
+        # What `pack` says; by hand it may be left out, and the bundled workload of the default is another.
+        own: Mapping[str, Any] = {"run": {"workload": SCHEME + serverapp.partition(":")[0].partition(".")[0]}}
+        layers = (("flower", PRESETS), ("anabranch.serverapp", own), ("run config", tables))
+        config = merge(layers)
         strategy_of(config)
         run = config.run
         if not (run.versions_max or run.updates_max):
@@ -123,7 +124,7 @@ class Options:
                 "anabranch.model.buffers: a node of Flower's keeps none of the model between messages, so it "
                 "cannot be 'local': write average or latest; a ClientApp may keep its own in context.state"
             )
-        config = merge([("flower", PRESETS), ("run config", tables), ("flower", WHOLE)])
+        config = merge([*layers, ("flower", WHOLE)])
         return cls(
             serverapp, Path(out or f"runs/flower-{config.strategy.name}-seed{run.seed}"), poll_s, config
         )

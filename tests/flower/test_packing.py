@@ -16,7 +16,7 @@ from commands import anabranch
 from flower_apps import LEGACY_SERVER, NUMPY_CLIENT, write_app
 from flwr.common.config import flatten_dict
 
-from anabranch.core.errors import AppError
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.flower import baseline
 from anabranch.flower.local_grid import LocalGrid, Node, in_a_task
 from anabranch.flower.messages import handled, new_context
@@ -120,3 +120,8 @@ def test_what_the_page_has_one_write_by_hand_is_a_run() -> None:
     options = Options.of(flatten_dict(told["config"]))
     assert (options.serverapp, options.config.strategy.name) == ("quickstart.server_app:app", "fedbuff")
     assert options.config.run.workload == "flower:quickstart", "no workload of ours"
+
+
+def test_a_table_that_is_none_is_told_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"\[run\] must be a table of keys, not 'mine'"):
+        Options.of({"anabranch.run": "mine"})
