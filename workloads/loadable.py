@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.errors import AppError
+from anabranch.workloads.resident import place
 from anabranch.workloads.torch_loop import import_torch
 
 if TYPE_CHECKING:
@@ -26,6 +27,22 @@ def check_no_copies(module: torch.nn.Module, app: str) -> None:
             f"{app}: its model's state_dict() gives a copy of {copied!r}, so that what a server sends would "
             "never get into the model: keep it as a parameter or a buffer, and give the tensors themselves"
         )
+
+
+def check_all_names(module: torch.nn.Module, trained: Collection[str], app: str) -> None:
+    """Raises `AppError` where `trained` has one name of a tensor and not another, under which it is frozen.
+
+    What was trained would be overwritten, at the next task, by what the start had.
+    """
+    state = {name: tensor for name, tensor in module.state_dict().items() if tensor.numel()}
+    by_place = {place(state[name]): name for name in sorted(trained) if name in state}
+    for name, tensor in state.items():
+        own = by_place.get(place(tensor))
+        if own is not None and name not in trained:
+            raise AppError(
+                f"{app}: trained says {own!r} and not {name!r}, which is the same tensor: "
+                "name both, or neither"
+            )
 
 
 def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:

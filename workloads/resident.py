@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,11 @@ def place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
+def last_names(state: Mapping[str, torch.Tensor], names: Iterable[str]) -> dict[object, str]:
+    """Of each tensor, by its place, the last of its names: a state that is loaded leaves what that says."""
+    return {place(state[name]): name for name in names}
+
+
 class Resident:
     """`module` of an App, with the `spec` of its state dict; weights cross to its device as one flat vector.
 
@@ -45,6 +50,9 @@ class Resident:
     def load(self, vector: Vector, frozen: Tensors) -> torch.Tensor:
         """Puts the weights into the module; returns them as one vector on the device.
 
+        A tensor of several names has what its last one says, and so has the vector under each of them: a
+        difference to it is what was trained, not also the way from one name's numbers to another's, which
+        differ once a codec has rounded them, and which every device would send at once.
         Raises `ManifestMismatch` for a vector of another size.
         """
         check_vector(self.spec, vector)
@@ -58,6 +66,10 @@ class Resident:
                     tensor.copy_(given[slices[name]].view(tensor.shape))
                 else:
                     tensor.copy_(self._torch.tensor(frozen.get(name, self.frozen[name])))
+            last = last_names(state, slices)
+            for name, at in slices.items():
+                if (own := last[place(state[name])]) != name:
+                    given[at] = given[slices[own]]
         return given
 
     def check_part(self, part: TensorSet) -> None:
@@ -134,8 +146,7 @@ class LiveModule:
         """Add in place, on the device; to a tensor of several names once, as its last one says."""
         slices, state = self._resident.spec.slices, self._resident.module.state_dict()
         given = self._torch.from_numpy(plain(change))
-        last = {place(state[name]): name for name in slices}
         with self._torch.no_grad():
-            for name in last.values():
+            for name in last_names(state, slices).values():
                 tensor, at = state[name], slices[name]
                 tensor.add_(given[at].view(tensor.shape).to(tensor.device, tensor.dtype))

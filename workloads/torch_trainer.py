@@ -18,7 +18,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.frozen_tensors import at_stage, still_names, training_only
-from anabranch.workloads.loadable import check_loadable, check_no_copies
+from anabranch.workloads.loadable import check_all_names, check_loadable, check_no_copies
 from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
 from anabranch.workloads.trainer import (
@@ -223,6 +223,7 @@ class TorchTrainer:
         """The names of the tensors that are trained, declared or found; None: all floats are."""
         declared = declared_trained(self.app, module)
         if declared is not None:
+            check_all_names(module, frozenset(declared), self.app.name)
             return frozenset(declared)
         found = frozenset(still_names(module))
         floats = {name for name, array in built.items() if array.dtype.kind == "f"}

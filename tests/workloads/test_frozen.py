@@ -87,6 +87,29 @@ def test_nothing_trained_and_unknown_names_are_errors() -> None:
         trainer_for(Unknown())
 
 
+def test_a_tensor_of_two_names_is_trained_under_both_or_none() -> None:
+    """Under a name that is frozen the next task would load what the start had, over what was trained."""
+
+    class Tied(Net):
+        def model(self) -> Any:
+            module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+            module[1].weight = module[0].weight
+            return module
+
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            self.names = list(names)
+
+        def trained(self, model: Any) -> list[str]:
+            return self.names
+
+    told = "trained says '0.weight' and not '1.weight', which is the same tensor: name both, or neither"
+    with pytest.raises(AppError, match=told):
+        trainer_for(Tied("0.weight", "2.weight"))
+    for whole in (["0.weight", "1.weight"], ["2.weight"]):
+        assert list(trainer_for(Tied(*whole)).spec.slices) == whole
+
+
 def test_an_attribute_of_that_name_is_an_error() -> None:
     app: Any = Net(1)
     app.trained = ["4.weight"]

@@ -75,6 +75,29 @@ def scripted() -> Any:
 PLAN = LocalPlan(epochs=2, batch_size=32)
 
 
+def tied() -> torch.nn.Module:
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 3))
+    module[1].weight = module[0].weight
+    return module
+
+
+def test_an_update_of_a_tensor_of_two_names_is_what_was_trained_under_both() -> None:
+    """A sparse codec may send a coordinate under one name alone: the next update is not the way back."""
+    trainer = trainer_for(Own(tied))
+    spec = trainer.spec
+    first, last = spec.slices["0.weight"], spec.slices["1.weight"]
+    agreed = spec.flatten(trainer.initial(0))
+    apart = agreed.copy()
+    apart[first] += 1.0  # of no effect: a state that is loaded leaves what the last name says
+    idle = trainer_for(Own(tied, lambda model: {})).train(apart, {}, EXAMPLES, PLAN, 1)
+    assert not idle.delta.any()
+    deltas = [trainer.train(vector, {}, EXAMPLES, PLAN, 1).delta for vector in (agreed, apart)]
+    assert deltas[0][last].any()
+    for delta in deltas:
+        assert np.array_equal(delta[first], delta[last])
+    assert np.array_equal(deltas[0], deltas[1])
+
+
 def test_all_names_of_nested_arrays_are_told_at_once() -> None:
     class Nested(App):
         def model(self) -> Any:
