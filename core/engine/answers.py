@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from anabranch.core.engine.strategy import Plan, Refusal, Step
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Decision, Verdict
 from anabranch.core.parts import answer_text
 
 
@@ -34,7 +36,27 @@ def checked_decision(found: Any, whose: str) -> Step:
     """Raises `AppError` for what `step` must not answer, whatever its vector is."""
     if not isinstance(found, Step) or found.decision is None:
         raise AppError(f"{whose}: step must return a Step with a decision, not {_word(found)}")
+    _check_decision(found.decision, found.vector is not None, f"{whose}: step")
     return found
+
+
+def _check_decision(decision: Decision, is_version: bool, whose: str) -> None:
+    """Raises `AppError` for one that is not what the step does, or that no journal and report can have."""
+    verdict, staleness, weight = decision.verdict, decision.staleness, decision.weight
+    if is_version is not (verdict is Verdict.PUBLISHED):
+        if is_version:
+            raise AppError(
+                f"{whose} gives a vector, which is a new version, and says {str(verdict)!r}: "
+                "say 'published', or give None for the vector"
+            )
+        raise AppError(f"{whose} says 'published' and gives no vector: give the new model, or say 'held'")
+    if type(staleness) is not int or staleness < 0:
+        raise AppError(
+            f"{whose} decides with a staleness of {staleness!r}: give a whole number from 0 on, such as "
+            "context.staleness"
+        )
+    if weight is not None and not (isinstance(weight, float | int) and math.isfinite(weight)):
+        raise AppError(f"{whose} decides with a weight of {weight!r}: give a finite number, or None")
 
 
 def checked_step(found: Any, whose: str, spec: ParamSpec) -> Step:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 import attack, planner, rule, scheduler, stage
 from anabranch.core.engine.strategy import Refusal
-from anabranch.core.model.updates import Reason
+from anabranch.core.model.updates import Reason, Verdict
 from anabranch.strategies.mixing import MixingStrategy
 def look_up(): return {{}}["word"]
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ class Answers(MixingStrategy):
         if self.how == "short": return replace(step, vector=step.vector[:-1].copy())
         if self.how == "wide": return replace(step, vector=step.vector.astype("float64"))
         if self.how == "read-only": step.vector.flags.writeable = False
+        if self.how == "without a version": return replace(step, vector=None)
+        told = {{
+            "without a word": {{"verdict": Verdict.HELD}},
+            "early": {{"staleness": -5}},
+            "weightless": {{"weight": float("nan")}},
+        }}
+        if self.how in told: return replace(step, decision=replace(step.decision, **told[self.how]))
         return replace(step, decision=None) if self.how == "undecided" else step
 @dataclass(frozen=True)
 class Seen:
@@ -252,11 +259,18 @@ def test_a_weight_that_is_no_number_is_named(here: Path) -> None:
             "read-only",
             "step must give a vector of .* that can be written to, such as a copy by numpy.array: ",
         ),
+        ("without a version", "step says 'published' and gives no vector: give the new model, or say 'held'"),
+        ("without a word", "step gives a vector, which is a new version, and says 'held': say 'published'"),
+        ("early", "step decides with a staleness of -5: give a whole number from 0 on"),
+        ("weightless", "step decides with a weight of nan: give a finite number"),
         ("wide", r"step must give a vector of .* not an array of shape \(\d+,\) and float64"),
     ],
 )
 def test_a_step_that_no_device_could_read_ends_the_run_at_once(here: Path, how: str, told: str) -> None:
-    """On a server such a version would be in the log, and every device would refuse it for ever."""
+    """On a server such a version would be in the log, and every device would refuse it for ever.
+
+    And a decision that is not what was done would be told of as if it were, in every report.
+    """
     with pytest.raises(AppError, match=f"^strategy 'answers': {told}"):
         simulated({"strategy": "FILE:Answers", "strategy.how": how})
 
