@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,43 @@ def test_of_a_task_of_some_layers_the_others_stay_as_they_are() -> None:
     assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
 
 
+@pytest.mark.parametrize("part", [False, True], ids=["frozen", "another part's turn"])
+def test_a_change_of_what_is_not_trained_is_refused_and_lost_by_none(part: bool) -> None:
+    """As of a layer that is unfrozen in the middle, or of a momentum encoder that is a part of the model."""
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    model[1].requires_grad_(part)
+    settings = {"submodel.name": "fragments", "submodel.parts": 2} if part else {}
+    until = ab.Until(updates=1)
+    with ab.Server.local(model, strategy="fedasync", settings=settings, until=until) as server:
+        for _ in (fed := ab.join(server, model, id="script")):
+            still, trained = (model[0], model[1]) if part else (model[1], model[0])
+            trained.bias.data.add_(1)
+            kept = still.bias.detach().clone()
+            still.bias.data.add_(1)
+            with pytest.raises(ConfigError, match=f"'{int(not part)}.bias' has changed, and the task trains"):
+                fed.push(examples=1)
+            still.bias.data.copy_(kept)
+            fed.push(examples=1)
+    assert server.version == 1
+
+
+def test_what_is_frozen_in_the_loop_alone_may_be_trained_later() -> None:
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer, until = torch.optim.SGD(model.parameters(), lr=0.1), ab.Until(updates=4)
+    strategy, moved = ab.strategies.FedAvg(clients_per_round=1), []
+    with ab.Server.local(model, strategy=strategy, until=until) as server:
+        for task in (fed := ab.join(server, model, id="script")):
+            model[0].requires_grad_(task.version >= 2)
+            before = model[0].weight.detach().clone()
+            optimizer.zero_grad()
+            model(torch.ones(5, 4)).square().sum().backward()
+            optimizer.step()
+            moved.append(not before.equal(model[0].weight))
+            fed.push(examples=1)
+        assert np.allclose(server.weights()["0.weight"], model[0].weight.detach(), atol=1e-6)
+    assert moved == [False, False, True, True]
+
+
 def test_a_loop_is_left_early_and_its_task_goes_to_another() -> None:
     model = ones()
     settings = {"server.concurrency": 1}
@@ -140,6 +179,35 @@ def test_a_loop_is_left_early_and_its_task_goes_to_another() -> None:
         for _task in (second := ab.join(server, model, id="second")):
             second.push(examples=1)
     assert server.version == 2
+
+
+LEAVING = """
+import sys
+import numpy as np
+import anabranch as ab
+
+def script():
+    model = {"w": np.zeros(500_000, np.float32)}
+    for _ in (fed := ab.join(sys.argv[1], model, id="leaving", state_dir=sys.argv[2])):
+        model["w"] += 1
+        fed.push(examples=1)
+        END
+
+script()
+"""
+
+
+@pytest.mark.parametrize("end", ["break", "sys.exit()", "raise SystemExit('enough')", "fed.close(); break"])
+def test_what_was_pushed_by_a_script_that_ends_is_kept_and_counts(end: str, tmp_path: Path) -> None:
+    model = {"w": np.zeros(500_000, np.float32)}
+    strategy, until = ab.strategies.FedAvg(clients_per_round=1), ab.Until(updates=1)
+    with ab.Server(dict(model), strategy=strategy, until=until) as server:
+        command = [sys.executable, "-c", LEAVING.replace("END", end), server.address, str(tmp_path)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S)
+        assert ended.stderr.replace("enough\n", "") == ""
+        fed = ab.join(server, model, id="leaving", state_dir=tmp_path)
+        assert [task.version for task in fed] == []
+        assert server.weights()["w"].tolist()[:2] == [1.0, 1.0]
 
 
 def test_who_joins_anew_takes_the_place_of_its_earlier_loop(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ code, in the thread that calls it, and nobody else touches its model.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import logging
 import queue
@@ -63,12 +64,14 @@ class JoinedTask:
 class _Handed:
     """From the device's thread: a task, and the weights that it starts from.
 
-    `trained`: the names of the parameters that alone are trained for it; None: all that the script trains.
+    `trained`: the names of the parameters that are trained for it, in `part` where those are not all that
+    the script trains.
     """
 
     task: JoinedTask
     weights: Tensors
-    trained: frozenset[str] | None
+    trained: frozenset[str]
+    part: bool
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class _Script(App):
         self.handed: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[_Trained] = queue.SimpleQueue()
         self.closed = False
-        self._trained = trained_names(model)  # for a task of the whole model
+        self._trained = parameter_names(model, trained=True)  # for a task of the whole model
 
     def model(self) -> Any:
         """A copy of the script's model: what it starts from is the server's."""
@@ -112,23 +115,22 @@ class _Script(App):
         if plan.steps >= ENDLESS_STEPS:  # of a device that trains on: a pass of the script is a part of it
             plan = replace(plan, steps=0)
         task = JoinedTask(self.version, plan, seed)
-        names = trained_names(model)
-        self.handed.put(_Handed(task, taken(model), None if names == self._trained else names))
+        names = parameter_names(model, trained=True)
+        self.handed.put(_Handed(task, taken(model), names, names != self._trained))
         while True:
+            leaving = self.closed  # what the script has pushed, it had pushed before
             try:
-                found = self.results.get(timeout=LOOK_S)
+                found = self.results.get(timeout=0 if leaving else LOOK_S)
             except queue.Empty:
-                self._look()
+                if leaving:
+                    raise Interrupted("the script has left") from None
+                with suppress(Interrupted):  # which comes of leaving
+                    each_step()
                 continue
             if found.task is task:  # what was pushed for one that was cancelled is nobody's
                 break
         put(found.weights, model)
         return dict(found.metrics)
-
-    def _look(self) -> None:
-        if self.closed:
-            raise Interrupted("the script has left")
-        each_step()
 
 
 class _Device(Client):
@@ -161,6 +163,17 @@ class _Device(Client):
 _devices: weakref.WeakValueDictionary[Path, _Device] = weakref.WeakValueDictionary()
 
 
+@atexit.register
+def _leave_all() -> None:
+    """A process that ends waits until what it has pushed is on the disk."""
+    devices = list(_devices.values())
+    for device in devices:
+        device.leave()
+    for device in devices:
+        with suppress(Exception):  # the script is over: nobody is left to hear of it
+            device.wait()
+
+
 class JoinedFederation:
     """See the module: iterated once, by one thread. Also a context manager; `close` leaves the federation.
 
@@ -170,7 +183,7 @@ class JoinedFederation:
     def __init__(self, client: _Device, script: _Script, model: Any) -> None:
         self._client, self._script, self._model = client, script, model
         self._form = form_of(model)
-        self._task: JoinedTask | None = None
+        self._handed: _Handed | None = None  # for the task at hand
         self._started = False
         self._still = ExitStack()  # of what is kept as it is for the task at hand
         # A script that simply ends leaves the federation: what it has pushed stays in its folder until then.
@@ -189,19 +202,19 @@ class JoinedFederation:
         """
         self._start()
         while True:
-            if self._task is not None:
+            if self._handed is not None:
                 raise ConfigError(
-                    f"the task from version {self._task.version} was not pushed: call push(examples=..., "
-                    "metrics=...) before the next one, or break out of the loop"
+                    f"the task from version {self._handed.task.version} was not pushed: call "
+                    "push(examples=..., metrics=...) before the next one, or break out of the loop"
                 )
             handed = self._next()
             if handed is None:
                 self._client.wait()
                 return
             put(handed.weights, self._model)
-            if handed.trained is not None:
+            if handed.part:
                 self._still.enter_context(training_only(self._model, handed.trained))
-            self._task = handed.task
+            self._handed = handed
             yield handed.task
 
     def push(self, examples: int, metrics: Mapping[str, Any] | None = None, steps: int = 0) -> None:
@@ -210,9 +223,9 @@ class JoinedFederation:
         `examples`: on how many it was trained, which weighs it. `metrics` are numbers of its training.
         `steps`: local steps, where that is not what the plan says. It returns before the server has it: what
         was pushed is sent as soon as it can be, again and again if need be. Raises `ConfigError` where no
-        task is at hand, or the model has other tensors than when it joined.
+        task is at hand, the model has other tensors than when it joined, or a frozen one has changed.
         """
-        if self._task is None:
+        if self._handed is None:
             raise ConfigError("push() is once for each task of `for task in fed:`: there is none at hand")
         if examples < 1:
             raise ConfigError(f"push(examples={examples!r}): give at least 1")
@@ -220,9 +233,10 @@ class JoinedFederation:
         told |= {"examples": float(examples)} | ({"steps": float(steps)} if steps else {})
         weights = taken(self._model)
         _check_form(weights, self._form)
-        self._script.results.put(_Trained(self._task, weights, told))
+        _check_still(weights, self._handed, self._model)
+        self._script.results.put(_Trained(self._handed.task, weights, told))
         self._still.close()
-        self._task = None
+        self._handed = None
 
     def close(self) -> None:
         """Leave: a task without a result is given back, a result that waits stays for the next start."""
@@ -325,6 +339,19 @@ def _check_form(weights: Tensors, joined: Mapping[str, tuple[int, ...]]) -> None
             )
 
 
+def _check_still(weights: Tensors, handed: _Handed, model: Any) -> None:
+    """What is not trained is in no update, and with the next task is as it was. Raises `ConfigError`."""
+    for name in sorted(parameter_names(model) & weights.keys() - handed.trained):
+        given = handed.weights[name].to(weights[name].dtype)  # as a model that was cast holds it
+        if not weights[name].allclose(given, rtol=0, atol=0, equal_nan=True):
+            raise ConfigError(
+                f"push(): {name!r} has changed, and the task trains other tensors, so that the change would "
+                "be lost: let what is trained later require a gradient when the run begins and the script "
+                "joins, and freeze it in the loop; keep an average of weights, such as a momentum encoder, "
+                "outside of the model"
+            )
+
+
 def _metric(name: str, value: Any) -> float:
     try:
         return number(value)
@@ -332,12 +359,12 @@ def _metric(name: str, value: Any) -> float:
         raise ConfigError(f"push(metrics=...): {name!r} is {value!r}, and no number") from error
 
 
-def trained_names(model: Any) -> frozenset[str]:
-    """Of the parameters of a torch module that require a gradient; of anything else none are known."""
+def parameter_names(model: Any, trained: bool = False) -> frozenset[str]:
+    """Of a torch module, all or those that require a gradient; of anything else none are known."""
     if not hasattr(model, "named_parameters"):
         return frozenset()
     parameters = model.named_parameters(remove_duplicate=False)
-    return frozenset(name for name, parameter in parameters if parameter.requires_grad)
+    return frozenset(name for name, it in parameters if it.requires_grad or not trained)
 
 
 def put(weights: Tensors, model: Any) -> None:
