@@ -7,12 +7,14 @@ all else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, make_dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from anabranch.core.config.ranges import COUNT_MAX
 from anabranch.core.engine.answers import checked_decision, checked_plan, checked_refusal
 from anabranch.core.engine.strategy import (
     Context,
@@ -111,7 +113,8 @@ class Scheduled:
         planned = checked_plan(own, self._strategy, self.strategy.state_type)
         found = self.scheduler.plan(state.schedule, ask, planned, context)
         dealt = checked_plan(found, self._scheduler, self.scheduler.state_type)
-        if dealt.local.steps < 0 or not _parses(dealt.uplink):  # the ask is in the log: no error may stop it
+        # The ask is in the log: no error may stop it.
+        if not (_is_trainable(dealt.local) and _parses(dealt.uplink)):
             dealt = replace(dealt, local=planned.local, uplink=planned.uplink)
         return replace(dealt, state=_with(state, dealt.state, planned.state))
 
@@ -157,6 +160,18 @@ class Scheduled:
         """Both are told."""
         schedule = self.scheduler.shifted(state.schedule, versions)
         return _with(state, schedule, self.strategy.shifted(state.rest, versions))
+
+
+def _is_trainable(local: LocalPlan) -> bool:
+    """Whether a task can have these numbers, and a device learns by them."""
+    counts = (local.epochs, local.steps, local.batch_size)
+    rates = (local.learning_rate, local.momentum, local.weight_decay, local.proximal_mu)
+    return (
+        all(type(count) is int and 0 <= count <= COUNT_MAX for count in counts)
+        and (local.epochs > 0 or local.steps > 0)
+        and local.batch_size > 0
+        and all(isinstance(rate, float | int) and math.isfinite(rate) and rate >= 0 for rate in rates)
+    )
 
 
 def _parses(chain: str) -> bool:

@@ -82,7 +82,15 @@ class Lax(scheduler.Resting):
     def admit(self, state, ask, context):
         if self.how in ("AT_CAPACITY", "NOT_SELECTED"): return Refusal(Reason[self.how], "nobody is let in")
         return True if self.how == "true" else None
-    def plan(self, state, ask, plan, context): return None if self.how == "none" else plan
+    def plan(self, state, ask, plan, context):
+        told = {{
+            "as it should": {{}}, "back": {{"steps": -3}}, "half": {{"steps": 2.5}},
+            "huge": {{"steps": 2**32}}, "still": {{"steps": 0, "epochs": 0}}, "empty": {{"batch_size": 0}},
+            "two": {{"steps": 2}}, "nan": {{"learning_rate": float("nan")}},
+            "inf": {{"proximal_mu": float("inf")}},
+        }}
+        if self.how in told: return replace(plan, state=state, local=replace(plan.local, **told[self.how]))
+        return None if self.how == "none" else plan
 class Short(attack.Backwards):
     name = "short"
     def update(self, deltas, s): return deltas[0][:-1]
@@ -330,6 +338,22 @@ def test_a_part_that_remembers_in_itself_is_refused(here: Path) -> None:
 def test_what_a_scheduler_answers_is_looked_at(here: Path, how: str, told: str) -> None:
     with pytest.raises(AppError, match=f"^scheduler 'lax': {told}"):
         simulated({"strategy.scheduler": {"name": "FILE:Lax", "how": how}})
+
+
+NO_TASKS = ("back", "half", "huge", "still", "empty", "nan", "inf")
+
+
+def test_a_plan_by_which_nobody_can_train_is_the_strategys_own(here: Path) -> None:
+    """What a scheduler has learned of devices may bring it there, and no word of theirs stops a run."""
+
+    def digest(how: str) -> str:
+        scheduler = {"name": "FILE:Lax", "how": how}
+        run = simulated({"strategy": "fedasync", "strategy.scheduler": scheduler})
+        return run.replay().model_sha256
+
+    own = digest("as it should")
+    assert {how: digest(how) for how in NO_TASKS} == dict.fromkeys(NO_TASKS, own)
+    assert digest("two") != own
 
 
 @pytest.mark.parametrize("reason", ["AT_CAPACITY", "NOT_SELECTED"])
