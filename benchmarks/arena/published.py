@@ -128,9 +128,13 @@ def _workload(workload: str, rules: Sequence[Rule]) -> str:
     lines = []
     for rule in rules:
         leads = [lead.mean for _, lead in rule.over_peer]
-        points = f"{_mean(rule):+.1f}, {min(leads):+.1f} to {max(leads):+.1f}"
+        points = f"{_points(_mean(rule))}, {_points(min(leads))} to {_points(max(leads))}"
         lines.append([RULES[rule.name], str(len(leads)), points, *rule.columns])
     return table(head, lines)
+
+
+def _points(lead: float) -> str:
+    return f"{lead:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0")
 
 
 def _key() -> list[str]:

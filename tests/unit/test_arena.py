@@ -448,7 +448,7 @@ def test_a_published_rule_is_counted_against_fedbuff_in_the_cells_that_have_both
     ended[there.name, "port/raw"] = finals({"port": [79, 81, 83]})[CELL.name, "port/raw"]
     alone = replace(CELL, split="dirichlet-0.3")
     ended[alone.name, "port/raw"] = ended[CELL.name, "port/raw"]
-    line = "| PORT | 2 | +1.3, +0.0 to +2.7 | 1 / 1 / 0 | 1 / 1 / 0 | 0 / 0 / 0 | 0 / 2 / 0 |"
+    line = "| PORT | 2 | +1.3, 0.0 to +2.7 | 1 / 1 / 0 | 1 / 1 / 0 | 0 / 0 / 0 | 0 / 2 / 0 |"
     assert line in published.section(ended)
     assert published.section(finals({"fedbuff": [80, 81, 82]})) == ""
 
