@@ -7,6 +7,7 @@ writes the log, and applies them in order; `begin` says what is in a batch. `tak
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import field, replace
 from enum import StrEnum
@@ -20,7 +21,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import repeated
 from anabranch.core.engine.planner import too_narrow
 from anabranch.core.engine.rates import Rates
-from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, InvalidUpdate, Overloaded
+from anabranch.core.errors import AnabranchError, AppError, ConfigError, IdTaken, InvalidUpdate, Overloaded
 from anabranch.core.kept_state import check_kept
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Receipt, Task, TaskState
@@ -168,12 +169,31 @@ class Run:
     def apply(self, settled: Settlement, beforehand: Beforehand | None = None) -> list[Effect]:
         """What becomes of an event that is in the log. `beforehand`: see `Engine.handle`."""
         assert settled.event is not None, "what is answered is not applied"
-        applied = self.engine.counters.applied
+        applied, model = self.engine.counters.applied, self._model_before(settled.event)
         effects = [*self.engine.handle(settled.event, beforehand), *settled.effects]
         if self.engine.counters.applied > applied:  # not after one that was refused: the count stands still
             self._check_state()
+        if model is not None:
+            self._check_model(*model)
         self.line.heard(settled.event.now, effects)
         return effects
+
+    def _model_before(self, event: ev.Event) -> tuple[int, int] | None:
+        """The version and a checksum of its model before updates 1, 2, 4, 8, ..., refused ones as well."""
+        engine = self.engine
+        number = engine.counters.applied + engine.counters.rejected + 1
+        if number & (number - 1) or not isinstance(event, ev.UpdateArrived):
+            return None
+        return engine.version, zlib.crc32(engine.vector)
+
+    def _check_model(self, version: int, checksum: int) -> None:
+        """Raises `AppError` where a version's model has changed: devices would have two of one number."""
+        engine = self.engine
+        if engine.version == version and zlib.crc32(engine.vector) != checksum:
+            raise AppError(
+                f"strategy {engine.strategy.name!r}: a step changed `vector` and gave no version: devices "
+                f"that fetch version {version} would not have the same: change a copy, or publish"
+            )
 
     def _check_state(self) -> None:
         """Raises `AppError` where the strategy's state is no data: soon, and not at the first snapshot.

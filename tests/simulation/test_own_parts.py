@@ -52,6 +52,17 @@ class Answers(MixingStrategy):
         if self.how in told: return replace(step, decision=replace(step.decision, **told[self.how]))
         return replace(step, decision=None) if self.how == "undecided" else step
 @dataclass(frozen=True)
+class Scribbles(MixingStrategy):
+    name: ClassVar[str] = "scribbles"
+    needs_base: ClassVar[bool] = False
+    verdict: str = "rejected"
+    def weight(self, update, context): return 0.5
+    def step(self, state, vector, update, context):
+        step = super().step(state, vector.copy(), update, replace(context, base=vector.copy()))
+        if self.verdict == "published": return step
+        vector += 1
+        return replace(step, vector=None, decision=replace(step.decision, verdict=Verdict(self.verdict)))
+@dataclass(frozen=True)
 class Seen:
     devices: Any = None
 @dataclass(frozen=True)
@@ -281,6 +292,20 @@ def test_a_step_that_no_device_could_read_ends_the_run_at_once(here: Path, how: 
     """
     with pytest.raises(AppError, match=f"^strategy 'answers': {told}"):
         simulated({"strategy": "FILE:Answers", "strategy.how": how})
+
+
+@pytest.mark.parametrize("verdict", ["rejected", "held"])
+def test_a_step_that_changes_the_model_without_a_version_ends_the_run(here: Path, verdict: str) -> None:
+    """Who fetched that version before would have another model than who fetches it after."""
+    told = (
+        r"^strategy 'scribbles': a step changed `vector` and gave no version: devices that fetch version 0 "
+    )
+    with pytest.raises(AppError, match=told):
+        simulated({"strategy": "FILE:Scribbles", "strategy.verdict": verdict})
+
+
+def test_a_step_that_publishes_may_change_the_model_as_it_likes(here: Path) -> None:
+    simulated({"strategy": "FILE:Scribbles", "strategy.verdict": "published"})
 
 
 PARTS: dict[str, dict[str, Any]] = {
