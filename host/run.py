@@ -184,12 +184,12 @@ class Run:
         number = engine.counters.applied + engine.counters.rejected + 1
         if number & (number - 1) or not isinstance(event, ev.UpdateArrived):
             return None
-        return engine.version, zlib.crc32(engine.vector)
+        return engine.version, zlib.crc32(engine.vector.data)
 
     def _check_model(self, version: int, checksum: int) -> None:
         """Raises `AppError` where a version's model has changed: devices would have two of one number."""
         engine = self.engine
-        if engine.version == version and zlib.crc32(engine.vector) != checksum:
+        if engine.version == version and zlib.crc32(engine.vector.data) != checksum:
             raise AppError(
                 f"strategy {engine.strategy.name!r}: a step changed `vector` and gave no version: devices "
                 f"that fetch version {version} would not have the same: change a copy, or publish"
