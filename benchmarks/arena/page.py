@@ -115,13 +115,14 @@ def _in_short(ended: Ended) -> str:
         return table(("", *(f"against {WORDS[theirs]}" for theirs in AGAINST)), lines)
 
     sparsely = sum(standing.chain == SPARSE for standing in found)
+    chains = f"`{SPARSELY}`: all travel by the sparse chain ({sparsely} cells), else whole."
     return f"""## In short
 
 ![{TITLE}, by cell]({PICTURE.name})
 
 Accuracy at the end of the same time less that of {WORDS[MARK]}, by cell: the mean of five paired seeds and
-its interval. A ring is level with them, an arrow is beyond the edge. `{SPARSELY}`: all travel by the sparse
-chain ({sparsely} cells), else whole.
+its interval. A ring is level with them, an arrow is beyond the edge.
+{chains if sparsely else "All travel whole."}
 
 In how many of these {len(found)} cells a strategy ends over another by the whole interval / level with it /
 under it:
