@@ -104,14 +104,15 @@ def _beyond(points: float, y: float, colour: int, aside: bool) -> list[str]:
     """An arrow at the edge that it is beyond, and the number: further in if it stands aside."""
     edge, inward, anchor = (LEFT, 1, "tick") if points < LEAST else (WIDTH - RIGHT, -1, "tick end")
     return [
-        edge_arrow(points < LEAST, edge, y, colour),
+        edge_arrow(points < LEAST, y, colour),
         text(edge + (8 + BESIDE * aside) * inward, y + 4, f"{points:+.1f}", anchor),
     ]
 
 
-def edge_arrow(under: bool, edge: float, y: float, colour: int) -> str:
+def edge_arrow(under: bool, y: float, colour: int) -> str:
     """What is beyond an edge of the drawing: under its least value, or over its most."""
-    return f'<path class="bar {hue(colour)}" d="M{edge:.1f} {y:.1f}l{6 if under else -6} -3v6z"/>'
+    edge, inward = (LEFT, 6) if under else (WIDTH - RIGHT, -6)
+    return f'<path class="bar {hue(colour)}" d="M{edge:.1f} {y:.1f}l{inward} -3v6z"/>'
 
 
 def dot(x: float, y: float, colour: int, told: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.reports.page import standalone
@@ -13,7 +13,7 @@ from benchmarks.arena.cells import CELLS, SPLITS, WORKLOADS, Cell
 from benchmarks.arena.intervals import Interval
 from benchmarks.arena.picture import LEFT, RIGHT, axis, dot, edge_arrow, scale_of
 from benchmarks.arena.rows import RAW
-from benchmarks.arena.standings import BELOW, MARK, PLAIN, WORDS, Ended, over, sooner, tally
+from benchmarks.arena.standings import BELOW, MARK, PLAIN, WORDS, Ended, Lead, over, sooner, tally
 from benchmarks.studies import table
 
 PEER = "fedbuff"  # zero of the picture
@@ -35,9 +35,8 @@ HEAD, STEP, GAP = 24.0, 14.0, 4.0  # a workload's title; from a rule to the next
 LEAST, MOST, EVERY = -8.0, 4.0, 2  # points: beyond them an arrow
 PICTURE = "arena-rules.svg"
 TITLE = f"points over {WORDS[PEER]}, a dot a cell"
-SHARED = "the same devices, chain and budget of tuning"
 
-Met = Sequence[tuple[Cell, Interval]]  # cells that have a rule and who it is against, with its lead
+Met = Mapping[Cell, Interval]  # a rule's lead in each cell that has it and who it is against
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,9 @@ def section(ended: Ended) -> str:
 
 ![{TITLE}]({PICTURE})
 
-Accuracy at the end less {WORDS[PEER]}'s, {SHARED}; whole values, so that TEASQ-Fed is here without its
-compression. A ring is level by its interval, an arrow is beyond the edge, the bar is the mean of the cells.
+Accuracy at the end less {WORDS[PEER]}'s, the same devices, chain and budget of tuning; whole values, so that
+TEASQ-Fed is here without its compression. A ring is level by its interval, an arrow is beyond the
+edge, the bar is the mean of the cells.
 Beneath: in how many cells a rule ends over another by the whole interval / level with it / under it; then in
 how many it is sooner / no sooner and no later / later than {WORDS[PEER]} at what plain rounds come to less
 {BELOW:g} point. Not every rule is in every cell: each line counts those that have both.
@@ -94,27 +94,19 @@ def _rules(workload: str, ended: Ended) -> list[Rule]:
 
 
 def _rule(name: str, cells: Sequence[Cell], ended: Ended) -> Rule | None:
-    def met(how: Callable[..., Interval | None], against: str) -> Met:
-        return list(_met(how, name, against, cells, ended))
+    def met(how: Lead, against: str) -> Met:
+        found = ((cell, how(cell, RAW, name, against, ended)) for cell in cells)
+        return {cell: lead for cell, lead in found if lead is not None}
 
     over_peer = met(over, PEER)
     if not over_peer:
         return None
     others = (over_peer, met(over, PLAIN), met(over, MARK), met(sooner, PEER))
-    return Rule(name, over_peer, tuple(str(tally(lead for _, lead in of)) for of in others))
-
-
-def _met(
-    how: Callable[..., Interval | None], mine: str, theirs: str, cells: Sequence[Cell], ended: Ended
-) -> Iterator[tuple[Cell, Interval]]:
-    for cell in cells:
-        found = how(cell, RAW, mine, theirs, ended)
-        if found is not None:
-            yield cell, found
+    return Rule(name, over_peer, tuple(str(tally(of.values())) for of in others))
 
 
 def _mean(rule: Rule) -> float:
-    return statistics.fmean(lead.mean for _, lead in rule.over_peer)
+    return statistics.fmean(lead.mean for lead in rule.over_peer.values())
 
 
 def _workload(workload: str, rules: Sequence[Rule]) -> str:
@@ -127,7 +119,7 @@ def _workload(workload: str, rules: Sequence[Rule]) -> str:
     )
     lines = []
     for rule in rules:
-        leads = [lead.mean for _, lead in rule.over_peer]
+        leads = [lead.mean for lead in rule.over_peer.values()]
         points = f"{_points(_mean(rule))}, {_points(min(leads))} to {_points(max(leads))}"
         lines.append([RULES[rule.name], str(len(leads)), points, *rule.columns])
     return table(head, lines)
@@ -147,13 +139,12 @@ def _key() -> list[str]:
 
 def _line(rule: Rule, y: float, scale: AxisScale) -> list[str]:
     parts = [text(LEFT - 8, y + 4, RULES[rule.name], "tick end")]
-    for cell, lead in rule.over_peer:
+    for cell, lead in rule.over_peer.items():
         colour = list(SPLITS).index(cell.split)
         if LEAST <= lead.mean <= MOST:
             parts.append(dot(scale(lead.mean), y, colour, lead.above or lead.below))
         else:
-            under = lead.mean < LEAST
-            parts.append(edge_arrow(under, LEFT if under else WIDTH - RIGHT, y, colour))
+            parts.append(edge_arrow(lead.mean < LEAST, y, colour))
     mean = _mean(rule)
     if not LEAST <= mean <= MOST:
         beyond = (LEFT + 12, "tick") if mean < LEAST else (WIDTH - RIGHT - 12, "tick end")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.arena.cells import Cell
@@ -26,6 +26,8 @@ WORDS: Mapping[str, str] = {
 }
 
 Ended = Mapping[tuple[str, str], Sequence[Record]]  # by the names of a cell and a row
+# In a cell, by a chain, of one strategy over another; None where either has not been run.
+Lead = Callable[[Cell, str, str, str, Ended], Interval | None]
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,17 @@ def lead(mine: Sequence[Record], theirs: Sequence[Record]) -> Interval:
 
 def count(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
     """Over these cells, by the accuracy at the end."""
-    return tally(
-        lead
-        for standing in found
-        if (lead := over(standing.cell, standing.chain, mine, theirs, ended)) is not None
-    )
+    return _counted(over, found, mine, theirs, ended)
 
 
 def soonness(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
     """In how many cells `mine` is at the target sooner (`over`) or later (`under`) by a whole interval."""
-    return tally(
-        saved
-        for standing in found
-        if (saved := sooner(standing.cell, standing.chain, mine, theirs, ended)) is not None
-    )
+    return _counted(sooner, found, mine, theirs, ended)
+
+
+def _counted(lead: Lead, found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
+    leads = (lead(standing.cell, standing.chain, mine, theirs, ended) for standing in found)
+    return tally(each for each in leads if each is not None)
 
 
 def reached(record: Record, target: float) -> tuple[float, float, float] | None:
