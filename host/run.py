@@ -182,7 +182,7 @@ class Run:
         """The version and a checksum of its model before updates 1, 2, 4, 8, ..., refused ones as well."""
         engine = self.engine
         number = engine.counters.applied + engine.counters.rejected + 1
-        if number & (number - 1) or not isinstance(event, ev.UpdateArrived):
+        if not (isinstance(event, ev.UpdateArrived) and _is_looked_at(number)):
             return None
         return engine.version, zlib.crc32(engine.vector.data)
 
@@ -200,8 +200,8 @@ class Run:
 
         Looked at after 1, 2, 4, 8, ... updates, since what a state has may come later.
         """
-        engine, taken = self.engine, self.engine.counters.applied
-        if taken & (taken - 1) == 0:
+        engine = self.engine
+        if _is_looked_at(engine.counters.applied):
             whose = f"strategy {engine.strategy.name!r}"
             check_kept(whose, engine.state, engine.strategy.state_type, engine.vector)
 
@@ -310,3 +310,8 @@ def advice(engine: Engine, client_id: str, task_id: str) -> Advice:
         detail = f"version {version} is served, the task is of version {task.base_version}"
         return Advice(expires_at, version, AdviceKind.UPLOAD_NOW, detail)
     return Advice(expires_at, version)
+
+
+def _is_looked_at(number: int) -> bool:
+    """Whether what a strategy makes of the update of this number is checked: 1, 2, 4, 8, ..."""
+    return number & (number - 1) == 0

@@ -32,8 +32,10 @@ class Unmoved:
 
     def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:  # noqa: ARG002
         """Warn where it is the model of before."""
+        if self._over:
+            return
         version = next((effect.version for effect in effects if isinstance(effect, Published)), 0)
-        if self._over or not version:
+        if not version:
             return
         self._over = True
         if np.array_equal(self._versions.engine.vector, self._problem.spec.flatten(self._problem.initial)):
