@@ -514,7 +514,8 @@ async def _drain(run: LiveRun, ports: Ports) -> None:
 
 async def close_ports(ports: Ports, grace_s: float) -> None:
     """Give the calls under way so many seconds, or until Ctrl-C comes once more."""
-    log.info("draining, at most %.0f s; Ctrl-C cuts off the calls under way", grace_s)
+    if grace_s:
+        log.info("draining, at most %.0f s; Ctrl-C cuts off the calls under way", grace_s)
     cut_off = asyncio.Event()
     call_on_signals(cut_off.set, signal.SIGINT)
     closing, cutting = asyncio.create_task(ports.close(grace_s)), asyncio.create_task(cut_off.wait())

@@ -44,14 +44,14 @@ class Outage:
         self._lasting: dict[type[StoreError], _Lasting] = {}
 
     def told(self, error: Exception) -> Exception:
-        """What a device is told of this error of its call."""
+        """What a device is told of this error of its call: hosts, users and files are the log's alone."""
         if not isinstance(error, StoreError) or isinstance(error, StoreFull | LeadershipLost):
             return error
         if isinstance(error, DiskFailed):
             self._give_up(error)
         else:
             self._say(error)
-        again = Unavailable(f"the server's store cannot do it now: {error}")
+        again = Unavailable("the server's store cannot do it now; its log says why")
         again.retry_after_s = RETRY_S
         return again
 

@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 ENOUGH_BYTES = MIB  # of updates in a batch
 FOLDED_AT_ONCE = 100  # events of the log, when it is folded for a rollback
+STOPPED = "the server has stopped; its log says why"  # hosts, users and files are no device's business
 FOLLOWED_S = 1.0  # after so long at most the rows of an event are written, for who looks from outside
 
 
@@ -244,7 +245,7 @@ class Writer:
     def _put(self, call: Call, first: bool = True) -> asyncio.Future[Any]:
         """Into the queue. What follows up is let in where it is full."""
         if self.failure is not None:
-            raise Unavailable(f"the writer has stopped: {self.failure}")
+            raise Unavailable(STOPPED)
         if self._closing:
             raise Unavailable("the server is going down: try again when it is back")
         if first and self.queue_size >= self._limits.queue_events_max:
@@ -392,7 +393,7 @@ class Writer:
             else:
                 batch.append(waiting)
         for call in batch:
-            call.error = Unavailable(f"the writer has stopped: {self.failure}")
+            call.error = Unavailable(STOPPED)
             call.settle()
         if ending:
             self._queue.put_nowait(None)  # `close` waits for the end of the queue

@@ -29,11 +29,11 @@ def outage(time: VirtualTime) -> tuple[Outage, list[BaseException]]:
 @pytest.mark.parametrize("kind", [StoreError, StoreUnreachable, StoreCorrupt, DiskFailed])
 def test_a_device_comes_again(kind: type[StoreError]) -> None:
     made, ended = outage(VirtualTime())
-    told = made.told(error := kind("reading a row"))
+    told = made.told(error := kind("user fleet at db.internal"))
     assert isinstance(told, Unavailable)
     assert outcome_of(told).retryable
     assert told.retry_after_s == (1.0, 5.0), "as docs/protocol.md says"
-    assert "reading a row" in str(told)
+    assert str(told) == "the server's store cannot do it now; its log says why", "no host, user or file"
     assert ended == ([error] if kind is DiskFailed else [])
 
 
