@@ -49,7 +49,7 @@ class DeviceDisk:
         return found
 
     def has_room(self, entry: UpdateEntry) -> bool:
-        """Whether `put` would drop nothing. Raises `TooLarge` when it can never fit."""
+        """Whether it is within the outbox's bounds. Raises `TooLarge` when it never can be."""
         return self._outbox.has_room(entry)
 
     def memory(self) -> Memory | None:

@@ -145,7 +145,7 @@ class OutboxBounds:
 
 
 class Outbox:
-    """Results that no server has answered yet. At the bounds the oldest entry makes room, with a warning.
+    """Results that no server has answered yet. None makes room for another: who can wait asks for room first.
 
     Owned by one process; one thread puts in, another may send and remove. Opening it drops what a crash has
     left unfinished or torn. Raises `StoreError` for a folder that cannot be used.
@@ -172,13 +172,13 @@ class Outbox:
                 self.remove(update_id)
 
     def has_room(self, entry: UpdateEntry) -> bool:
-        """Whether `put` would drop nothing. Raises `TooLarge` when it can never fit."""
-        return self._fits(self._files(), self._size_of(entry))
+        """Whether it is within the bounds beside what is held. Raises `TooLarge` when it never can be."""
+        size, held = self._size_of(entry), [size for _, size, _ in self._files()]
+        return len(held) < self._bounds.entries_max and size + sum(held) <= self._bounds.bytes_max
 
     def put(self, entry: UpdateEntry) -> None:
-        """Make an entry durable. Raises `StoreFull`, and `TooLarge` when it can never fit."""
-        size = self._size_of(entry)
-        self._make_room(size, entry.update_id)
+        """Make an entry durable, be there room or not. Raises `StoreFull`, and `TooLarge` as `has_room`."""
+        self._size_of(entry)
         number = self._number(entry)
         head, payload = entry.to_bytes(number)
         path = self._path(entry.update_id)
@@ -247,15 +247,3 @@ class Outbox:
         if size > self._bounds.bytes_max:
             raise TooLarge(f"update of {size} bytes is over the outbox's cap of {self._bounds.bytes_max}")
         return size
-
-    def _fits(self, files: list[tuple[int, int, Path]], size: int) -> bool:
-        held_bytes = sum(held for _, held, _ in files)
-        return len(files) < self._bounds.entries_max and size + held_bytes <= self._bounds.bytes_max
-
-    def _make_room(self, size: int, update_id: str) -> None:
-        """For an entry of this id, in the place of what there is of it."""
-        files = [file for file in self._files() if file[2].stem != update_id]
-        while files and not self._fits(files, size):
-            _, _, oldest = files.pop(0)
-            log.warning("outbox: full: dropped the oldest entry, %s", oldest.stem)
-            self.remove(oldest.stem)

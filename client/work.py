@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from anabranch.client.disk import DeviceDisk
@@ -10,7 +11,7 @@ from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
 from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.stopping import Bell
+from anabranch.client.stopping import Bell, Interrupted
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.core import effects as ef
@@ -75,7 +76,8 @@ class Work:
             trained_s = entry.metrics.get(TRAIN_S, took_s)
             metrics = {**entry.metrics, TRAIN_S: trained_s}
             entry = replace(entry, metrics=metrics)
-            self._await_room(entry, task.task_id)
+            with suppress(Interrupted):  # who leaves takes it along, beyond the bounds; the next look ends it
+                self._await_room(entry, task.task_id)
         except Cancelled:
             return False
         self._summary.training_s += trained_s
@@ -95,7 +97,7 @@ class Work:
         self._lease.check(task_id)
 
     def _await_room(self, entry: UpdateEntry, task_id: str) -> None:
-        """A result is never dropped for a newer one that could wait."""
+        """Raises `Cancelled`, and what ends the agent."""
         told = not self.waits_for_room
         while self.waits_for_room and not self._disk.has_room(entry):
             if not told:

@@ -18,7 +18,7 @@ from anabranch.client.outbox import OutboxBounds, UpdateEntry
 from anabranch.compress.feedback import Memory
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.errors import AnabranchError, InvalidUpdate, UnknownTask
+from anabranch.core.errors import AnabranchError, InvalidUpdate, Unavailable, UnknownTask
 from anabranch.core.model.params import SparseVector
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples
@@ -195,6 +195,28 @@ def test_a_full_outbox_makes_training_wait_and_drops_nothing(bound: str, tmp_pat
     summary = federation.agent(transport, on_event=hear, tasks_max=6, outbox=bounds).run()
     assert (summary.applied, summary.rejected, max(most)) == (6, 0, 2)
     assert "outbox_full" in federation.kinds()
+
+
+def test_who_leaves_while_the_outbox_is_full_takes_its_result_along(tmp_path: Path) -> None:
+    federation = Overlapping(tmp_path)
+
+    class OneWay(LocalTransport):
+        def push(self, entry: UpdateEntry) -> PushAnswer:
+            raise Unavailable("no way up")
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if kind == "outbox_full":
+            agent.stop()
+
+    room = OutboxBounds(1)
+    agent = federation.agent(OneWay(federation.server, "a"), on_event=hear, tasks_max=0, outbox=room)
+    assert agent.run().why == "stopped"
+    held = federation.outbox.pending()
+    assert len(held) == federation.kinds().count("trained") == 2
+    again = federation.agent(seed=8, tasks_max=3, outbox=room).run()
+    assert (again.applied, again.rejected, federation.server.engine.version) == (3, 0, 3)
+    assert [data["update"] for kind, data in federation.events if kind == "pushed"][:2] == held
 
 
 # --- crashes -------------------------------------------------------------------------------------
