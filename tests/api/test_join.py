@@ -210,6 +210,24 @@ def test_what_was_pushed_by_a_script_that_ends_is_kept_and_counts(end: str, tmp_
         assert server.weights()["w"].tolist()[:2] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("way", ["task", "overlap"])
+def test_what_was_pushed_by_a_script_that_is_killed_at_once_counts_once(way: str, tmp_path: Path) -> None:
+    """By SIGKILL, which nothing of the process outlives, as soon as `push` has returned."""
+    model, settings = {"w": np.zeros(500_000, np.float32)}, {"client.push": way, "server.tasks_per_client": 2}
+    strategy, until = ab.strategies.FedAvg(clients_per_round=1), ab.Until(updates=2)
+    code = LEAVING.replace("END", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with ab.Server(dict(model), strategy=strategy, until=until, settings=settings) as server:
+        for _ in range(2):
+            command = [sys.executable, "-c", code, server.address, str(tmp_path)]
+            killed = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S)
+            assert (killed.returncode, killed.stderr) == (-signal.SIGKILL, "")
+        fed = ab.join(server, model, id="leaving", state_dir=tmp_path)
+        assert [task.version for task in fed] == [], "both results were left to be sent"
+        assert server.weights()["w"].tolist()[:2] == [2.0, 2.0]
+    assert fed.summary is not None
+    assert fed.summary.rejected == 0
+
+
 def test_who_joins_anew_takes_the_place_of_its_earlier_loop(tmp_path: Path) -> None:
     """A notebook's cell that was interrupted and is run again; the traceback keeps the first loop alive."""
     model, until = ones(), ab.Until(updates=3)

@@ -108,8 +108,12 @@ class Client(Background):
         if isinstance(self._server, Operated):
             join = options.join or self._server.join_address
             options = replace(options, server=self._server.address, join=join)
-        on_event = self._on_event or WaitingNotice(options.server).hear
+        on_event = self._listener(WaitingNotice(options.server).hear)
         self.summary = run_client(options, on_event, self._app, self._bell)
+
+    def _listener(self, otherwise: OnEvent | None = None) -> OnEvent | None:
+        """What hears what the device does."""
+        return self._on_event or otherwise
 
     def _agent(self, server: InProcessServer) -> Agent:
         options, name = self._options, device_id(self._options.state_dir, self._options.client_id)
@@ -120,7 +124,7 @@ class Client(Background):
             index, count = options.shard or numbered_shard(name, config)
             return shard_of(config, index, count)
 
-        return agent_of(options, self._app, transport, name, shard, self._on_event, self._bell)
+        return agent_of(options, self._app, transport, name, shard, self._listener(), self._bell)
 
     def _end(self) -> None:
         self._bell.stop()

@@ -16,6 +16,7 @@ import atexit
 import copy
 import logging
 import queue
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -29,6 +30,7 @@ import numpy as np
 from anabranch.api.devices import Client
 from anabranch.api.live import InProcessServer
 from anabranch.api.operated import Operated
+from anabranch.client.lease import OnEvent
 from anabranch.client.stopping import Interrupted
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import AppError, ConfigError
@@ -94,6 +96,8 @@ class _Script(App):
         self.handed: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[_Trained] = queue.SimpleQueue()
         self.closed = False
+        self._at_work: JoinedTask | None = None  # of the device, as long as a result may come to its disk
+        self._settled = threading.Event()
         self._trained = parameter_names(model, trained=True)  # for a task of the whole model
 
     def model(self) -> Any:
@@ -112,9 +116,12 @@ class _Script(App):
         seed: int,
     ) -> dict[str, float]:
         """Raises what ends the device, or the task, while the script trains."""
-        if plan.steps >= ENDLESS_STEPS:  # of a device that trains on: a pass of the script is a part of it
+        trains_on = plan.steps >= ENDLESS_STEPS
+        if trains_on:  # a pass of the script is a part of the device's only training
             plan = replace(plan, steps=0)
         task = JoinedTask(self.version, plan, seed)
+        self._settled.clear()
+        self._at_work = None if trains_on else task
         names = parameter_names(model, trained=True)
         self.handed.put(_Handed(task, taken(model), names, names != self._trained))
         while True:
@@ -131,6 +138,21 @@ class _Script(App):
                 break
         put(found.weights, model)
         return dict(found.metrics)
+
+    def hear(self, kind: str, **data: Any) -> None:
+        """What the device does: once a training is over, its result is on the disk or never will be."""
+        if kind in ("trained", "cancelled") or (kind, data.get("call")) == ("failed", "train"):
+            self._at_work = None
+            self._settled.set()
+
+    def give(self, result: _Trained, device: _Device) -> None:
+        """From the script's thread: what came of a task. Returns once it is on the disk, or of no use.
+
+        A device that trains on takes it when the next exchange is due: that is not waited for.
+        """
+        self.results.put(result)
+        while self._at_work is result.task and not device.over:
+            self._settled.wait(LOOK_S)
 
 
 class _Device(Client):
@@ -153,6 +175,16 @@ class _Device(Client):
                 earlier.wait()
         _devices[folder] = self
         self.start()
+
+    def _listener(self, otherwise: OnEvent | None = None) -> OnEvent:
+        others = super()._listener(otherwise)
+
+        def hear(kind: str, **data: Any) -> None:
+            self._script.hear(kind, **data)
+            if others is not None:
+                others(kind, **data)
+
+        return hear
 
     def _end(self) -> None:
         self._script.closed = True
@@ -221,9 +253,10 @@ class JoinedFederation:
         """Give the model as it is now for the task at hand; it may be changed at once.
 
         `examples`: on how many it was trained, which weighs it. `metrics` are numbers of its training.
-        `steps`: local steps, where that is not what the plan says. It returns before the server has it: what
-        was pushed is sent as soon as it can be, again and again if need be. Raises `ConfigError` where no
-        task is at hand, the model has other tensors than when it joined, or a frozen one has changed.
+        `steps`: local steps, where that is not what the plan says. It returns once the result is in the
+        device's folder, before the server has it: from there it is sent as soon as it can be, again and again
+        if need be. Raises `ConfigError` where no task is at hand, the model has other tensors than when it
+        joined, or a frozen one has changed.
         """
         if self._handed is None:
             raise ConfigError("push() is once for each task of `for task in fed:`: there is none at hand")
@@ -234,9 +267,10 @@ class JoinedFederation:
         weights = taken(self._model)
         _check_form(weights, self._form)
         _check_still(weights, self._handed, self._model)
-        self._script.results.put(_Trained(self._handed.task, weights, told))
+        result = _Trained(self._handed.task, weights, told)
         self._still.close()
         self._handed = None
+        self._script.give(result, self._client)
 
     def close(self) -> None:
         """Leave: a task without a result is given back, a result that waits stays for the next start."""
