@@ -34,6 +34,10 @@ def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str, every: int =
     """
     codec_at = downlink_at(strategy, codec)
     first, last = codec_at(0), codec_at(FAR)
+    if not (isinstance(first, str) and isinstance(last, str)):
+        raise ConfigError(
+            f"strategy {strategy.name!r}: downlink must return a codec, such as 'raw', for any version"
+        )
     stages = parse_chain(first)
     if stages[0].name == LOG:
         step, versions_max, places = _log_arguments(stages)

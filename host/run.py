@@ -13,8 +13,10 @@ from dataclasses import field, replace
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from anabranch.core import events as ev
-from anabranch.core.effects import Conflicting, Effect, Refused
+from anabranch.core.effects import Conflicting, Effect, Published, Refused
 from anabranch.core.engine.admission import given_up
 from anabranch.core.engine.beforehand import Beforehand
 from anabranch.core.engine.engine import Engine
@@ -24,7 +26,7 @@ from anabranch.core.engine.rates import Rates
 from anabranch.core.errors import AnabranchError, AppError, ConfigError, IdTaken, InvalidUpdate, Overloaded
 from anabranch.core.kept_state import check_kept
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.model.updates import Ask, Receipt, Task, TaskState
+from anabranch.core.model.updates import Ask, Receipt, Task, TaskState, is_finite
 from anabranch.core.unwritten import dataclass
 
 BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends three
@@ -171,39 +173,34 @@ class Run:
         assert settled.event is not None, "what is answered is not applied"
         applied, model = self.engine.counters.applied, self._model_before(settled.event)
         effects = [*self.engine.handle(settled.event, beforehand), *settled.effects]
-        if self.engine.counters.applied > applied:  # not after one that was refused: the count stands still
-            self._check_state()
+        check_finite(self.engine, effects)
+        counted = self.engine.counters.applied  # after one that was refused it stands still
+        if counted > applied and _is_looked_at(counted):  # what a state has may come later
+            check_state(self.engine)
         if model is not None:
-            self._check_model(*model)
+            self._check_model(*model, "on_timer" if isinstance(settled.event, ev.Ticked) else "a step")
         self.line.heard(settled.event.now, effects)
         return effects
 
     def _model_before(self, event: ev.Event) -> tuple[int, int] | None:
-        """The version and a checksum of its model before updates 1, 2, 4, 8, ..., refused ones as well."""
+        """The version and a checksum of its model before updates 1, 2, 4, 8, ..., refused ones as well.
+
+        And before timers that come meanwhile.
+        """
         engine = self.engine
         number = engine.counters.applied + engine.counters.rejected + 1
-        if not (isinstance(event, ev.UpdateArrived) and _is_looked_at(number)):
+        if not (isinstance(event, ev.UpdateArrived | ev.Ticked) and _is_looked_at(number)):
             return None
         return engine.version, zlib.crc32(engine.vector.data)
 
-    def _check_model(self, version: int, checksum: int) -> None:
+    def _check_model(self, version: int, checksum: int, method: str) -> None:
         """Raises `AppError` where a version's model has changed: devices would have two of one number."""
         engine = self.engine
         if engine.version == version and zlib.crc32(engine.vector.data) != checksum:
             raise AppError(
-                f"strategy {engine.strategy.name!r}: a step changed `vector` and gave no version: devices "
+                f"strategy {engine.strategy.name!r}: {method} changed `vector` and gave no version: devices "
                 f"that fetch version {version} would not have the same: change a copy, or publish"
             )
-
-    def _check_state(self) -> None:
-        """Raises `AppError` where the strategy's state is no data: soon, and not at the first snapshot.
-
-        Looked at after 1, 2, 4, 8, ... updates, since what a state has may come later.
-        """
-        engine = self.engine
-        if _is_looked_at(engine.counters.applied):
-            whose = f"strategy {engine.strategy.name!r}"
-            check_kept(whose, engine.state, engine.strategy.state_type, engine.vector)
 
     def repeat(self, event: ev.UpdateArrived) -> Settlement:
         """Answer an update whose id was decided before: `IdTaken` for another update than that."""
@@ -310,6 +307,23 @@ def advice(engine: Engine, client_id: str, task_id: str) -> Advice:
         detail = f"version {version} is served, the task is of version {task.base_version}"
         return Advice(expires_at, version, AdviceKind.UPLOAD_NOW, detail)
     return Advice(expires_at, version)
+
+
+def check_state(engine: Engine) -> None:
+    """Raises `AppError` where the strategy's state is no data: soon, and not at the first snapshot."""
+    strategy = engine.strategy
+    check_kept(f"strategy {strategy.name!r}", engine.state, strategy.state_type, engine.vector)
+
+
+def check_finite(engine: Engine, effects: Iterable[Effect]) -> None:
+    """Raises `AppError` for a new version of which devices would refuse the model, and wait for ever."""
+    for effect in effects:
+        if isinstance(effect, Published) and not is_finite(effect.vector):
+            first = int(np.flatnonzero(~np.isfinite(effect.vector))[0])
+            raise AppError(
+                f"strategy {engine.strategy.name!r}: version {effect.version} has values that are not "
+                f"finite, the first in tensor {engine.spec.name_at(first)!r}: devices refuse such a model"
+            )
 
 
 def _is_looked_at(number: int) -> bool:

@@ -34,6 +34,7 @@ from anabranch.host.build import Begin, Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.journal import Replay
 from anabranch.host.rollback import Refolder
+from anabranch.host.run import check_finite, check_state
 from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
 from anabranch.server.history import History, history_at, row_of
 from anabranch.server.manifest import Manifest
@@ -99,6 +100,8 @@ def recover(
     history, replayed = history_at(store, info, engine.version, seq), 0
     for projection in _projections(store, replay, history, seq):
         seq, last_now, replayed = projection.seq, projection.now, replayed + 1
+    if replayed and found.snapshot is None:  # who started it again may not have read why it ended
+        check_state(engine)
     store.acknowledge(history.mark(seq))
     read_at = math.inf if waited_s is None else EventClock(last_now, wall, time.monotonic).now() - waited_s
     said = _said(stored, given, engine, read_at)
@@ -129,6 +132,8 @@ def _projections(store: Store, replay: Replay, history: History, seq: int) -> It
     proved: list[Projection] = []
     for at, record, effects in replay:
         digests = check_versions(effects, known)
+        unseen = [e for e in effects if isinstance(e, Published) and known(e.version) is None]
+        check_finite(replay.engine, unseen)  # those on record were served, and are an operator's to roll back
         links = check_links(history, record, effects, known)
         check_mark(mark, history, at)
         proved.append(Projection(at, record["now"], effects, digests, links))

@@ -20,6 +20,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import (
     AnabranchError,
+    AppError,
     ConfigError,
     IdTaken,
     InvalidUpdate,
@@ -104,6 +105,8 @@ class World:
         """A device makes itself known, or hears why the run has nothing for it."""
         try:
             self._handle(ev.Enrolled(self.time.now(), client_id, capability))
+        except AppError:
+            raise  # a strategy's, not the device's
         except ConfigError as error:
             self._recorder.unfit(self.clock.now, client_id, str(error))
             return error

@@ -31,7 +31,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from anabranch.core.config.tables import NO_KEY, Config
-from anabranch.core.engine.answers import checked_decision, checked_plan
+from anabranch.core.engine.answers import checked_step, checked_task, checked_tick
 from anabranch.core.engine.strategy import (
     Context,
     LongPartOf,
@@ -261,7 +261,7 @@ class Phased:
         local = replace(local, **{key: value for key, value in vars(training).items() if value is not None})
         part = self.part(state)
         found = part.plan(self.inner(state), ask, local, self._seen(state, context))
-        plan = checked_plan(found, f"strategy {part.name!r}", part.state_type)
+        plan = checked_task(found, f"strategy {part.name!r}", part.state_type, local)
         return replace(plan, state=self._remembers(state, plan.state))
 
     def on_lost(self, state: State, task: Task, context: Context) -> State:
@@ -283,7 +283,8 @@ class Phased:
     def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
         """As this phase does; with its last update it ends."""
         seen, part = self._seen(state, context), self.part(state)
-        step = checked_decision(part.step(self.inner(state), vector, update, seen), f"strategy {part.name!r}")
+        found = part.step(self.inner(state), vector, update, seen)
+        step = checked_step(found, f"strategy {part.name!r}", seen.spec)
         if step.decision is None or step.decision.verdict is Verdict.REJECTED:
             return replace(step, state=state)
         return self._after(replace(state, updates=state.updates + 1), step, vector, seen)
@@ -306,7 +307,9 @@ class Phased:
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
         """As this phase does; with its last version it ends."""
         seen = self._seen(state, context)
-        step = self.part(state).on_timer(self.inner(state), vector, seen)
+        part = self.part(state)
+        found = part.on_timer(self.inner(state), vector, seen)
+        step = checked_tick(found, f"strategy {part.name!r}", part.state_type, seen.spec)
         return None if step is None else self._after(state, step, vector, seen)
 
     # --- the switch --------------------------------------------------------------------------

@@ -7,15 +7,21 @@ all else.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, make_dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from anabranch.core.config.ranges import COUNT_MAX
-from anabranch.core.engine.answers import checked_decision, checked_plan, checked_refusal
+from anabranch.core.engine.answers import (
+    checked_decision,
+    checked_plan,
+    checked_refusal,
+    checked_state,
+    checked_task,
+    checked_tick,
+    plan_flaw,
+)
 from anabranch.core.engine.strategy import (
     Context,
     LongPartOf,
@@ -26,8 +32,6 @@ from anabranch.core.engine.strategy import (
     Strategy,
     may_publish,
 )
-from anabranch.core.errors import AnabranchError
-from anabranch.core.model.chains import parse_chain
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Ask, LocalPlan, Task, Update, Verdict
 from anabranch.strategies.schedulers.scheduler import Scheduler
@@ -90,7 +94,8 @@ class Scheduled:
 
     def init(self, vector: Vector) -> State:
         """Both at their beginning."""
-        return self.state_type(self.scheduler.init(), self.strategy.init(vector))
+        schedule = self._schedule(self.scheduler.init(), "init")
+        return self.state_type(schedule, self._rest(self.strategy.init(vector), "init"))
 
     def selected(self, state: State) -> list[str] | None:
         """As the strategy."""
@@ -110,23 +115,23 @@ class Scheduled:
     def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """The strategy's task, as the scheduler changes it."""
         own = self.strategy.plan(state.rest, ask, local, context)
-        planned = checked_plan(own, self._strategy, self.strategy.state_type)
+        planned = checked_task(own, self._strategy, self.strategy.state_type, local)
         found = self.scheduler.plan(state.schedule, ask, planned, context)
         dealt = checked_plan(found, self._scheduler, self.scheduler.state_type)
         # The ask is in the log: no error may stop it.
-        if not (_is_trainable(dealt.local) and _parses(dealt.uplink)):
+        if plan_flaw(dealt, planned.local):
             dealt = replace(dealt, local=planned.local, uplink=planned.uplink)
         return replace(dealt, state=_with(state, dealt.state, planned.state))
 
     def on_lost(self, state: State, task: Task, context: Context) -> State:
         """Both are told."""
-        schedule = self.scheduler.lost(state.schedule, task, context)
-        return _with(state, schedule, self.strategy.on_lost(state.rest, task, context))
+        schedule = self._schedule(self.scheduler.lost(state.schedule, task, context), "lost")
+        return _with(state, schedule, self._rest(self.strategy.on_lost(state.rest, task, context), "on_lost"))
 
     def reopened(self, state: State, training: Collection[str]) -> State:
         """Both are told."""
-        schedule = self.scheduler.reopened(state.schedule, training)
-        return _with(state, schedule, self.strategy.reopened(state.rest, training))
+        schedule = self._schedule(self.scheduler.reopened(state.schedule, training), "reopened")
+        return _with(state, schedule, self._rest(self.strategy.reopened(state.rest, training), "reopened"))
 
     # --- updates -----------------------------------------------------------------------------
 
@@ -135,7 +140,7 @@ class Scheduled:
         step = checked_decision(self.strategy.step(state.rest, vector, update, context), self._strategy)
         if step.decision is not None and step.decision.verdict is Verdict.REJECTED:
             return replace(step, state=state)
-        schedule = self.scheduler.arrived(state.schedule, update, context)
+        schedule = self._schedule(self.scheduler.arrived(state.schedule, update, context), "arrived")
         return replace(step, state=_with(state, schedule, step.state))
 
     def long_part(self, state: State, vector: Vector, update: Update, context: Context) -> LongPartOf | None:
@@ -153,33 +158,20 @@ class Scheduled:
 
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
         """The strategy's."""
-        step = self.strategy.on_timer(state.rest, vector, context)
+        found = self.strategy.on_timer(state.rest, vector, context)
+        step = checked_tick(found, self._strategy, self.strategy.state_type, context.spec)
         return None if step is None else replace(step, state=_with(state, state.schedule, step.state))
 
     def shifted(self, state: State, versions: int) -> State:
         """Both are told."""
-        schedule = self.scheduler.shifted(state.schedule, versions)
-        return _with(state, schedule, self.strategy.shifted(state.rest, versions))
+        schedule = self._schedule(self.scheduler.shifted(state.schedule, versions), "shifted")
+        return _with(state, schedule, self._rest(self.strategy.shifted(state.rest, versions), "shifted"))
 
+    def _schedule(self, found: State, method: str) -> State:
+        return checked_state(found, f"{self._scheduler}: {method}", self.scheduler.state_type)
 
-def _is_trainable(local: LocalPlan) -> bool:
-    """Whether a task can have these numbers, and a device learns by them."""
-    counts = (local.epochs, local.steps, local.batch_size)
-    rates = (local.learning_rate, local.momentum, local.weight_decay, local.proximal_mu)
-    return (
-        all(type(count) is int and 0 <= count <= COUNT_MAX for count in counts)
-        and (local.epochs > 0 or local.steps > 0)
-        and local.batch_size > 0
-        and all(isinstance(rate, float | int) and math.isfinite(rate) and rate >= 0 for rate in rates)
-    )
-
-
-def _parses(chain: str) -> bool:
-    try:
-        parse_chain(chain)
-    except AnabranchError:
-        return False
-    return True
+    def _rest(self, found: State, method: str) -> State:
+        return checked_state(found, f"{self._strategy}: {method}", self.strategy.state_type)
 
 
 def _with(state: State, schedule: State, rest: State) -> State:

@@ -7,29 +7,94 @@ from typing import Any
 
 import numpy as np
 
+from anabranch.core.config.ranges import COUNT_MAX
 from anabranch.core.engine.strategy import Plan, Refusal, Step
-from anabranch.core.errors import AppError
+from anabranch.core.errors import AnabranchError, AppError
+from anabranch.core.model.chains import RAW, parse_chain
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.updates import Decision, Verdict
+from anabranch.core.model.updates import Decision, LocalPlan, Reason, Verdict
 from anabranch.core.parts import answer_text
+
+REASONS = f"give one of Reason, such as Reason.{Reason.NOT_SELECTED.name}"
+
+
+def checked_state(found: Any, whose: str, state_type: type[Any]) -> Any:
+    """Raises `AppError` for what is no state. `whose`: "strategy 'mine': on_lost"."""
+    if isinstance(found, state_type):
+        return found
+    raise AppError(f"{whose} must return its own state, a {state_type.__name__}, not {_word(found)}")
 
 
 def checked_refusal(found: Any, whose: str) -> Refusal | None:
     """Raises `AppError` for what `admit` must not answer."""
-    if found is None or isinstance(found, Refusal):
-        return found
-    raise AppError(f"{whose}: admit must return None or a Refusal, not {_word(found)}")
+    if found is None:
+        return None
+    if not isinstance(found, Refusal):
+        raise AppError(f"{whose}: admit must return None or a Refusal, not {_word(found)}")
+    _check_reason(found.reason, found.detail, f"{whose}: admit refuses")
+    return found
 
 
 def checked_plan(found: Any, whose: str, state_type: type[Any]) -> Plan:
-    """Raises `AppError` for what `plan` must not answer."""
+    """Raises `AppError` for what is no plan with the state of whom it is."""
     if not isinstance(found, Plan):
         raise AppError(f"{whose}: plan must return a Plan, not {_word(found)}")
-    if not isinstance(found.state, state_type):
-        raise AppError(
-            f"{whose}: plan must return its own state, a {state_type.__name__}, not {_word(found.state)}"
-        )
+    checked_state(found.state, f"{whose}: plan", state_type)
     return found
+
+
+def checked_task(found: Any, whose: str, state_type: type[Any], configured: LocalPlan) -> Plan:
+    """Raises `AppError` for a plan by which no device trains; `configured` is what the settings say."""
+    plan = checked_plan(found, whose, state_type)
+    if flaw := plan_flaw(plan, configured):
+        raise AppError(f"{whose}: plan gives {flaw}")
+    return plan
+
+
+def plan_flaw(plan: Plan, configured: LocalPlan) -> str:
+    """Why no task can have this training or this way back, or no device learns by it; empty: it can."""
+    local = plan.local
+    if local is not configured and (flaw := _local_flaw(local)):
+        return flaw
+    return "" if plan.uplink == RAW else _uplink_flaw(plan.uplink)
+
+
+def _uplink_flaw(uplink: Any) -> str:
+    if not isinstance(uplink, str):
+        return f"{answer_text(uplink)} for its uplink: give a codec, such as 'raw'"
+    try:
+        parse_chain(uplink)
+    except AnabranchError as error:
+        return f"an uplink that is none: {error}"
+    return ""
+
+
+def _local_flaw(local: Any) -> str:
+    if not isinstance(local, LocalPlan):
+        return f"{answer_text(local)} for its local training: give a LocalPlan"
+    for name, least in (("epochs", 0), ("steps", 0), ("batch_size", 1)):
+        count = getattr(local, name)
+        if type(count) is not int or not least <= count <= COUNT_MAX:
+            return f"{name} = {count!r}: give a whole number, an int from {least} to {COUNT_MAX}"
+    if not (local.epochs or local.steps):
+        return "neither epochs nor steps: a device would train nothing"
+    for name in ("learning_rate", "momentum", "weight_decay", "proximal_mu"):
+        rate = getattr(local, name)
+        if not _is_finite(rate) or rate < 0:
+            return f"{name} = {rate!r}: give a finite number, a float from 0 on"
+    return ""
+
+
+def _is_finite(number: Any) -> bool:
+    """Whether it is one of Python's own numbers, as a log has them, and finite."""
+    return isinstance(number, float | int) and math.isfinite(number)
+
+
+def _check_reason(reason: Any, detail: Any, whose: str) -> None:
+    if not (isinstance(reason, Reason) and reason):
+        raise AppError(f"{whose} with the reason {reason!r}: {REASONS}")
+    if not isinstance(detail, str):
+        raise AppError(f"{whose} with {answer_text(detail)} for its detail: say why in a text")
 
 
 def checked_decision(found: Any, whose: str) -> Step:
@@ -37,12 +102,34 @@ def checked_decision(found: Any, whose: str) -> Step:
     if not isinstance(found, Step) or found.decision is None:
         raise AppError(f"{whose}: step must return a Step with a decision, not {_word(found)}")
     _check_decision(found.decision, found.vector is not None, f"{whose}: step")
+    _check_heard(found.heard, f"{whose}: step")
     return found
+
+
+def checked_tick(found: Any, whose: str, state_type: type[Any], spec: ParamSpec | None) -> Step | None:
+    """Raises `AppError` for what `on_timer` must not answer."""
+    if found is None:
+        return None
+    if not isinstance(found, Step):
+        raise AppError(f"{whose}: on_timer must return None or a Step, not {_word(found)}")
+    checked_state(found.state, f"{whose}: on_timer", state_type)
+    _check_heard(found.heard, f"{whose}: on_timer")
+    _check_vector(found.vector, f"{whose}: on_timer", spec)
+    return found
+
+
+def checked_timer(due: Any, whose: str) -> float | None:
+    """Raises `AppError` for what is no time."""
+    if due is None or (isinstance(due, float | int) and not math.isnan(due)):
+        return due
+    raise AppError(f"{whose}: timer must return None or a time in seconds, not {due!r}")
 
 
 def _check_decision(decision: Decision, is_version: bool, whose: str) -> None:
     """Raises `AppError` for one that is not what the step does, or that no journal and report can have."""
     verdict, staleness, weight = decision.verdict, decision.staleness, decision.weight
+    if not isinstance(verdict, Verdict):
+        raise AppError(f"{whose} decides {verdict!r}: give one of Verdict, such as Verdict.HELD")
     if is_version is not (verdict is Verdict.PUBLISHED):
         if is_version:
             raise AppError(
@@ -52,31 +139,42 @@ def _check_decision(decision: Decision, is_version: bool, whose: str) -> None:
         raise AppError(f"{whose} says 'published' and gives no vector: give the new model, or say 'held'")
     if type(staleness) is not int or staleness < 0:
         raise AppError(
-            f"{whose} decides with a staleness of {staleness!r}: give a whole number from 0 on, such as "
-            "context.staleness"
+            f"{whose} decides with a staleness of {staleness!r}: give a whole number from 0 on, an int such "
+            "as context.staleness"
         )
-    if weight is not None and not (isinstance(weight, float | int) and math.isfinite(weight)):
-        raise AppError(f"{whose} decides with a weight of {weight!r}: give a finite number, or None")
+    if weight is not None and not _is_finite(weight):
+        raise AppError(f"{whose} decides with a weight of {weight!r}: give a finite number, a float, or None")
+    if verdict is Verdict.REJECTED:
+        _check_reason(decision.reason, decision.detail, f"{whose} rejects")
 
 
-def checked_step(found: Any, whose: str, spec: ParamSpec) -> Step:
-    """Raises `AppError` for what no step is: no device could read a version of another form."""
+def _check_heard(heard: Any, whose: str) -> None:
+    if not all(isinstance(share, float | int) for share in heard):
+        raise AppError(f"{whose} gives {heard!r} for how much of each update was heard: give floats")
+
+
+def checked_step(found: Any, whose: str, spec: ParamSpec | None) -> Step:
+    """Raises `AppError` for what `step` must not answer, its vector too where `spec` says of which model."""
     step = checked_decision(found, whose)
-    vector = step.vector
-    if vector is None:
-        return step
+    _check_vector(step.vector, f"{whose}: step", spec)
+    return step
+
+
+def _check_vector(vector: Any, whose: str, spec: ParamSpec | None) -> None:
+    """Raises `AppError` for a version that no device could read."""
+    if vector is None or spec is None:
+        return
     wanted = f"a vector of {spec.size} values of {spec.vector_dtype.name}"
     if not isinstance(vector, np.ndarray):
-        raise AppError(f"{whose}: step must give {wanted}, not {_word(vector)}")
+        raise AppError(f"{whose} must give {wanted}, not {_word(vector)}")
     if vector.shape != (spec.size,) or vector.dtype != spec.vector_dtype:
         shown = f"an array of shape {vector.shape} and {vector.dtype.name}"
-        raise AppError(f"{whose}: step must give {wanted}, as its argument is, not {shown}")
+        raise AppError(f"{whose} must give {wanted}, as its argument is, not {shown}")
     if not vector.flags.writeable:
         raise AppError(
-            f"{whose}: step must give {wanted} that can be written to, such as a copy by numpy.array: "
+            f"{whose} must give {wanted} that can be written to, such as a copy by numpy.array: "
             "another library's is read-only, and so is its argument where may_publish has said 'no'"
         )
-    return step
 
 
 def checked_vector(found: Any, whose: str, size: int) -> np.ndarray[Any, np.dtype[Any]]:

@@ -34,7 +34,7 @@ from anabranch.core.effects import (
     Unbarred,
 )
 from anabranch.core.engine.admission import Application, superseded
-from anabranch.core.engine.answers import checked_plan
+from anabranch.core.engine.answers import checked_state, checked_task, checked_tick, checked_timer
 from anabranch.core.engine.beforehand import Beforehand, LongPart
 from anabranch.core.engine.broadcast import Broadcast, BroadcastState
 from anabranch.core.engine.buffers import Buffers
@@ -61,6 +61,7 @@ from anabranch.core.engine.strategy import (
     may_publish,
     rejected,
 )
+from anabranch.core.errors import AppError
 from anabranch.core.model.chains import chain_for
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
@@ -101,7 +102,8 @@ class Engine:
         self.version = 0
         self.vector: Vector = vector.astype(spec.vector_dtype, copy=not own)
         self._loans = Loans()
-        self.state: State = strategy.init(self.vector)
+        self._whose = f"strategy {strategy.name!r}"
+        self.state: State = self._checked_state(strategy.init(self.vector), "init")
         # With a lossy downlink the bases come from it, without one from the history.
         self.broadcast = broadcast
         self.broadcast_state: BroadcastState = None if broadcast is None else broadcast.init(self.vector)
@@ -169,7 +171,7 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
-        ends, timer = self.deadlines.earliest(), None if self.finished else self.strategy.timer(self.state)
+        ends, timer = self.deadlines.earliest(), self._timer()
         return ends if timer is None else timer if ends is None else min(ends, timer)
 
     def receipt(self, update_id: str, task_id: str) -> Receipt | None:
@@ -185,8 +187,9 @@ class Engine:
         if task := self.ledger.tasks.get(ask.task_id):
             return [Granted(task, again=True)]
         effects = [e for t in superseded(ask, self) for e in self._lose(t, LeaseEnd.SUPERSEDED, now)]
-        found = self.strategy.plan(self.state, ask, self.settings.local, self.context(now))
-        plan = checked_plan(found, f"strategy {self.strategy.name!r}", self.strategy.state_type)
+        local = self.settings.local
+        found = self.strategy.plan(self.state, ask, local, self.context(now))
+        plan = checked_task(found, self._whose, self.strategy.state_type, local)
         self.state = plan.state
         submodel = self._submodel(ask)
         client = self.ledger.clients[ask.client_id]
@@ -387,7 +390,7 @@ class Engine:
             return self.state
         if task.client_id != event.update.client_id:
             return self.state
-        return self.strategy.on_lost(self.state, task, self.context(event.now))
+        return self._state_without(task, event.now)
 
     def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> list[Effect]:
         update, reason = event.update, receipt.decision.reason
@@ -437,7 +440,8 @@ class Engine:
         if not had_ended:
             return [told, *ended]
         if not ended:
-            self.state = self.strategy.reopened(self.state, self.ledger.holders)
+            found = self.strategy.reopened(self.state, self.ledger.holders)
+            self.state = self._checked_state(found, "reopened")
         return [told] if ended else [told, Reopened()]
 
     def _quarantined(self, client_id: str, why: str, now: float) -> list[Effect]:
@@ -498,11 +502,35 @@ class Engine:
     def _ticked(self, now: float) -> list[Effect]:
         ended = self.deadlines.ended(now)
         effects = [e for task in ended for e in self._lose(task, LeaseEnd.EXPIRED, now)]
-        timer = None if self.finished else self.strategy.timer(self.state)
+        timer = self._timer()
         if timer is not None and timer <= now:
-            step = self.strategy.on_timer(self.state, self._donated(), self.context(now))
-            effects += self._take(step) if step else []
+            effects += self._fired(timer, now)
         return [*effects, *self._after(effects, now)]
+
+    def _timer(self) -> float | None:
+        """When the strategy wants to be called next."""
+        return None if self.finished else checked_timer(self.strategy.timer(self.state), self._whose)
+
+    def _fired(self, due: float, now: float) -> list[Effect]:
+        """The strategy's timer has come. One that stays where it is would come for ever: `AppError`."""
+        strategy = self.strategy
+        found = strategy.on_timer(self.state, self._donated(), self.context(now))
+        step = checked_tick(found, self._whose, strategy.state_type, self.spec)
+        effects = self._take(step) if step else []
+        later = self._timer()
+        if later is not None and later <= due:
+            raise AppError(
+                f"{self._whose}: after on_timer the timer is {later!r}, which has come: it was {due!r}; "
+                "give a state of which it is later, or None"
+            )
+        return effects
+
+    def _state_without(self, task: Task, now: float) -> State:
+        """The strategy's state when a task is lost."""
+        return self._checked_state(self.strategy.on_lost(self.state, task, self.context(now)), "on_lost")
+
+    def _checked_state(self, found: State, method: str) -> State:
+        return checked_state(found, f"{self._whose}: {method}", self.strategy.state_type)
 
     def _lose(self, task: Task, end: LeaseEnd, now: float) -> list[Effect]:
         """End a lease without an update; an expired task is remembered for a late one."""
@@ -517,7 +545,7 @@ class Engine:
         self._tell_planner(task, applied=False)
         self.counters.leases_lost += 1
         if not self.finished:
-            self.state = self.strategy.on_lost(self.state, task, self.context(now))
+            self.state = self._state_without(task, now)
         return [LeaseEnded(task, end)]
 
     def _tell_planner(self, task: Task, applied: bool) -> None:

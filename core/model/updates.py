@@ -243,6 +243,11 @@ def find_flaw(
     return _bad_values(spec, delta, submodel, limits.delta_abs_max)
 
 
+def is_finite(values: Vector) -> bool:
+    """Whether all are numbers, and none is infinite."""
+    return _within(values, float(np.finfo(values.dtype).max))
+
+
 def _within(values: Vector, most: float) -> bool:
     """Whether no magnitude is over `most`; what is not a number is."""
     if values.size <= PASS_VALUES:

@@ -61,7 +61,8 @@ class Scribbles(MixingStrategy):
         step = super().step(state, vector.copy(), update, replace(context, base=vector.copy()))
         if self.verdict == "published": return step
         vector += 1
-        return replace(step, vector=None, decision=replace(step.decision, verdict=Verdict(self.verdict)))
+        verdict, why = Verdict(self.verdict), Reason.NOT_SELECTED
+        return replace(step, vector=None, decision=replace(step.decision, verdict=verdict, reason=why))
 @dataclass(frozen=True)
 class Seen:
     devices: Any = None
