@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import numpy as np
 from anabranch.compress import wire
 from anabranch.compress.layout import MAIN, Group, Layout
 from anabranch.compress.quantisers import BFloat16, Float32
-from anabranch.compress.stage import BLOCK, Coded, Dense, Sparse, Stage, StageContext, Value
-from anabranch.core.errors import AppError, InvalidUpdate, UnknownCodec
+from anabranch.compress.stage import BLOCK, OTHERS, Coded, Dense, Sparse, Stage, StageContext, Value
+from anabranch.core.errors import AppError, InvalidUpdate, TooLarge, UnknownCodec
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import Delta, SparseVector, Vector
+from anabranch.core.model.updates import is_within
 from anabranch.core.parts import answer_text
 
 ROUNDED: tuple[Stage, ...] = (BFloat16(),)
@@ -27,6 +30,8 @@ class Chain:
 
     def __init__(self, text: str, stages: tuple[Stage, ...]) -> None:
         self.text, self.stages = text, stages
+        self._others = ", ".join(stage.name for stage in stages if stage.number in OTHERS)
+        self._encoded = count(1)
         # Values that main has as they are stay so in the small group: `f32` alone is the identity.
         self._small = EXACT if any(isinstance(stage, Float32) for stage in stages) else ROUNDED
         kind: type[Any] = Dense
@@ -57,7 +62,10 @@ class Chain:
             assert isinstance(value, Coded), "a chain ends in bytes"
             parts.append(wire.WireGroup(stages, value))
             wire.check_bounds(parts[-1], group.size)
-        return wire.write(parts, layout, layout.tail(x))
+        data = wire.write(parts, layout, layout.tail(x))
+        if self._others and next(self._encoded).bit_count() == 1:  # 1, 2, 4, 8, ...
+            self._check_decoding(data, x, layout)
+        return data
 
     def decode(self, data: bytes | memoryview, layout: Layout) -> Delta:
         """See `Codec`."""
@@ -79,6 +87,26 @@ class Chain:
             + wire.CRC.size
             + sum(wire.bytes_max(self._stages(group), group.size) for group in layout.groups)
             + layout.tail_bytes
+        )
+
+    def _check_decoding(self, data: bytes, x: Vector, layout: Layout) -> None:
+        """Raises `AppError` where a server would refuse what x was encoded to, and would not refuse x.
+
+        Each update would be refused, and the run given up as one that diverges.
+        """
+        try:
+            found = self.decode(data, layout)
+        except (InvalidUpdate, TooLarge) as error:
+            raise AppError(self._not_decoded(str(error))) from error
+        values = found.values if isinstance(found, SparseVector) else found
+        most = DEFAULT_LIMITS.delta_abs_max
+        if is_within(x, most) and not is_within(values, most):
+            what = f"values that are not finite, or over {most:g}"
+            raise AppError(self._not_decoded(what))
+
+    def _not_decoded(self, what: str) -> str:
+        return (
+            f"codec stage {self._others!r}: what {self.text!r} encodes it decodes to nothing of use: {what}"
         )
 
     def _stages(self, group: Group) -> tuple[Stage, ...]:

@@ -26,7 +26,7 @@ from anabranch.compress.indices import Bitmap, Gaps, PlainIndices
 from anabranch.compress.quantisers import BLOCKS, E3M0, BFloat16, Float32, Int4, Int8
 from anabranch.compress.ring import RingNumbers
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
-from anabranch.compress.stage import Stage
+from anabranch.compress.stage import OTHERS, Stage
 from anabranch.core.errors import ConfigError, UnknownCodec
 from anabranch.core.model.chains import FEEDBACK, MOMENTUM, RAW, STEP_WORD, StageText, parse_chain
 from anabranch.core.parts import PartKind, is_data, members
@@ -116,7 +116,6 @@ STAGES: tuple[str, ...] = (
 )
 # What a device says besides that masks for keepers, and no other: without keepers `ring` is of no use.
 MASKING = f"{RING}:1"
-OTHERS = range(128, 256)  # the numbers on the wire that are nobody's: for stages of others
 _ALONE = (RAW, RING)
 _SPOKEN_FOR = (*_ALONE, FEEDBACK, MOMENTUM, "log", "logparts")
 

@@ -22,6 +22,7 @@ import numpy as np
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.params import Indices, Vector
 
+OTHERS = range(128, 256)  # the numbers on the wire that are nobody's: for stages of others
 BLOCK = 1 << 17  # values that are worked on at a time; a multiple of every block of a quantiser
 
 

@@ -245,10 +245,10 @@ def find_flaw(
 
 def is_finite(values: Vector) -> bool:
     """Whether all are numbers, and none is infinite."""
-    return _within(values, float(np.finfo(values.dtype).max))
+    return is_within(values, float(np.finfo(values.dtype).max))
 
 
-def _within(values: Vector, most: float) -> bool:
+def is_within(values: Vector, most: float) -> bool:
     """Whether no magnitude is over `most`; what is not a number is."""
     if values.size <= PASS_VALUES:
         return _block_within(values, most)
@@ -269,7 +269,7 @@ def _bits(most: float) -> int:
 
 def _bad_values(spec: ParamSpec, x: Delta, submodel: Submodel | None, abs_max: float) -> str | None:
     delta = x.values if isinstance(x, SparseVector) else x
-    if _within(delta, abs_max):
+    if is_within(delta, abs_max):
         return None
     with np.errstate(invalid="ignore"):
         bad = np.flatnonzero(~(np.abs(delta) <= abs_max))

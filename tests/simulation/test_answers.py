@@ -33,6 +33,8 @@ def scribbles(state: Any, vector: Any) -> Step:
 WHOLE, RATE, NOW = "give a whole number, an int from", "give a finite number, a float from 0 on", 0.25
 COME = "after on_timer the timer is 0.25, which has come: it was 0.25; give a state of which it is"
 DEVICES = "values that are not finite, the first in tensor 'hidden.weight': devices refuse such a model"
+MINE: Any = "mine"
+NOTHING: Any = None
 # What is answered where, and what is said of it.
 CASES: dict[str, tuple[str, Any, str]] = {
     "half a step": ("local", {"steps": 2.5}, f"plan gives steps = 2.5: {WHOLE} 0 to 4294967295"),
@@ -50,7 +52,7 @@ CASES: dict[str, tuple[str, Any, str]] = {
         {"uplink": "topk("},
         "plan gives an uplink that is none: codec 'topk(': write",
     ),
-    "its own reason": ("admit", Refusal("mine", "so"), "admit refuses with the reason 'mine': give one of"),  # type: ignore[arg-type]
+    "its own reason": ("admit", Refusal(MINE, "so"), "admit refuses with the reason 'mine': give one of"),
     "no reason": (
         "admit",
         Refusal(Reason.NONE, "so"),
@@ -58,9 +60,9 @@ CASES: dict[str, tuple[str, Any, str]] = {
     ),
     "no words": (
         "admit",
-        Refusal(Reason.PAUSED, None),
+        Refusal(Reason.PAUSED, NOTHING),
         "admit refuses with None for its detail: say why in a",
-    ),  # type: ignore[arg-type]
+    ),
     "a verdict's text": (
         "decision",
         {"verdict": "published"},

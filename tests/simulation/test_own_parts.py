@@ -135,6 +135,8 @@ class NoRule(rule.NormBound):
         how = {{0.1: None, 0.2: before[:-1], 0.3: [0.0] * rows.size, 0.4: before[None]}}
         if self.attackers not in how: rows.hear([1.0])
         return how[self.attackers]
+import numpy as np
+from anabranch.core.errors import InvalidUpdate
 @dataclass(frozen=True)
 class Odd(stage.Signs):
     name: ClassVar[str] = "odd"
@@ -145,8 +147,14 @@ class Odd(stage.Signs):
     def encode(self, value, context):
         return None if self.how == "noencode" else super().encode(value, context)
     def decode(self, coded, context):
+        if self.how == "refuses": raise InvalidUpdate("no such bytes")
         found = super().decode(coded, context)
-        return found.gather() if self.how == "array" else found
+        values = found.gather()
+        other = {{
+            "array": values, "short": stage.Dense.of(values[1:]),
+            "nan": stage.Dense.of(values * np.nan), "far": stage.Dense.of(values * np.float32(1e20)),
+        }}
+        return other.get(self.how, found)
 class Units(planner.OddEven):
     name: ClassVar[str] = "units"
     def kept(self, state, vector, applicant):
@@ -438,12 +446,22 @@ def test_a_method_of_other_arguments_is_named(here: Path) -> None:
     [
         ("noencode", "codec stage 'odd': encode must return Dense, Sparse or Coded, not None"),
         ("array", "codec stage 'odd': decode must return Dense, Sparse or Coded, not a ndarray"),
+        (
+            "refuses",
+            r"codec stage 'odd': what 'odd\(refuses\)' encodes it decodes to nothing of use: no ",
+        ),
+        ("short", "encodes it decodes to nothing of use: payload has 959 values, the manifest needs 960"),
+        ("nan", r"decodes to nothing of use: values that are not finite, or over 1e\+12"),
+        ("far", r"decodes to nothing of use: values that are not finite, or over 1e\+12"),
         ("nomax", "codec stage 'odd': raw_max must return a whole number, not None"),
         ("small", r"codec odd makes \d+ bytes of \d+ values, and it says at most 1: raw_max of a stage"),
     ],
 )
 def test_what_a_stage_answers_is_looked_at(here: Path, how: str, told: str) -> None:
-    """Bytes beyond the least that a server allows were given up in silence, and asked for again for ever."""
+    """Bytes beyond the least that a server allows were given up in silence, and asked for again for ever.
+
+    Updates that no server can decode ended the run after 100 of them, which it took for a rate too large.
+    """
     with pytest.raises(AppError, match=told):
         simulated({"uplink.codec": f"odd({how})", "uplink.stages": ["FILE:Odd"]})
 
