@@ -126,15 +126,15 @@ class Unbarred:
 
 @dataclass(frozen=True)
 class RolledBackTo:
-    """`version` is what the log gives without the updates `left_out`, which came after `to_version`.
+    """`version` is what the log gives without so many updates `left_out`, which came after `to_version`.
 
     What earlier rollbacks have left out is among them, unless the log begins after those, or sums are masked;
-    `left_out_total` has all.
+    `left_out_total` has all. Of masked sums that had made no version `CohortLost` tells.
     """
 
     version: int
     to_version: int
-    left_out: tuple[str, ...]
+    left_out: int
     left_out_total: int
 
 

@@ -80,7 +80,7 @@ class RunReporter:
             case Unbarred(client_id):
                 recorder.note(now, "released", client=client_id)
             case RolledBackTo(version, to_version, left_out, total):
-                recorder.rolled_back(now, version, to_version, len(left_out), total)
+                recorder.rolled_back(now, version, to_version, left_out, total)
             case SettingsSet(changes):
                 recorder.set(now, changes)
             case Reopened():

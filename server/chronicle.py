@@ -148,7 +148,6 @@ class Chronicle:
         self._glance, self._began = glance, now
         self._versions: _Versions | None = None
         self._versions_at: float | None = None
-        self._applied = self._staleness = 0  # since the last version
         self._rejected: dict[Reason, _Gathered] = {}
         self._lost: dict[str, _Gathered] = {}
         self._waits: dict[str, _Wait] = {}
@@ -172,9 +171,9 @@ class Chronicle:
                     self._refused(effect, now)
                 case Decided(duplicate=False):
                     self._decided(effect, now)
-                case Published(version):
-                    self._published(version, now)
-                    self._switched(version)
+                case Published():
+                    self._published(effect, now)
+                    self._switched(effect.version)
                 case LeaseEnded(task, end, diverged) if end in (LeaseEnd.EXPIRED, LeaseEnd.DROPPED):
                     lost = self._lost.setdefault("diverged" if diverged else end.value, _Gathered())
                     lost.clients[task.client_id] += 1
@@ -260,9 +259,9 @@ class Chronicle:
             case RolledBackTo(version, to_version, left_out):
                 if self._versions is not None:
                     self._say_versions(now)
-                count = counted(len(left_out), "update")
+                count = counted(left_out, "update")
                 text = f"rolled back: version {version} leaves {count} of after version {to_version} out"
-                _say(logging.WARNING, text, version=version, to_version=to_version, left_out=len(left_out))
+                _say(logging.WARNING, text, version=version, to_version=to_version, left_out=left_out)
             case CohortLost():
                 _say_sum_lost(effect)
             case SettingsSet(changes):
@@ -279,7 +278,6 @@ class Chronicle:
     def _decided(self, decided: Decided, now: float) -> None:
         decision = decided.receipt.decision
         if decision.verdict is not Verdict.REJECTED:
-            self._applied, self._staleness = self._applied + 1, self._staleness + decision.staleness
             self._busy_since = now
             self._stall.over()
         elif decision.reason not in PASSED_OVER:
@@ -287,12 +285,14 @@ class Chronicle:
             gathered.clients[decided.client_id] += 1
             gathered.detail = decision.detail
 
-    def _published(self, version: int, now: float) -> None:
-        self._versions = self._versions or _Versions(first=version)
-        self._versions.last = version
-        self._versions.updates += self._applied
-        self._versions.staleness += self._staleness
-        self._applied = self._staleness = 0
+    def _published(self, published: Published, now: float) -> None:
+        # What waits for its sum may be of a later version, or of before this server's start.
+        receipts = self._glance().receipts
+        found = [receipt for u in published.update_ids if (receipt := receipts.get(u)) is not None]
+        self._versions = self._versions or _Versions(first=published.version)
+        self._versions.last = published.version
+        self._versions.updates += len(published.update_ids)
+        self._versions.staleness += sum(receipt.decision.staleness for receipt in found)
         if self._versions_due(now):
             self._say_versions(now)
 

@@ -143,7 +143,7 @@ def _ordered(seq: int, now: float, effect: Effect) -> Happening | None:
         case Unbarred(client_id=client_id):
             return Happening(seq, now, "released", client_id, 0, {})
         case RolledBackTo(version=version, to_version=to_version, left_out=left_out):
-            data = {"to_version": to_version, "updates_left_out": len(left_out)}
+            data = {"to_version": to_version, "updates_left_out": left_out}
             return Happening(seq, now, "rolled_back", "", version, data)
         case SettingsSet(changes=changes):
             values = {c.path: c.value for c in changes}

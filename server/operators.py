@@ -198,7 +198,7 @@ class Operators(Guarded, OperatorsServicer):
         answer = await self.run.writer.roll_back(event)
         done = next(e for e in answer.effects if isinstance(e, RolledBackTo))
         log.info("rolled back to version %d by %s", request.to_version, caller)
-        return operators.RollbackResponse(version=done.version, updates_left_out=len(done.left_out))
+        return operators.RollbackResponse(version=done.version, updates_left_out=done.left_out)
 
     @answers
     async def DropSum(self, request: operators.DropSumRequest, caller: Caller) -> operators.DropSumResponse:

@@ -323,8 +323,13 @@ class Engine:
         if self.cohorts is None:
             return 0
         waiting = sum(len(cohort.members) for cohort in self.cohorts.waiting)
-        summed = (self.version - self.counters.rollbacks) * self.cohorts.terms.cohort
-        return self.counters.applied - len(self.cohorts.members) - waiting - summed
+        return self.counters.applied - len(self.cohorts.members) - waiting - self.updates_summed
+
+    @property
+    def updates_summed(self) -> int:
+        """Updates of which masked sums made versions, those that a rollback has left out since as well."""
+        per_sum = 0 if self.cohorts is None else self.cohorts.terms.cohort
+        return (self.version - self.counters.rollbacks) * per_sum
 
     @property
     def sums_lost(self) -> int:

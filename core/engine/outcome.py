@@ -21,8 +21,8 @@ class RollbackOutcome:
     """What an engine takes over of a fold.
 
     `part_changes`: after the new version, with what the fold holds. `folded`: updates that had been held and
-    are in the new version; `pending`: those that are still held; `left_out`: those that count no more, and
-    `left_out_total` how many those are with what the fold itself has left out, or what it began with;
+    are in the new version; `pending`: those that are still held; `left_out`: how many count no more, and
+    `left_out_total` how many with what the fold itself has left out, or what it began with;
     `in_doubt`: open tasks whose results would bring back what is left out.
     """
 
@@ -33,7 +33,7 @@ class RollbackOutcome:
     part_changes: PartChanges
     folded: list[str]
     pending: list[str]
-    left_out: tuple[str, ...]
+    left_out: int
     left_out_total: int
     in_doubt: list[Task]
 
@@ -43,8 +43,7 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
     fold = event.fold
     assert fold is not None, "a rollback is handled with the state that the log gives"
     held, counting = set(fold.pending), fold.ledger.receipts
-    taken = [u for u, r in engine.ledger.receipts.items() if r.decision.verdict is not Verdict.REJECTED]
-    left_out = tuple(u for u in taken if u not in counting)
+    left_out, total = _left_out(engine, fold)
     return RollbackOutcome(
         # The numbers of versions in it are the fold's; its newest one is to be our next.
         state=engine.strategy.shifted(fold.state, engine.version + 1 - fold.version),
@@ -55,9 +54,21 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
         folded=[u for u in engine.pending if u not in held and u in counting],
         pending=[u for u in engine.pending if u in held and engine.cohorts is None],
         left_out=left_out,
-        left_out_total=fold.counters.left_out + len(left_out),
+        left_out_total=total,
         in_doubt=in_doubt(event, engine),
     )
+
+
+def _left_out(engine: Engine, fold: Engine) -> tuple[int, int]:
+    """How many updates count no more, and how many with those of before."""
+    if engine.cohorts is not None:  # those in versions: what waits is lost, and some may have been before
+        counted = fold.updates_summed - fold.counters.left_out
+        total = engine.updates_summed - counted
+        return total - engine.counters.left_out, total
+    told, counting = engine.ledger.receipts, fold.ledger.receipts
+    taken = (u for u, receipt in told.items() if receipt.decision.verdict is not Verdict.REJECTED)
+    left_out = sum(u not in counting for u in taken)
+    return left_out, fold.counters.left_out + left_out
 
 
 def in_doubt(event: ev.RolledBack, engine: Engine) -> list[Task]:

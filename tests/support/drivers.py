@@ -118,7 +118,7 @@ def folded(event: ev.RolledBack, engine: Engine, begin: Begin, log: Log) -> ev.R
 
 def left_out(effects: Sequence[Effect]) -> str:
     (done,) = (e for e in effects if isinstance(e, RolledBackTo))
-    return f"version {done.version} without {len(done.left_out)}"
+    return f"version {done.version} without {done.left_out}"
 
 
 class Tasks:

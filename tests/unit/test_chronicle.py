@@ -77,6 +77,29 @@ def test_a_version_is_a_line_and_many_within_a_second_are_one(caplog: pytest.Log
     assert log.lines() == []
 
 
+def test_a_version_has_its_own_updates_though_some_came_before_this_server_or_another_version(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Logged(caplog, buffer_size=2)
+    log.bench.enrol("a", "b")
+    log.work("a", 1.0)
+    log.chronicle = Chronicle(log.glance, 2.0)  # as after a restart
+    log.work("b", 2.0)
+    assert log.lines() == [("INFO", "version 1: 2 updates, staleness 0.0 on average")]
+    b = MaskedBench()
+    b.enrol(*"abcd")
+    told = Chronicle(Glances(b.engine).take, 0.0)
+    for at, client in enumerate("abcda"):
+        effects = b.give(client, f"{client}{at}", (4, 0, 0, 0), now=at)
+        told.tell(0, at, effects)
+    told.tell(0, 6.0, b.answer(1))
+    told.tell(0, 8.0, b.answer(2))
+    assert [text for _, text in log.lines()] == [
+        "version 1: 2 updates, staleness 0.0 on average",
+        "version 2: 2 updates, staleness 0.0 on average",
+    ]
+
+
 def test_lines_of_versions_come_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
     """Once a second at first; a day of a busy server is no more than a line a minute."""
     log = Logged(caplog, buffer_size=1)
@@ -97,7 +120,7 @@ def test_a_rollback_is_a_line_after_those_of_the_versions_before_it(
     for number in range(3):
         log.work("a", 1.0 + number / 100)
     log.lines()
-    log.chronicle.tell(0, 1.1, [RolledBackTo(4, 1, ("u2", "u3"), 2), Unbarred("a")])
+    log.chronicle.tell(0, 1.1, [RolledBackTo(4, 1, 2, 2), Unbarred("a")])
     assert log.lines() == [
         ("INFO", "versions 2 to 3: 2 updates, staleness 0.0 on average"),
         ("WARNING", "rolled back: version 4 leaves 2 updates of after version 1 out"),

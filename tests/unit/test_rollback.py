@@ -214,7 +214,7 @@ def test_an_update_that_is_held_is_in_one_version_once() -> None:
     )
     assert [e.client_id for e in effects if isinstance(e, Barred)] == ["b"]
     (rolled_back,) = [e for e in effects if isinstance(e, RolledBackTo)]
-    assert len(rolled_back.left_out) == 2
+    assert rolled_back.left_out == 2
 
 
 def test_what_waits_to_be_mixed_is_mixed_with_the_model_that_it_started_from() -> None:

@@ -49,7 +49,7 @@ def test_a_rollback_that_leaves_nothing_out_changes_nothing(rough: Any, script: 
     assert digest(world.engine.vector) == before
     assert violations(world.engine) == []
     (told,) = [e for e in effects if isinstance(e, RolledBackTo)]
-    assert told.left_out == ()
+    assert told.left_out == 0
 
 
 @pytest.mark.parametrize("rough", ROUGH, ids=lambda r: f"{r[0][0]}-{'-'.join(map(str, r[1].values()))}")
