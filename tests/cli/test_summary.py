@@ -26,3 +26,18 @@ def test_a_run_that_ends_before_the_first_update_says_that_its_time_is_too_short
     run = ab.simulate("synthetic", fleet=ab.Fleet(clients=4), until=ab.Until(seconds=seconds))
     line = "nothing was learned: no update came within 0.500 s of virtual time; give the run more of it"
     assert (line in summary(run.result, None)) == (line in caplog.text) == told
+
+
+@pytest.mark.parametrize(("shares", "versions", "why"), [(1, 1, "lets 0 devices give"), (9, 3, "its budget")])
+def test_a_private_run_says_what_ended_it(shares: int, versions: int, why: str) -> None:
+    """Its devices may have given all that they may, long before the versions that were asked for."""
+    run = ab.simulate(
+        "synthetic",
+        strategy=ab.strategies.FedBuff(buffer_size=4),
+        fleet=ab.Fleet(clients=4),
+        until=ab.Until(versions=3),
+        settings={"privacy.clip": 1.0, "privacy.noise": 1.0, "privacy.participations": shares},
+    )
+    (line,) = [line for line in summary(run.result, None).splitlines() if "the run ended at" in line]
+    assert run.result.versions == versions
+    assert why in line

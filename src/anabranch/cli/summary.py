@@ -38,6 +38,8 @@ def summary(result: Result, folder: Path | None) -> str:
     if why := nothing_learned(result):
         lines.append(f"  {why}")
     lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
+    if result.privacy is not None and result.why:  # its devices may give no more before the budget's end
+        lines.append(f"  {result.why}")
     if (energy := result.energy) is not None:
         each = f"{energy_text(energy.device_median_j)} a device, {energy_text(energy.device_worst_tenth_j)}"
         reached = "" if energy.to_target_j is None else f", {energy_text(energy.to_target_j)} to the target"
