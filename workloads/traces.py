@@ -244,14 +244,16 @@ def read_trace(path: str, tell: Callable[[int], object] = lambda _: None) -> Tra
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             return trace_of(file, path, tell)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(f"fleet.trace: {path} is not in UTF-8, in which tables are read: {error}") from error
+    except (OSError, csv.Error) as error:
         raise DataError(f"fleet.trace: {path} cannot be read as a table: {error}") from error
 
 
 def trace_of(lines: Iterable[str], where: str, tell: Callable[[int], object] = lambda _: None) -> Trace:
     """The trace of a table's lines. Raises `DataError`."""
     table, found = csv.reader(lines), dict[str, _DeviceRows]()
-    columns = _columns(next(table, []), where)
+    columns = _columns([name.strip() for name in next(table, [])], where)
     for count, cells in enumerate(table):
         try:
             if cells:
@@ -273,6 +275,8 @@ def _take(row: list[str], columns: _Columns, found: dict[str, _DeviceRows], befo
     if before >= ROWS_MAX:
         raise ValueError(f"a trace has at most {ROWS_MAX} rows: leave devices out")
     name, time_s = row[columns.device].strip(), _number(TIME, row[columns.time], None)
+    if not name and not "".join(row).strip():
+        return  # as spreadsheets write an empty row
     if not name or time_s is None:
         raise ValueError(f"it names no {DEVICE if not name else TIME}")
     rows = found.get(name)
@@ -296,13 +300,19 @@ def _rows_of(device: DeviceTrace, own: Sequence[str]) -> Iterable[Sequence[str]]
     for number, moment in enumerate(device.moments):
         state = "" if number and moment.on == before.on else ON if moment.on else OFF
         rates = [
-            "" if (v := getattr(moment, r)) in (None, getattr(before, r)) else f"{v:.12g}" for r in RATES
+            "" if (v := getattr(moment, r)) in (None, getattr(before, r)) else _written(v) for r in RATES
         ]
-        mine = ["" if number or (v := getattr(device, n)) is None else f"{v:.12g}" for n in own]
-        yield [device.name, f"{moment.time_s:.12g}", state, *rates, *mine]
+        mine = ["" if number or (v := getattr(device, n)) is None else _written(v) for n in own]
+        yield [device.name, _written(moment.time_s), state, *rates, *mine]
         before = moment
     if not math.isinf(device.again_s):
-        yield [device.name, f"{device.again_s:.12g}", AGAIN, *("" for _ in (*RATES, *own))]
+        yield [device.name, _written(device.again_s), AGAIN, *("" for _ in (*RATES, *own))]
+
+
+def _written(number: float) -> str:
+    """In so many digits that it is read as what it was."""
+    short = f"{number:.12g}"
+    return short if float(short) == number else repr(float(number))
 
 
 def _columns(names: Sequence[str], where: str) -> _Columns:

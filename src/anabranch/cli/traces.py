@@ -13,7 +13,7 @@ import typer
 from anabranch.cli.options import AsJson, writing
 from anabranch.cli.output import Output, Ticker
 from anabranch.core.errors import ConfigError
-from anabranch.reports.text import count_text, duration_text, percent_text
+from anabranch.reports.text import count_text, counted, duration_text, percent_text
 from anabranch.workloads.trace_forms import fedscale, mobiperf, synthetic
 from anabranch.workloads.traces import DAY_S, Trace, read_trace, write_trace
 
@@ -98,8 +98,8 @@ def _tell(output: Output, file: Path, found: Trace, written: bool) -> None:
     links = "as they are there" if found.has_rates else "of the fleet"
     output.say(
         f"{'written' if written else 'read'}: {file}\n"
-        f"  {count_text(len(devices))} devices, {count_text(changes)} changes in {duration_text(span_s)}; "
-        f"{count_text(again)} begin again\n"
+        f"  {counted(len(devices), 'device')}, {counted(changes, 'change')} in {duration_text(span_s)}; "
+        f"{count_text(again)} of them begin again\n"
         f"  there {percent_text(share)} of the time; links {links}; step times of {count_text(timed)}"
     )
     if span_s >= DAY_S:
