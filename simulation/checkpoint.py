@@ -36,12 +36,10 @@ from anabranch.reports.journal_files import JOURNAL, JournalReader
 from anabranch.reports.origin import started_now
 from anabranch.reports.result import Result
 from anabranch.reports.settings import told_apart
-from anabranch.reports.trackers import TRACKERS
 from anabranch.simulation.executors.base import LocalResult
-from anabranch.simulation.executors.names import EXECUTORS
-from anabranch.simulation.parts import PARTS
+from anabranch.simulation.parts import PARTS, code_digests
 from anabranch.simulation.problem import Problem
-from anabranch.support.code import let_in, source_digests
+from anabranch.support.code import changed_code, let_in
 from anabranch.workloads.app import App, load_app
 
 log = logging.getLogger(__name__)
@@ -94,13 +92,11 @@ class RunOrigin:
 def code_of(config: Config, app: App | None) -> dict[str, str]:
     """The digests of the code that a run's results follow from, by its places; `app` None: as it names it."""
     let_in(config, PARTS)
-    kinds = [kind for kind in PARTS if kind not in (EXECUTORS, TRACKERS)]
-    return source_digests(config, kinds, app or load_app(config.run.workload, config.run.data_path))
+    return code_digests(config, app or load_app(config.run.workload, config.run.data_path))
 
 
 def _changed_code(known: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    places = sorted({*known, *now})
-    return [f"the code of {place} has changed" for place in places if known.get(place) != now.get(place)]
+    return [f"the code of {place} has changed" for place in changed_code(known, now)]
 
 
 def _beside(config: Config, problem: Problem) -> dict[str, str]:

@@ -22,9 +22,9 @@ from anabranch.host.log import WholeLog
 from anabranch.identity.noise_key import kept_key
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
-from anabranch.simulation.parts import PARTS
+from anabranch.simulation.parts import PARTS, code_digests
 from anabranch.simulation.run import open_simulation
-from anabranch.support.code import check_trusted, let_in
+from anabranch.support.code import changed_code, check_trusted, let_in
 from anabranch.support.shelf import ScratchShelf
 from anabranch.workloads.app import App
 from anabranch.workloads.registry import check_installed
@@ -32,7 +32,10 @@ from anabranch.workloads.registry import check_installed
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """What came out, beside what `result.json` says. `way`: through the payloads, or by simulation."""
+    """What came out, beside what `result.json` says. `way`: through the payloads, or by simulation.
+
+    `changed`: the places of parts of others whose code was another one when the run was made.
+    """
 
     way: Literal["payloads", "simulation"]
     version: int
@@ -42,6 +45,7 @@ class ReplayOutcome:
     recorded_version: int
     recorded_model_sha256: str
     recorded_journal_sha256: str
+    changed: tuple[str, ...] = ()
 
     @property
     def matches(self) -> bool:
@@ -89,6 +93,7 @@ def replay_run(
         recorded_version=result.versions,
         recorded_model_sha256=result.model_sha256,
         recorded_journal_sha256=result.journal_sha256,
+        changed=tuple(changed_code(result.code, code_digests(reader.config, app))),
     )
 
 

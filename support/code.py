@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,15 +60,34 @@ def distrusted(what: str, key: str, place: str) -> ConfigError:
     )
 
 
-def source_digests(config: Config, kinds: Iterable[PartKind], app: Any) -> dict[str, str]:
-    """Of the code that a run names, and of its App: place -> a digest that no layout and no comment changes.
+def source_digests(
+    config: Config, kinds: Iterable[PartKind], app: Any, also: Iterable[tuple[PartKind, str]] = ()
+) -> dict[str, str]:
+    """Of the parts of others that a run names, and of its App: place -> a digest that no layout changes.
 
-    It is of the file that has the part, not of what that imports. Empty where there is no source to read.
+    It is of the file that has the part, without its comments, not of what that imports; of an installed part
+    the place is `module:Class`. Empty where there is no source to read. `app` None: without it. `also`: parts
+    that settings name within a text.
     """
-    named = [(kind, place) for kind in kinds for _, place in kind.named_in(config) if is_code(place)]
-    parts = {place: kind.find(place) for kind, place in named}
-    parts[config.run.workload] = getattr(app, "adapted", app)
+    named = [*((kind, name) for kind in kinds for _, name in kind.named_in(config)), *also]
+    found = [(name, kind.find(name)) for kind, name in named if _is_of_others(kind, name)]
+    parts = {_place(name, part): part for name, part in found}
+    if app is not None:
+        parts[config.run.workload] = getattr(app, "adapted", app)
     return {place: _source_digest(part) for place, part in parts.items()}
+
+
+def changed_code(known: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The places whose code is another now, as far as that is known: older releases knew of fewer."""
+    return [place for place in sorted(known.keys() & now.keys()) if known[place] != now[place]]
+
+
+def _is_of_others(kind: PartKind, name: str) -> bool:
+    return name not in kind.built_in and (is_code(name) or name in kind.names())
+
+
+def _place(name: str, part: Any) -> str:
+    return name if is_code(name) else f"{part.__module__}:{part.__qualname__}"
 
 
 def _source_digest(part: Any) -> str:

@@ -94,6 +94,16 @@ def test_by_entry_point_in_a_simulation_that_replays_without_a_word(
     assert result["uplink_bytes"] < result["uplink_bytes_raw"] / 4
     assert answer(started(here, "replay", "run", "--json"))["model_sha256"] == result["model_sha256"]
 
+    assert "own_parts_package.stage:Signs" in result["code"]
+    (part,) = site.glob("*/strategy.py")  # its next release
+    part.write_text(part.read_text().replace("(1.0 + context.staleness)", "(2.0 + context.staleness)"))
+    changed = "the code of own_parts_package.strategy:WarmUp has changed"
+    assert f"says otherwise: {changed} since" in started(here, "replay", "run").stderr
+    assert changed in started(here, "simulate", "installed.toml", "--out", "run", "--resume").stderr
+    answer(started(here, "simulate", "installed.toml", "--out", "next", "--json"))
+    rows = answer(started(here, "compare", "run", "next", "--json"))["rows"]
+    assert [row["seeds"] for row in rows] == [[0], [0]]
+
 
 def test_by_option_wherever_an_app_s_path_is(here: Path) -> None:
     done = anabranch(

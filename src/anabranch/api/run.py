@@ -161,9 +161,11 @@ class Run:
 
         outcome = replay_run(self.folder, self._app, workers, self._trusted)
         if not outcome.matches:
+            changed = " and ".join(outcome.changed)
+            why = f"the code of {changed} has changed since" if changed else NOT_ALIKE
             raise ReplayMismatch(
                 f"{self.folder}: replayed to model {outcome.model_sha256}, journal {outcome.journal_sha256}; "
-                f"result.json says otherwise: {NOT_ALIKE}"
+                f"result.json says otherwise: {why}"
             )
         return outcome
 

@@ -22,7 +22,9 @@ def _other_than(plan: Mapping[str, Any], line: str) -> str:
         known = dict(json.loads(line))
     except (ValueError, TypeError):
         return "settings, ranges or options"
-    changed = " and ".join(p for p, now in plan[CODE].items() if known.get(CODE, plan[CODE]).get(p) != now)
+    changed = " and ".join(
+        p for p, now in plan[CODE].items() if known.get(CODE, plan[CODE]).get(p, now) != now
+    )
     if {**known, CODE: plan[CODE]} != plan:
         return "settings, ranges or options"
     return f"code, as that of {changed} has changed" if changed else ""

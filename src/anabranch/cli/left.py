@@ -19,6 +19,7 @@ from anabranch.reports.settings import differing
 
 SETTINGS_TOLD = 4
 EXECUTOR = "fleet.executor"
+OF_CODE = "where the code is not at fault it can go on (mended code is another run)"
 
 
 def where_it_goes(output: Output, settings: Config, wanted: Path, folder: Path) -> None:
@@ -51,7 +52,7 @@ def say_what_is_left(output: Output, folder: Path) -> Iterator[None]:
             learned = result.updates_applied + result.updates_rejected > 0
             of_app = isinstance(error, AppError)  # which ends the same run the same way
             if (folder / CHECKPOINT).is_file() and (learned or not of_app):
-                so = "with the same code it can go on" if of_app else "it can go on"
+                so = OF_CODE if of_app else "it can go on"
                 output.say(f"{so}:\n  {resume_command(sys.argv, folder)}")
         raise
 
