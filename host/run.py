@@ -320,8 +320,11 @@ def check_finite(engine: Engine, effects: Iterable[Effect]) -> None:
     for effect in effects:
         if isinstance(effect, Published) and not is_finite(effect.vector):
             first = int(np.flatnonzero(~np.isfinite(effect.vector))[0])
+            strategy = getattr(engine.strategy, "strategy", engine.strategy)  # beside a scheduler
+            rule = getattr(strategy, "rule", None)
+            by = "" if rule is None else f" with robust rule {rule.name!r}"
             raise AppError(
-                f"strategy {engine.strategy.name!r}: version {effect.version} has values that are not "
+                f"strategy {engine.strategy.name!r}{by}: version {effect.version} has values that are not "
                 f"finite, the first in tensor {engine.spec.name_at(first)!r}: devices refuse such a model"
             )
 

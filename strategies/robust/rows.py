@@ -82,12 +82,14 @@ class Rows:
     def hear(self, shares: Floats) -> None:
         """How much of each row is in the result, (n,); for whoever watches, it changes nothing.
 
-        Raises `ValueError` for another number of them.
+        Raises `ValueError` for another number of them, and for what is none.
         """
         if np.shape(shares) != (len(self),):
             raise ValueError(
                 f"rows.hear takes {len(self)} shares, one for each row, not shape {np.shape(shares)}"
             )
+        if np.isnan(shares).any():
+            raise ValueError("rows.hear takes shares of 0 to 1, not nan")
         self.heard = np.clip(shares, 0.0, 1.0)
 
     def mean(self, weights: Floats) -> Floats:

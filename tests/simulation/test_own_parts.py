@@ -132,7 +132,11 @@ class OldRule(rule.NormBound):
 class NoRule(rule.NormBound):
     name: ClassVar[str] = "norule"
     def combine(self, rows, before):
-        how = {{0.1: None, 0.2: before[:-1], 0.3: [0.0] * rows.size, 0.4: before[None]}}
+        how = {{
+            0.1: None, 0.2: before[:-1], 0.3: [0.0] * rows.size, 0.4: before[None],
+            0.35: before * float("nan"), 0.25: before,
+        }}
+        if self.attackers == 0.25: rows.hear([float("nan")] * len(rows))
         if self.attackers not in how: rows.hear([1.0])
         return how[self.attackers]
 import numpy as np
@@ -426,6 +430,8 @@ def test_an_attack_that_no_server_would_take_ends_the_run(here: Path, name: str,
         (0.2, r"combine must give an array of 1002 numbers, not one of shape \(1001,\) and float64"),
         (0.3, "combine must give an array of 1002 numbers, not a list"),
         (0.4, r"combine must give an array of 1002 numbers, not one of shape \(1, 1002\) and float64"),
+        (0.35, "strategy 'fedbuff' with robust rule 'norule': version 1 has values that are not finite"),
+        (0.25, r"robust rule NoRule\.combine .* ValueError: rows\.hear takes shares of 0 to 1, not nan"),
         (0.45, r"robust rule NoRule\.combine .* ValueError: rows\.hear takes 2 shares, one for each row"),
     ],
 )
