@@ -57,6 +57,7 @@ class ElasticTrainer:
         answer = self._exchanges.meet(base.vector, self._bell.now(), part)
         if answer is not None:
             live.answer(answer)
+            self._local.reached(task.base_version)
         taken = self._await_snapshot(live, each_step)
         self._exchanges.leave(taken, self._bell.now())
         start = gathered(base.vector, part)
@@ -77,6 +78,7 @@ class ElasticTrainer:
     def _begin(self, task: Task, base: BaseModel) -> LiveTraining:
         # The pull towards the server is the merge's.
         plan = replace(task.local, proximal_mu=0.0)
+        self._local.reached(task.base_version)
 
         def train(hook: Hook) -> None:
             self._local.train_on(base, plan, task.seed, hook)

@@ -333,6 +333,10 @@ class LocalTrainer:
         entry, pending = self.pack(task, update_id, *covered, steps, metrics, memory, base.head)
         return replace(entry, examples=result.examples or entry.examples), pending
 
+    def reached(self, version: int) -> None:
+        """The App hears of the newest version that is in its model, while it trains on."""
+        self._app.version = version
+
     def check_part(self, part: TensorSet | None) -> None:
         """Raises `AppError` where what a task sends cannot change without what it does not send."""
         self._trainer.check_part(part)

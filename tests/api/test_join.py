@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 from commands import anabranch, killable
 
 import anabranch as ab
+from anabranch.api import joining
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
 from scripts import EXAMPLES, changed, losses
 
@@ -107,6 +109,27 @@ def test_a_torch_model_learns_in_the_scripts_own_loop_and_keeps_its_optimizer() 
     assert server.weights()["norm.running_mean"].any()
 
 
+@pytest.mark.parametrize("cast_later", [False, True], ids=["joins in bfloat16", "is cast once it has joined"])
+def test_of_a_model_in_bfloat16_what_is_trained_is_what_changes(cast_later: bool) -> None:
+    """What it rounds off as it takes the run's weights over is no update: layer 1 stays to the last bit."""
+    torch.manual_seed(0)
+    served: Any = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    first, model = (
+        {name: tensor.clone() for name, tensor in served.state_dict().items()},
+        copy.deepcopy(served),
+    )
+    strategy, until = ab.strategies.FedAvg(clients_per_round=1), ab.Until(updates=3)
+    with ab.Server.local(served, strategy=strategy, until=until) as server:
+        fed = ab.join(server, model if cast_later else model.bfloat16(), id="short")
+        model.bfloat16()
+        for _ in fed:
+            model[0].weight.data.zero_()
+            fed.push(examples=1)
+        found = server.weights()
+    assert np.abs(found["0.weight"]).max() < 2**-7 * first["0.weight"].abs().max()
+    assert all(np.array_equal(found[name], first[name]) for name in ("0.bias", "1.weight", "1.bias"))
+
+
 def test_of_a_task_of_some_layers_the_others_stay_as_they_are() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
@@ -165,6 +188,26 @@ def test_what_is_frozen_in_the_loop_alone_may_be_trained_later() -> None:
             fed.push(examples=1)
         assert np.allclose(server.weights()["0.weight"], model[0].weight.detach(), atol=1e-6)
     assert moved == [False, False, True, True]
+
+
+def test_for_a_device_that_trains_on_a_pass_of_the_script_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: what is exchanged is what was pushed, and what is merged is in the next pass."""
+    monkeypatch.setattr(joining, "LOOK_S", 0.001)
+    strategy = ab.strategies.FedAsync(alpha=0.5, staleness={"name": "constant"})
+    settings = {"client.push": "elastic", "client.push_steps": 1, "client.merge_weight": 0.5}
+    model: dict[str, Any] = ones()
+    passes, versions, pulled = 0, [0], []
+    with ab.Server.local(ones, strategy=strategy, settings=settings, until=ab.Until(updates=20)) as server:
+        for task in (fed := ab.join(server, model, id="script")):
+            assert versions[-1] <= task.version <= server.version <= passes
+            versions.append(task.version)
+            pulled.append(1 + passes - model["w"][0])  # towards the server's, which is behind
+            np.linalg.svd(np.ones((100, 100)))
+            model["w"] += 1
+            passes += 1
+            fed.push(examples=1)
+    assert pulled[0] == 0 < pulled[-1]
+    assert versions[-1] > 0
 
 
 def test_a_loop_is_left_early_and_its_task_goes_to_another() -> None:

@@ -43,6 +43,7 @@ from anabranch.workloads.trainer import ENDLESS_STEPS
 
 log = logging.getLogger(__name__)
 
+SHORT = "torch.bfloat16"  # of a script's model: what travels is float32
 LOOK_S = 0.1  # so often it is looked whether the task at hand is still wanted
 
 Tensors = dict[str, Any]  # of torch, or arrays of numpy, by name
@@ -101,8 +102,13 @@ class _Script(App):
         self._trained = parameter_names(model, trained=True)  # for a task of the whole model
 
     def model(self) -> Any:
-        """A copy of the script's model: what it starts from is the server's."""
-        return copy.deepcopy(self._model)
+        """A copy of the script's model, in kinds that travel: what it starts from is the server's."""
+        found = copy.deepcopy(self._model)
+        if hasattr(found, "parameters"):
+            for tensor in (*found.parameters(), *found.buffers()):
+                if str(tensor.dtype) == SHORT:
+                    tensor.data = tensor.data.float()
+        return found
 
     def data(self, shard: Shard) -> Examples:  # noqa: ARG002 - the contract's
         """As many as the script says; it alone has them."""
@@ -131,8 +137,9 @@ class _Script(App):
             except queue.Empty:
                 if leaving:
                     raise Interrupted("the script has left") from None
-                with suppress(Interrupted):  # which comes of leaving
-                    each_step()
+                if not trains_on:  # else what is merged in the midst of a pass would never come to the script
+                    with suppress(Interrupted):  # which comes of leaving
+                        each_step()
                 continue
             if found.task is task:  # what was pushed for one that was cancelled is nobody's
                 break
@@ -267,7 +274,7 @@ class JoinedFederation:
         weights = taken(self._model)
         _check_form(weights, self._form)
         _check_still(weights, self._handed, self._model)
-        result = _Trained(self._handed.task, weights, told)
+        result = _Trained(self._handed.task, _as_handed(weights, self._handed.weights), told)
         self._still.close()
         self._handed = None
         self._script.give(result, self._client)
@@ -321,9 +328,10 @@ def join(
     """Make the script that calls this a device of the federation that `server` serves, `host:port`.
 
     `model` is a torch module, wherever it lies, or a dict of numpy arrays; its tensors must have the names,
-    shapes and kinds of the run's. `examples`: how many this device has, as far as that is known before. The
-    rest is as for `Client`; the device's name and what it has not sent yet lie in `state_dir`, so that a
-    script that is started again goes on. Of one folder a process has one loop: a later one ends it.
+    shapes and kinds of the run's, but for those in bfloat16, which are float32 in the run. `examples`: how
+    many this device has, as far as that is known before. The rest is as for `Client`; the device's name and
+    what it has not sent yet lie in `state_dir`, so that a script that is started again goes on. Of one folder
+    a process has one loop: a later one ends it.
     Raises `AppError` for a model that is none.
     """
     script = _Script(model, examples)
@@ -371,6 +379,20 @@ def _check_form(weights: Tensors, joined: Mapping[str, tuple[int, ...]]) -> None
                 f"push(): the model's tensor {name!r} is {now}, and was {then} when it joined: a model keeps "
                 "its tensors and their shapes"
             )
+
+
+def _as_handed(weights: Tensors, handed: Tensors) -> Tensors:
+    """The weights in the kinds of numbers that the run has: what was handed, and what training has changed.
+
+    A model that holds fewer digits, as one in bfloat16, rounds as it takes weights over. Sent, that would be
+    a change of all weights, and by all devices at once.
+    """
+    found = dict(weights)
+    for name, now in weights.items():
+        given = handed[name]
+        if now.dtype != given.dtype and not isinstance(now, np.ndarray):
+            found[name] = given + (now.to(given.dtype) - given.to(now.dtype).to(given.dtype))
+    return found
 
 
 def _check_still(weights: Tensors, handed: _Handed, model: Any) -> None:
