@@ -1,7 +1,12 @@
 """anabranch: asynchronous federated learning for real fleets."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# gRPC reads it when it is imported. Else its C core writes lines of its own among ours, one for each worker
+# of a DataLoader; what it has to say comes as the status of a call as well.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 if TYPE_CHECKING:
     from anabranch import strategies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import subprocess
 import sys
@@ -269,6 +270,18 @@ def test_what_was_pushed_by_a_script_that_is_killed_at_once_counts_once(way: str
         assert server.weights()["w"].tolist()[:2] == [2.0, 2.0]
     assert fed.summary is not None
     assert fed.summary.rejected == 0
+
+
+def test_of_a_script_that_forks_nothing_is_printed_that_it_has_not_said(tmp_path: Path) -> None:
+    """As of each epoch of a DataLoader's workers: gRPC's own lines are not the script's."""
+    fork = "import os; os.fork() or os._exit(0); os.wait()"
+    with ab.Server(
+        {"w": np.zeros(500_000, np.float32)}, strategy="fedasync", until=ab.Until(updates=3)
+    ) as server:
+        command = [sys.executable, "-c", LEAVING.replace("END", fork), server.address, str(tmp_path)]
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+        done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=LONG_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_who_joins_anew_takes_the_place_of_its_earlier_loop(tmp_path: Path) -> None:
