@@ -11,7 +11,7 @@ import pytest
 from own_parts import forgotten
 
 import anabranch as ab
-from anabranch.core.engine.strategy import Refusal, Step
+from anabranch.core.engine.strategy import Refusal, Step, rejected
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.updates import Reason
 from anabranch.strategies.mixing import MixingStrategy
@@ -186,3 +186,18 @@ def test_one_that_answers_as_it_should_comes_to_its_end() -> None:
 def test_a_downlink_that_is_none_is_told_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"^strategy 'told': downlink must return a codec, such as 'raw'"):
         simulated("downlink", **{"downlink.codec": "auto"})
+
+
+def test_a_strategy_that_takes_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Where only updates end a run it would go on for ever, and it did so without a word."""
+
+    class TakesNothing(Told):
+        def step(self, state: Any, vector: Any, update: Any, context: Any) -> Any:
+            return Step(state, None, rejected(context.staleness, Reason.NOT_SELECTED, "none is wanted"))
+
+    fleet, until = ab.Fleet(clients=2), ab.Until(updates=8)
+    settings = {"run.virtual_s_max": 9000.0}
+    ab.simulate("synthetic", strategy=TakesNothing(), fleet=fleet, until=until, settings=settings)
+    said = [r.message for r in caplog.records if r.message.startswith("no update was taken for ")]
+    assert len(said) == 2  # after an hour, and two
+    assert all("is told not_selected: none is wanted" in line for line in said)
