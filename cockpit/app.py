@@ -26,7 +26,7 @@ from anabranch.cockpit.fleet import device, fleet
 from anabranch.cockpit.news import News
 from anabranch.cockpit.ordering import Ordering
 from anabranch.cockpit.river import asked_river
-from anabranch.cockpit.runs import Runs, ShownRun, head_of, row_of
+from anabranch.cockpit.runs import NO_MEMORY, Runs, ShownRun, head_of, row_of
 from anabranch.cockpit.series import series
 from anabranch.cockpit.visitors import SESSION_S, Visitors
 from anabranch.cockpit.wire import wire
@@ -36,6 +36,7 @@ from anabranch.core.errors import (
     DataError,
     IdentityError,
     ProtocolError,
+    TooLarge,
     Unavailable,
     UnknownVersion,
 )
@@ -90,7 +91,7 @@ class Cockpit:
         ]
         if (STATIC / "index.html").is_file():
             routes.append(Mount("/", StaticFiles(directory=STATIC, html=True)))
-        app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _bug})
+        app = Starlette(routes=routes, exception_handlers=HANDLERS)
         app.router.redirect_slashes = False
         return app
 
@@ -274,5 +275,12 @@ async def _http_error(_: Request, error: Exception) -> Response:
     return refused(error.status_code, error.detail)
 
 
+async def _no_memory(_: Request, __: Exception) -> Response:
+    return failed(TooLarge(NO_MEMORY))
+
+
 async def _bug(_: Request, error: Exception) -> Response:
     return refused(500, f"the cockpit failed: {type(error).__name__}; its log has more")
+
+
+HANDLERS = {HTTPException: _http_error, MemoryError: _no_memory, Exception: _bug}

@@ -11,7 +11,7 @@ from typing import Any
 from anabranch.cockpit.source import Head, Listing, Source, TakenBack
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
+from anabranch.core.errors import AnabranchError, ConfigError, DataError, FolderMissing, TooLarge
 from anabranch.reports.picture.picture import Picture
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ OPEN_MAX = 6  # pictures at a time: one of a million events takes some hundred M
 LIST_S = 2.0  # so old the list of runs may be
 AGAIN_S = 2.0  # so long after a run could not be followed it is tried again
 CAUGHT_UP_S = 60.0  # a request waits for so long until what there is has been read
+NO_MEMORY = "there is no memory for this run: give the cockpit more, or look at it elsewhere"
 COUNTERS = ("applied", "rejected", "duplicate", "tasks", "leases_lost", "up", "down", "up_raw", "down_full")
 
 
@@ -54,8 +55,12 @@ class ShownRun:
                 self._forget()
             if self._thread is None:
                 name = f"anabranch-cockpit-{self.id}"
-                self._thread = threading.Thread(target=self._follow, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._follow, name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # its stack has no room
+                    raise TooLarge(NO_MEMORY) from error
+                self._thread = thread
         self._caught_up.wait(CAUGHT_UP_S)
         if self._failure is not None:
             raise self._failure
@@ -78,16 +83,36 @@ class ShownRun:
         self._stop, self._caught_up = threading.Event(), threading.Event()
 
     def _follow(self) -> None:
-        picture: Picture | None = self.picture
+        # Made while there is memory for them.
+        empty, short = Picture(), TooLarge(NO_MEMORY)
+        error: Exception | None = None
         try:
-            while picture is not None:
-                picture = self._tell(picture)
-        except AnabranchError as error:
-            log.warning("%s cannot be followed: %s", self.id, error)
-            self._failure, self._failed_at = error, time.monotonic()
+            self._tell_all()
+        except MemoryError:
+            error = short
+        except Exception as found:  # noqa: BLE001 - whatever it is: who looks must not wait for this thread
+            error = found
+        try:
+            if error is not None:
+                self.picture = empty
+                self._fail(error)
         finally:
             self.over = True
             self._caught_up.set()
+
+    def _tell_all(self) -> None:
+        picture: Picture | None = self.picture
+        while picture is not None:
+            picture = self._tell(picture)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed_at = time.monotonic()
+        if isinstance(error, AnabranchError):
+            self._failure = error
+            log.warning("%s cannot be followed: %s", self.id, error)
+        else:
+            self._failure = DataError(f"{self.id} cannot be shown: {error!r}; the cockpit's log has more")
+            log.error("%s cannot be followed", self.id, exc_info=error)
 
     def _tell(self, picture: Picture) -> Picture | None:
         """Tell it what the source says. Where that is taken back, there is another picture to tell."""
@@ -136,6 +161,12 @@ class Runs:
             raise FolderMissing(f"no run {run_id!r} here: /api/runs lists them")
         self._make_room(found)
         return found
+
+    def leave(self) -> None:
+        """Follow none any longer: who waits until one has been read is answered now."""
+        with self._lock:
+            for run in self._runs.values():
+                run.leave()
 
     def _make_room(self, wanted: ShownRun) -> None:
         """Of many pictures the one goes that nobody has looked at for longest."""

@@ -88,7 +88,7 @@ async def serve(
         )
         guard = Doorkeeper(cockpit.app(), _names(listen, papers), sessions, papers is not None)
         server = _Uvicorn(_settings(guard, papers))
-        with _ending(server, stop):
+        with _ending(server, stop, runs):
             tell()
             await server.serve([bound])
 
@@ -144,12 +144,13 @@ def _listening(listen: str) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _ending(server: _Uvicorn, stop: threading.Event | None) -> Iterator[None]:
+def _ending(server: _Uvicorn, stop: threading.Event | None, runs: Runs) -> Iterator[None]:
     """Signals, and whoever sets `stop`, end the server."""
     loop = asyncio.get_running_loop()
 
     def end() -> None:
         server.should_exit = True
+        runs.leave()
 
     call_on_signals(end, *stop_signals())
     if stop is not None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from nursery import COMMAND, run
 
 from anabranch.api.cockpit import runs_below
 from anabranch.cockpit.folder import RunFolder
-from anabranch.core.errors import DataError
+from anabranch.cockpit.runs import Runs, ShownRun
+from anabranch.core.errors import DataError, TooLarge
 from anabranch.reports.picture.picture import Picture
 from anabranch.reports.result import Result
 
@@ -235,3 +237,60 @@ def test_runs_of_one_name_are_told_apart_and_one_that_was_given_up_says_so(tmp_p
         wire = browser.get("/api/runs/two/wire")
         assert wire["up"] > 0
         assert (wire["series"]["up"][-1], wire["series"]["down"][-1]) == (wire["up"], wire["down"])
+
+
+class Large(RunFolder):
+    """A run for which there is memory only on other days."""
+
+    fits = False
+
+    def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
+        picture.version = 7
+        if not self.fits:
+            raise MemoryError
+        super().follow(picture, stop, caught_up)
+
+
+def test_who_looks_at_a_run_without_memory_for_it_is_told_so(whole: Path) -> None:
+    """The page waited for the reader, which was no more, and showed for ever that it reads."""
+    source = Large(whole)
+    shown = ShownRun("it", source)
+    with pytest.raises(TooLarge, match="no memory for this run: give the cockpit more"):
+        shown.open()
+    assert shown.picture.version != 7, "what there is of it does not stay in memory"
+    shown.close()
+    source.fits = True
+    assert shown.open().happened > 40
+    shown.close()
+
+
+def test_who_looks_at_events_that_lack_something_is_told_so(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    with (tmp_path / "run" / "events.jsonl").open("a") as file:
+        file.write('{"time_s": 9e9, "kind": "decided", "client": "device-0", "version": 1}\n')
+    shown = ShownRun("it", RunFolder(tmp_path / "run"))
+    with pytest.raises(DataError, match=r"it cannot be shown: KeyError\(.*; the cockpit's log has more"):
+        shown.open()
+    shown.close()
+
+
+class Endless(RunFolder):
+    """A run that takes long to be read."""
+
+    def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
+        stop.wait()
+
+
+def test_a_cockpit_that_ends_answers_who_waits_for_a_run_to_be_read(whole: Path) -> None:
+    """It was cut off after some seconds, with a traceback."""
+    runs = Runs(lambda: iter([Endless(whole)]), single=True)
+    (run,) = runs.all()
+    answered = threading.Event()
+
+    def look() -> None:
+        run.open()
+        answered.set()
+
+    threading.Thread(target=look, daemon=True).start()
+    runs.leave()
+    assert answered.wait(30)
