@@ -296,8 +296,8 @@ class Result:
             if (folder / JOURNAL).is_file():
                 raise DataError(
                     f"{folder} has a journal and no {RESULT_FILE}: its run is under way, or was killed "
-                    "before it could leave a result; a simulation goes on by the command that began it and "
-                    "--resume"
+                    "before it could leave a result; a Flower app goes on by `flwr run` as before, a "
+                    "simulation by the command that began it and --resume"
                 ) from None
             of_server = (folder / "anabranch.db").is_file()
             verify = f"`anabranch verify {shlex.quote(str(folder))}`"

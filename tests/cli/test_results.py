@@ -133,6 +133,7 @@ def test_a_run_that_was_killed_is_named(tmp_path: Path) -> None:
     done = anabranch(tmp_path, "report", folder)
     assert done.returncode == OUTCOMES[DataError].exit_code
     assert "was killed before it could leave a result" in done.stderr
+    assert "a Flower app goes on by `flwr run`" in done.stderr
     assert "try-fedbuff-seed0 has a run that was not finished: this one goes to" in simulated(tmp_path)
 
 
