@@ -158,7 +158,7 @@ class RolledBack:
     `to_seq`: the place in the log of the event that published the version, 0 for version 0. `fold` is the
     state that the log gives then (`host/rollback.py`); it is no part of the record. `rules`: by which it is
     made, 0 of a record that has none; from 2 on who was in quarantine before keeps the reason for it, and
-    what is left out is counted.
+    what is left out is counted, from 3 on that of masked sums by their versions.
     """
 
     now: float
@@ -166,7 +166,7 @@ class RolledBack:
     to_seq: int
     without: tuple[str, ...]
     everyone: bool = False
-    rules: int = 2
+    rules: int = 3
     fold: Engine | None = field(default=None, compare=False, repr=False)
 
 

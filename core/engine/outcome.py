@@ -43,7 +43,7 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
     fold = event.fold
     assert fold is not None, "a rollback is handled with the state that the log gives"
     held, counting = set(fold.pending), fold.ledger.receipts
-    left_out, total = _left_out(engine, fold)
+    left_out, total = _left_out(event, engine, fold)
     return RollbackOutcome(
         # The numbers of versions in it are the fold's; its newest one is to be our next.
         state=engine.strategy.shifted(fold.state, engine.version + 1 - fold.version),
@@ -59,9 +59,11 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
     )
 
 
-def _left_out(engine: Engine, fold: Engine) -> tuple[int, int]:
+def _left_out(event: ev.RolledBack, engine: Engine, fold: Engine) -> tuple[int, int]:
     """How many updates count no more, and how many with those of before."""
-    if engine.cohorts is not None:  # those in versions: what waits is lost, and some may have been before
+    if (
+        engine.cohorts is not None and event.rules > 2
+    ):  # those in versions: what waits is lost, and some may have been before
         counted = fold.updates_summed - fold.counters.left_out
         total = engine.updates_summed - counted
         return total - engine.counters.left_out, total

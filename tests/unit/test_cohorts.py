@@ -316,9 +316,9 @@ def test_a_drop_can_end_the_run() -> None:
     assert [type(e) for e in b.do(ev.CohortDropped(3.0, 1, "why"))] == [CohortLost, Finished]
 
 
-def rolled_back(b: MaskedBench, log: MemoryLog, to_version: int, to_seq: int) -> list[Any]:
+def rolled_back(b: MaskedBench, log: MemoryLog, to_version: int, to_seq: int, **rules: int) -> list[Any]:
     """Go back, as a driver does; the event is in the log."""
-    event = ev.RolledBack(9.0, to_version, to_seq, (), everyone=True)
+    event = ev.RolledBack(9.0, to_version, to_seq, (), everyone=True, **rules)
     check_rollback(b.engine, event)
     place = sum(1 for _ in log.records()) + 1
     refolder = Refolder(log, b.restored, published=lambda _: to_seq)
@@ -361,6 +361,22 @@ def test_a_rollback_goes_back_to_a_version_and_what_waits_is_lost() -> None:
     for _ in replayed:
         pass
     assert state_digest(replayed.engine) == state_digest(b.engine)
+
+
+def test_a_rollback_of_an_older_release_counts_what_was_lost_as_it_did() -> None:
+    """Snapshots and marks that came of it have that number."""
+    b = MaskedBench()
+    log = logged(b)
+    b.enrol(*NAMES)
+    for client in "ab":
+        b.give(client, f"{client}0", (4, 0, 0, 0))
+    b.answer(1)
+    to_seq = sum(1 for _ in log.records())
+    for client in "cdefa":
+        b.give(client, f"{client}1", (4, 0, 0, 0))
+    b.answer(2)
+    (told,) = of(rolled_back(b, log, 1, to_seq, rules=2), RolledBackTo)
+    assert told.left_out == told.left_out_total == b.engine.counters.left_out == 5, "three of which were lost"
 
 
 def test_nobodys_updates_can_be_taken_out_of_a_sum() -> None:
