@@ -185,13 +185,20 @@ class Run:
     def _model_before(self, event: ev.Event) -> tuple[int, int] | None:
         """The version and a checksum of its model before updates 1, 2, 4, 8, ..., refused ones as well.
 
-        And before timers that come meanwhile.
+        And before timers that come meanwhile. Other ticks end leases alone: a large model takes long to read.
         """
         engine = self.engine
         number = engine.counters.applied + engine.counters.rejected + 1
-        if not (isinstance(event, ev.UpdateArrived | ev.Ticked) and _is_looked_at(number)):
+        if not (_is_looked_at(number) and self._gives_model(event)):
             return None
         return engine.version, zlib.crc32(engine.vector.data)
+
+    def _gives_model(self, event: ev.Event) -> bool:
+        """Whether the strategy may get the model to write on."""
+        if isinstance(event, ev.Ticked):
+            due = self.engine.timer()
+            return due is not None and due <= event.now
+        return isinstance(event, ev.UpdateArrived)
 
     def _check_model(self, version: int, checksum: int, method: str) -> None:
         """Raises `AppError` where a version's model has changed: devices would have two of one number."""

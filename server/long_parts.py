@@ -125,7 +125,7 @@ class LongParts:
             case ev.TaskAsked():
                 return not in_rounds  # whose members a grant adds to
             case ev.Ticked(now):
-                timer = self._engine.strategy.timer(self._engine.state)
+                timer = self._engine.timer()
                 idle = timer is None or timer > now
                 return idle and not in_rounds and not any(self._ends_lease(now, call) for call in calls)
         return False

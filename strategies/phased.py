@@ -31,7 +31,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from anabranch.core.config.tables import NO_KEY, Config
-from anabranch.core.engine.answers import checked_step, checked_task, checked_tick
+from anabranch.core.engine.answers import checked_state, checked_step, checked_task, checked_tick
 from anabranch.core.engine.strategy import (
     Context,
     LongPartOf,
@@ -240,7 +240,8 @@ class Phased:
 
     def init(self, vector: Vector) -> State:
         """The first phase."""
-        return self.state_type(of_0=self.parts[0].init(vector))
+        part = self.parts[0]
+        return self.state_type(of_0=_checked(part, part.init(vector), "init"))
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """As this phase does, but for devices that are too slow for it."""
@@ -266,7 +267,9 @@ class Phased:
 
     def on_lost(self, state: State, task: Task, context: Context) -> State:
         """As this phase does."""
-        return self._remembers(state, self.part(state).on_lost(self.inner(state), task, context))
+        part = self.part(state)
+        found = part.on_lost(self.inner(state), task, context)
+        return self._remembers(state, _checked(part, found, "on_lost"))
 
     def timer(self, state: State) -> float | None:
         """As this phase does."""
@@ -274,11 +277,15 @@ class Phased:
 
     def shifted(self, state: State, versions: int) -> State:
         """As this phase does."""
-        return self._remembers(state, self.part(state).shifted(self.inner(state), versions))
+        part = self.part(state)
+        found = part.shifted(self.inner(state), versions)
+        return self._remembers(state, _checked(part, found, "shifted"))
 
     def reopened(self, state: State, training: Collection[str]) -> State:
         """As this phase does."""
-        return self._remembers(state, self.part(state).reopened(self.inner(state), training))
+        part = self.part(state)
+        found = part.reopened(self.inner(state), training)
+        return self._remembers(state, _checked(part, found, "reopened"))
 
     def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
         """As this phase does; with its last update it ends."""
@@ -307,9 +314,7 @@ class Phased:
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
         """As this phase does; with its last version it ends."""
         seen = self._seen(state, context)
-        part = self.part(state)
-        found = part.on_timer(self.inner(state), vector, seen)
-        step = checked_tick(found, f"strategy {part.name!r}", part.state_type, seen.spec)
+        step = _fired(self.part(state), self.inner(state), vector, seen)
         return None if step is None else self._after(state, step, vector, seen)
 
     # --- the switch --------------------------------------------------------------------------
@@ -329,7 +334,8 @@ class Phased:
             step = self._flushed(state, step, vector, context)
         if step.vector is None:  # what it holds cannot be applied yet: it ends with its next version
             return replace(step, state=self._remembers(state, step.state))
-        following = self.parts[state.phase + 1].init(step.vector)
+        part = self.parts[state.phase + 1]
+        following = _checked(part, part.init(step.vector), "init")
         begun = replace(self._remembers(state, None), phase=state.phase + 1)
         return replace(step, state=self._remembers(begun, following))
 
@@ -337,10 +343,19 @@ class Phased:
         """What this phase's strategy holds as a version, if it has a way to apply it before its time."""
         if step.decision is None:
             return step
-        flushed = self.part(state).on_timer(step.state, vector, context)
+        flushed = _fired(self.part(state), step.state, vector, context)
         if flushed is None:
             return step
         if flushed.vector is None:
             return replace(step, state=flushed.state)
         decision = replace(step.decision, verdict=Verdict.PUBLISHED)
         return replace(flushed, decision=decision, dropped=(*step.dropped, *flushed.dropped))
+
+
+def _checked(part: Strategy, found: State, method: str) -> State:
+    return checked_state(found, f"strategy {part.name!r}: {method}", part.state_type)
+
+
+def _fired(part: Strategy, inner: State, vector: Vector, context: Context) -> Step | None:
+    found = part.on_timer(inner, vector, context)
+    return checked_tick(found, f"strategy {part.name!r}", part.state_type, context.spec)

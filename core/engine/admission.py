@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from anabranch.core.effects import Refused
-from anabranch.core.engine.answers import checked_refusal
+from anabranch.core.engine.answers import checked_refusal, checked_state
 from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Ledger
@@ -68,7 +68,8 @@ class Application:
         if gone:
             before = books.context(self._now)
             for task in gone:
-                state = strategy.on_lost(state, task, before)
+                found = strategy.on_lost(state, task, before)
+                state = checked_state(found, f"strategy {strategy.name!r}: on_lost", strategy.state_type)
         found = strategy.admit(state, self._ask, books.context(self._now, live_tasks=live))
         return None if found is None else checked_refusal(found, f"strategy {strategy.name!r}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -149,8 +150,8 @@ def _check_decision(decision: Decision, is_version: bool, whose: str) -> None:
 
 
 def _check_heard(heard: Any, whose: str) -> None:
-    if not all(isinstance(share, float | int) for share in heard):
-        raise AppError(f"{whose} gives {heard!r} for how much of each update was heard: give floats")
+    if not (isinstance(heard, Collection) and all(map(_is_finite, heard))):
+        raise AppError(f"{whose} gives {heard!r} for how much of each update was heard: give finite floats")
 
 
 def checked_step(found: Any, whose: str, spec: ParamSpec | None) -> Step:

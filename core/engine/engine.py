@@ -171,7 +171,7 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
-        ends, timer = self.deadlines.earliest(), self._timer()
+        ends, timer = self.deadlines.earliest(), self.timer()
         return ends if timer is None else timer if ends is None else min(ends, timer)
 
     def receipt(self, update_id: str, task_id: str) -> Receipt | None:
@@ -471,7 +471,8 @@ class Engine:
         self.counters.rollbacks += 1
         if event.rules > 1:
             self.counters.left_out = found.left_out_total
-        effects += self._take(Step(found.state, found.vector), afresh=True)
+        state = self._checked_state(found.state, "shifted")
+        effects += self._take(Step(state, found.vector), afresh=True)
         self.pending = found.pending
         if self.in_parts:
             self.part_changes = found.part_changes
@@ -507,13 +508,13 @@ class Engine:
     def _ticked(self, now: float) -> list[Effect]:
         ended = self.deadlines.ended(now)
         effects = [e for task in ended for e in self._lose(task, LeaseEnd.EXPIRED, now)]
-        timer = self._timer()
+        timer = self.timer()
         if timer is not None and timer <= now:
             effects += self._fired(timer, now)
         return [*effects, *self._after(effects, now)]
 
-    def _timer(self) -> float | None:
-        """When the strategy wants to be called next."""
+    def timer(self) -> float | None:
+        """When the strategy wants to be called next, in the run's seconds."""
         return None if self.finished else checked_timer(self.strategy.timer(self.state), self._whose)
 
     def _fired(self, due: float, now: float) -> list[Effect]:
@@ -522,7 +523,7 @@ class Engine:
         found = strategy.on_timer(self.state, self._donated(), self.context(now))
         step = checked_tick(found, self._whose, strategy.state_type, self.spec)
         effects = self._take(step) if step else []
-        later = self._timer()
+        later = self.timer()
         if later is not None and later <= due:
             raise AppError(
                 f"{self._whose}: after on_timer the timer is {later!r}, which has come: it was {due!r}; "

@@ -15,6 +15,7 @@ from anabranch.core.engine.strategy import Refusal, Step, rejected
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.updates import Reason
 from anabranch.strategies.mixing import MixingStrategy
+from anabranch.strategies.registry import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ CASES: dict[str, tuple[str, Any, str]] = {
         {"heard": ("a",)},
         "step gives ('a',) for how much of each update was heard",
     ),
+    "heard as no number": (
+        "step",
+        {"heard": (float("nan"),)},
+        "step gives (nan,) for how much of each update was heard: give finite floats",
+    ),
+    "heard by nobody": ("step", {"heard": None}, "step gives None for how much of each update was heard"),
     "not a number": ("model", np.nan, f"version 1 has {DEVICES}"),
     "infinite": ("model", np.inf, f"version 1 has {DEVICES}"),
     "no state": ("init", None, "init must return its own state, a "),
@@ -176,6 +183,20 @@ def test_what_a_strategy_answers_is_looked_at(how: str, scheduler: dict[str, Any
     """Devices would refuse it and come again for ever, or the run would end with a traceback later on."""
     with pytest.raises(AppError) as raised:
         simulated(how, **scheduler)
+    assert str(raised.value).startswith(f"strategy 'told': {CASES[how][2]}")
+
+
+@pytest.mark.parametrize("how", ["no state", "none is left", "a word", "a step of none"])
+def test_what_it_answers_in_a_phase_is_looked_at(how: str) -> None:
+    """What the phases remember of it is their own, and would pass for a state."""
+    phases = [
+        {"strategy": STRATEGIES.named(Told), "until_updates": 30, "how": how},
+        {"strategy": "fedasync"},
+    ]
+    settings = {"server.lease_s": 1.0, "server.lease_min_s": 1.0, "strategy.phases": phases}
+    fleet, until = ab.Fleet(clients=4, dropout=0.5), ab.Until(updates=40)
+    with pytest.raises(AppError) as raised:
+        ab.simulate("synthetic", strategy="phased", fleet=fleet, until=until, settings=settings)
     assert str(raised.value).startswith(f"strategy 'told': {CASES[how][2]}")
 
 
