@@ -316,9 +316,9 @@ def test_a_drop_can_end_the_run() -> None:
     assert [type(e) for e in b.do(ev.CohortDropped(3.0, 1, "why"))] == [CohortLost, Finished]
 
 
-def rolled_back(b: MaskedBench, log: MemoryLog, to_version: int, to_seq: int, **rules: int) -> list[Any]:
+def rolled_back(b: MaskedBench, log: MemoryLog, to_version: int, to_seq: int, rules: int = 3) -> list[Any]:
     """Go back, as a driver does; the event is in the log."""
-    event = ev.RolledBack(9.0, to_version, to_seq, (), everyone=True, **rules)
+    event = ev.RolledBack(9.0, to_version, to_seq, (), everyone=True, rules=rules)
     check_rollback(b.engine, event)
     place = sum(1 for _ in log.records()) + 1
     refolder = Refolder(log, b.restored, published=lambda _: to_seq)
