@@ -93,8 +93,14 @@ def replay_run(
         recorded_version=result.versions,
         recorded_model_sha256=result.model_sha256,
         recorded_journal_sha256=result.journal_sha256,
-        changed=tuple(changed_code(result.code, code_digests(reader.config, app))),
+        changed=tuple(_changed(result, reader.config, app)),
     )
+
+
+def _changed(result: Result, config: Config, app: App | None) -> list[str]:
+    """Parts of others with other code than the run was made with; of the App's, where it is there."""
+    known = {p: d for p, d in result.code.items() if app is not None or p != config.run.workload}
+    return changed_code(known, code_digests(config, app))
 
 
 def _admit(config: Config, folder: Path, load_code: bool, with_app: bool) -> None:

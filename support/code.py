@@ -78,8 +78,8 @@ def source_digests(
 
 
 def changed_code(known: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The places whose code is another now, as far as that is known: older releases knew of fewer."""
-    return [place for place in sorted(known.keys() & now.keys()) if known[place] != now[place]]
+    """The places whose code is another now, or is not there; of more than was known nothing can be said."""
+    return [place for place in sorted(known) if now.get(place) != known[place]]
 
 
 def _is_of_others(kind: PartKind, name: str) -> bool:
@@ -87,7 +87,8 @@ def _is_of_others(kind: PartKind, name: str) -> bool:
 
 
 def _place(name: str, part: Any) -> str:
-    return name if is_code(name) else f"{part.__module__}:{part.__qualname__}"
+    code = part if hasattr(part, "__qualname__") else type(part)
+    return name if is_code(name) else f"{code.__module__}:{code.__qualname__}"
 
 
 def _source_digest(part: Any) -> str:

@@ -11,6 +11,7 @@ from anabranch.api.halving import Leg
 from anabranch.api.tune_legs import LegEnd
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.folders import TRIALS_FILE
+from anabranch.support.code import changed_code
 
 LegKind = Literal["trial", "fresh"]
 CODE = "code"  # in the plan; those of older releases have none
@@ -22,9 +23,7 @@ def _other_than(plan: Mapping[str, Any], line: str) -> str:
         known = dict(json.loads(line))
     except (ValueError, TypeError):
         return "settings, ranges or options"
-    changed = " and ".join(
-        p for p, now in plan[CODE].items() if known.get(CODE, plan[CODE]).get(p, now) != now
-    )
+    changed = " and ".join(changed_code(known.get(CODE, {}), plan[CODE]))
     if {**known, CODE: plan[CODE]} != plan:
         return "settings, ranges or options"
     return f"code, as that of {changed} has changed" if changed else ""
