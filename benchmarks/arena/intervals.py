@@ -33,6 +33,11 @@ class Interval:
         """Whether all of it is under zero."""
         return self.high < 0
 
+    def __str__(self) -> str:
+        """In Markdown: bold where zero is not in it."""
+        said = f"{self.mean:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
+        return f"**{said}**" if self.above or self.below else said
+
 
 def bootstrap(values: Sequence[float]) -> Interval:
     """The percentile interval of the mean. Raises `ValueError` without a value.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arena import published
+from benchmarks.arena import published, stepped
 from benchmarks.arena.cells import (
     CELLS,
     DEVICES,
@@ -20,7 +20,6 @@ from benchmarks.arena.cells import (
     WORKLOADS,
     Cell,
 )
-from benchmarks.arena.intervals import Interval, bootstrap, paired
 from benchmarks.arena.picture import SPARSELY, TITLE, drawn
 from benchmarks.arena.play import Match, matches
 from benchmarks.arena.rows import (
@@ -43,6 +42,7 @@ from benchmarks.arena.standings import (
     WORDS,
     Count,
     count,
+    half_way,
     lead,
     reached,
     soonness,
@@ -78,8 +78,9 @@ def text(all_matches: Sequence[Match], summary: str = "", remarks: str = "") -> 
     shown = [row for row in ROWS if any(whose == row.name for _, whose in ended)]
     first = (_title(), _in_short(ended), summary.strip(), _how(), remarks.strip())
     each = (_cell(cell, ended) for cell in cells)
-    rules = published.section(_finals(ended))
-    parts = (*first, rules, _overview(cells, shown, ended), *each, _not_run(cells, ended))
+    finals = _finals(ended)
+    sections = (stepped.section(finals), published.section(finals))
+    parts = (*first, *sections, _overview(cells, shown, ended), *each, _not_run(cells, ended))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -204,7 +205,7 @@ def _at(cell: Cell, row: Row, ended: Ended) -> str:
     reference = _reference(cell, ended)
     if reference is None or row.name == REFERENCE:
         return _mean(found[1], lambda r: r.accuracy)
-    return _shown(lead(found[1], reference))
+    return str(lead(found[1], reference))
 
 
 def _reference(cell: Cell, ended: Ended) -> Finals | None:
@@ -237,9 +238,8 @@ def _cell(cell: Cell, ended: Ended) -> str:
 def _line(match: Match, finals: Finals, reference: Finals | None, target: float) -> list[str]:
     against = half = ""
     if reference is not None and match.row.name != REFERENCE:
-        against = _shown(lead(finals, reference))
-        ends = {r.seed: r.accuracy for r in reference}
-        half = _shown(bootstrap(paired({r.seed: r.half for r in finals}, ends)))
+        against = str(lead(finals, reference))
+        half = str(half_way(finals, reference))
     there = [at for r in finals if (at := reached(r, target)) is not None]
     some = "" if len(there) == len(finals) else f" ({len(there)} of {len(finals)})"
     return [
@@ -256,11 +256,6 @@ def _line(match: Match, finals: Finals, reference: Finals | None, target: float)
         _mean(finals, lambda r: r.staleness),
         tuned_to(match, finals),
     ]
-
-
-def _shown(interval: Interval) -> str:
-    said = f"{interval.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f})"
-    return f"**{said}**" if interval.above or interval.below else said
 
 
 def _mean(finals: Finals, figure: Figure, digits: int = 1) -> str:

@@ -75,6 +75,12 @@ def lead(mine: Sequence[Record], theirs: Sequence[Record]) -> Interval:
     return bootstrap(paired(*({record.seed: record.accuracy for record in of} for of in (mine, theirs))))
 
 
+def half_way(mine: Sequence[Record], theirs: Sequence[Record]) -> Interval:
+    """How far some runs are half-way over where others end, paired by seed."""
+    ends = {record.seed: record.accuracy for record in theirs}
+    return bootstrap(paired({record.seed: record.half for record in mine}, ends))
+
+
 def count(found: Sequence[Standing], mine: str, theirs: str, ended: Ended) -> Count:
     """Over these cells, by the accuracy at the end."""
     return _counted(over, found, mine, theirs, ended)

@@ -27,6 +27,7 @@ play = benchmark("arena.play")
 rows = benchmark("arena.rows")
 runs = benchmark("arena.runs")
 standings = benchmark("arena.standings")
+stepped = benchmark("arena.stepped")
 store = benchmark("arena.store")
 tuning = benchmark("arena.tuning")
 
@@ -451,6 +452,28 @@ def test_a_published_rule_is_counted_against_fedbuff_in_the_cells_that_have_both
     line = "| PORT | 2 | +1.3, 0.0 to +2.7 | 1 / 1 / 0 | 1 / 1 / 0 | 0 / 0 / 0 | 0 / 2 / 0 |"
     assert line in published.section(ended)
     assert published.section(finals({"fedbuff": [80, 81, 82]})) == ""
+
+
+def test_tuned_steps_are_held_against_the_end_of_rounds_and_a_row_may_be_missing() -> None:
+    rounds, waves, buffers = (f"{name}, steps tuned/raw" for name in (stepped.ROUNDS, *stepped.OTHERS))
+    found = finals({"fedavg": [80, 80, 81], "port": [82, 84, 85], "fedbuff": [70, 81, 81]})
+    fedavg, port, fedbuff = (found[CELL.name, f"{name}/raw"] for name in ("fedavg", "port", "fedbuff"))
+    two = [replace(r, setting={"client.steps": 2}, half=75.0, up_mb=2.0, down_mb=4.0) for r in port]
+    other = replace(CELL, split="dirichlet-0.1").name
+    ended = {
+        (CELL.name, rounds): [replace(r, up_mb=1.0, down_mb=1.0) for r in fedavg],
+        (CELL.name, waves): two,
+        (other, rounds): fedavg,
+        (other, buffers): [replace(r, half=81.5) for r in fedbuff],
+        (replace(CELL, split="dirichlet-0.3").name, waves): two,  # nobody to be held against
+    }
+    said = stepped.section(ended)
+    assert "| `waves` | 1 | 1 / 0 / 0 | 0 / 0 / 1 |" in said
+    assert "| FedBuff | 1 | 0 / 1 / 0 | 1 / 0 / 0 |" in said
+    line = "10, 80.3 | 2 | **+3.3 (+2.0 to +4.0)** | **-5.3 (-6.0 to -5.0)** | 3.0 |  |  |  |  |"
+    assert f"| {CELL.name}, raw | {line}" in said
+    assert said.count("dirichlet-0.3") == 0
+    assert stepped.section({(CELL.name, rounds): fedavg}) == ""
 
 
 def test_the_picture_of_rules_has_a_dot_a_cell_and_its_mean() -> None:
