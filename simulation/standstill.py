@@ -7,11 +7,8 @@ of virtual time take a second.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
-from anabranch.core.effects import Decided, Effect, Refused
-from anabranch.core.events import Event
-from anabranch.core.model.updates import Verdict
+from anabranch.core.effects import Decided, Refused
 from anabranch.host.standstill import WANTS_ONE, Pause
 from anabranch.reports.text import counted, duration_text
 from anabranch.simulation.world import World
@@ -22,15 +19,16 @@ STANDSTILL_S = 3600.0  # of virtual time
 
 
 class Standstill:
-    """Hears of refused asks and of what becomes of updates; it changes nothing in the run."""
+    """Hears of refused asks and rejected updates; it changes nothing in the run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         world.refused.append(self.refused)
-        world.observers.append(self.handled)
+        world.rejected.append(self.rejected)
         self._granted, self._since = 0, 0.0
         self._pause = Pause(STANDSTILL_S)
-        self._rejected, self._rejected_s, self._rejecting = 0, 0.0, Pause(STANDSTILL_S)
+        self._applied, self._rejected, self._rejected_s = 0, 0, 0.0
+        self._rejecting = Pause(STANDSTILL_S)
 
     def refused(self, refused: Refused) -> None:
         """A device has no task."""
@@ -44,22 +42,16 @@ class Standstill:
             lasted = duration_text(now - self._since)
             log.warning("no device has had a task for %s of virtual time: %s", lasted, told)
 
-    def handled(self, _: Event, effects: Sequence[Effect]) -> None:
-        """An event has come to these."""
-        for effect in effects:
-            if isinstance(effect, Decided) and not effect.duplicate:
-                self._decided(effect)
-
-    def _decided(self, decided: Decided) -> None:
-        now, decision = self._world.clock.now, decided.receipt.decision
-        if decision.verdict is not Verdict.REJECTED:
-            self._rejected = 0
+    def rejected(self, decided: Decided) -> None:
+        """An update was not taken."""
+        now, applied = self._world.clock.now, self._world.engine.counters.applied
+        if applied != self._applied or not self._rejected:
+            self._applied, self._rejected, self._rejected_s = applied, 0, now
             self._rejecting.over()
-            return
-        self._rejected_s = self._rejected_s if self._rejected else now  # the first of those in a row
         self._rejected += 1
         if self._rejecting.due(now - self._rejected_s):
             lasted, count = duration_text(now - self._rejected_s), counted(self._rejected, "update")
+            decision = decided.receipt.decision
             told = f"{decided.client_id} is told {decision.reason}: {decision.detail}"
             log.warning(
                 "no update was taken for %s of virtual time, and %s rejected: %s", lasted, count, told

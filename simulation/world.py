@@ -15,7 +15,7 @@ from functools import partial
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
 from anabranch.core.config.ranges import PLACES, TURNS
-from anabranch.core.effects import Effect, Finished, Granted, Published, Refused
+from anabranch.core.effects import Decided, Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import (
@@ -31,7 +31,7 @@ from anabranch.core.errors import (
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.model.metrics import finite
-from anabranch.core.model.updates import Ask, Capability, Decision, Task
+from anabranch.core.model.updates import Ask, Capability, Decision, Task, Verdict
 from anabranch.core.secagg.ring import Numbers
 from anabranch.host.log import Data, Journal
 from anabranch.host.records import RunReporter
@@ -83,6 +83,7 @@ class World:
         self.room = room
         self.observers: list[Observer] = []
         self.refused: list[Callable[[Refused], None]] = []
+        self.rejected: list[Callable[[Decided], None]] = []
         self.taken_back: list[Callable[[Engine, int], None]] = []
         self.restarted: list[Callable[[Engine], None]] = []
         self.whole: AbstractContextManager[object] = nullcontext()  # what nothing may come between
@@ -153,9 +154,14 @@ class World:
             found = examined(submission, result.payload, spec, self._limits)
             head = None if self.disk is None else self.disk.head_of(task.base_version)
             event = arrived(submission, found, self.time.now(), head)
-            return answered(event, self._handle(event, result.payload)).receipt.decision
+            decided = answered(event, self._handle(event, result.payload))
         except (InvalidUpdate, IdTaken) as error:
             return error
+        decision = decided.receipt.decision
+        if decision.verdict is Verdict.REJECTED and not decided.duplicate:
+            for hear in self.rejected:
+                hear(decided)
+        return decision
 
     def objection(self, client_id: str, outbox: FinishedUpdate) -> AnabranchError | None:
         """Why a payload shall not come: it is not as its task wants it, or for one that is over."""

@@ -515,7 +515,8 @@ class Engine:
 
     def timer(self) -> float | None:
         """When the strategy wants to be called next, in the run's seconds."""
-        return None if self.finished else checked_timer(self.strategy.timer(self.state), self._whose)
+        due = None if self.finished else self.strategy.timer(self.state)
+        return due if due is None else checked_timer(due, self._whose)
 
     def _fired(self, due: float, now: float) -> list[Effect]:
         """The strategy's timer has come. One that stays where it is would come for ever: `AppError`."""
