@@ -396,9 +396,10 @@ class Simulation:
             self._newcomers.begin(device_name)
 
     def clear(self) -> None:
-        """Forget what was to come, who waits, and who hears of refused asks, which holds the world."""
+        """Forget what was to come, who waits, and who hears of asks and updates, which holds the world."""
         self.clock.clear()
         self.world.refused.clear()
+        self.world.rejected.clear()
         if self.room is not None:
             self.room.clear()
 

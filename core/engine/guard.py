@@ -30,7 +30,6 @@ from anabranch.core.engine.strategy import Refusal
 from anabranch.core.model.updates import FLAWS, Reason
 
 MINUTE_S = 60.0
-OF_VALUES = ("not finite", "are over")  # in what is said of an update or a device whose training has diverged
 READY_KEPT = 4096  # times of clients that are kept in any case; with more those that still count, and as many
 
 
@@ -118,9 +117,10 @@ class Guard:
         """Why the run is given up, or nothing."""
         if not 0 < s.rejections_max <= self.wasted:
             return ""
-        diverged = any(words in self.last_flaw for words in OF_VALUES)
-        guess = ": learning rate too large, or NaN in the data?" if diverged else ""
-        return f"the last {self.wasted} updates were all rejected ({self.last_flaw}){guess}"
+        return (
+            f"the last {self.wasted} updates were all rejected ({self.last_flaw}): "
+            "learning rate too large, or NaN in the data?"
+        )
 
     def suspicion(self, client_id: str) -> int:
         """How many of a client's updates an honest device would hardly have sent."""

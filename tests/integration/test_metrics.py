@@ -170,7 +170,7 @@ def test_a_request_over_a_stream_counts_by_what_its_device_is_told_of_the_store(
         device.enrol()
         with monkeypatch.context() as patch:
             patch.setattr(Writer, "head_of", damaged)
-            with pytest.raises(grpc.RpcError, match="model_versions"):
+            with pytest.raises(grpc.RpcError, match="its log says why"):
                 device.task()
         device.close()
         counted, until = "anabranch_calls_total{{code={},method=AskTask}}", time.monotonic() + CALL_S

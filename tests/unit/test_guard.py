@@ -242,17 +242,6 @@ def test_a_run_whose_last_updates_were_all_rejected_is_given_up() -> None:
     assert not b.engine.guard.quarantined, "it is not the fault of one of them"
 
 
-def test_what_no_training_does_is_not_put_down_to_it() -> None:
-    """As payloads that the server cannot decode: its codec may be of another release than the devices'."""
-    b = Bench("fedbuff", buffer_size=1, rejections_max=2)
-    b.enrol("a")
-    for number in range(2):
-        b.ask("a", f"a{number}", now=float(number))
-        effects = b.push("a", f"a{number}", flaw="payload has 3 values, not 4", now=float(number))
-    (end,) = [e for e in effects if isinstance(e, Finished)]
-    assert end.why == "the last 2 updates were all rejected (payload has 3 values, not 4)"
-
-
 def test_one_client_does_not_end_a_run_of_others() -> None:
     b = Bench("fedbuff", buffer_size=1, rejections_max=4, flaws_max=3)
     b.enrol("hostile", "slow")
