@@ -96,7 +96,7 @@ TRACED = Walk(
         types("anabranch simulate examples/wine.toml --set fleet.trace", says="200 updates"),
         Write("published.py", PUBLISHED),
         also("python published.py"),
-        types("anabranch trace fleet.csv --fedscale-capacity", says="1 devices"),
+        types("anabranch trace fleet.csv --fedscale-capacity", says="1 device,"),
         types("anabranch trace links.csv --mobiperf-down", says="2 devices"),
         also(
             "anabranch simulate examples/wine.toml --set fleet.trace=links.csv --out runs/linked",
