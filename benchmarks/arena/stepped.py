@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.arena.cells import CELLS
+from benchmarks.arena.cells import CELLS, WORKLOADS, Cell
 from benchmarks.arena.rows import CHAINS
 from benchmarks.arena.standings import Ended, half_way, lead, tally
 from benchmarks.arena.store import Record
 from benchmarks.studies import table
 
-STEPS, OWN = "client.steps", 10
+STEPS = "client.steps"
 ROUNDS = "fedavg, Nesterov"  # whom the others are held against
 OTHERS: Mapping[str, str] = {"waves, Nesterov": "`waves`", "fedbuff": "FedBuff"}
 
@@ -29,7 +29,7 @@ def section(ended: Ended) -> str:
             )
             if rounds is None or not any(others):
                 continue
-            lines.append([f"{cell.name}, {chain}", _of(rounds), *_beside(others, rounds)])
+            lines.append([f"{cell.name}, {chain}", _of(cell, rounds), *_beside(cell, others, rounds)])
             for name, mine in zip(OTHERS, others, strict=True):
                 met[name] += [] if mine is None else [(mine, rounds)]
     if not lines:
@@ -53,24 +53,26 @@ def _counts(pairs: Sequence[tuple[Runs, Runs]]) -> list[str]:
     return [str(len(pairs)), *counted]
 
 
-def _of(rounds: Runs) -> str:
-    return f"{_steps(rounds)}, {statistics.fmean(record.accuracy for record in rounds):.1f}"
+def _of(cell: Cell, rounds: Runs) -> str:
+    return f"{_steps(cell, rounds)}, {statistics.fmean(record.accuracy for record in rounds):.1f}"
 
 
-def _beside(others: Sequence[Runs | None], rounds: Runs) -> list[str]:
-    cells: list[str] = []
+def _beside(cell: Cell, others: Sequence[Runs | None], rounds: Runs) -> list[str]:
+    columns: list[str] = []
     for mine in others:
         if mine is None:
-            cells += [""] * 4
+            columns += [""] * 4
         else:
             times = _megabytes(mine) / _megabytes(rounds)
-            cells += [_steps(mine), str(lead(mine, rounds)), str(half_way(mine, rounds)), f"{times:.1f}"]
-    return cells
+            ends = str(lead(mine, rounds)), str(half_way(mine, rounds))
+            columns += [_steps(cell, mine), *ends, f"{times:.1f}"]
+    return columns
 
 
-def _steps(runs: Runs) -> str:
-    """A run of the cells' own number is known by the row that has it untuned."""
-    return f"{runs[0].setting.get(STEPS, OWN):g}"
+def _steps(cell: Cell, runs: Runs) -> str:
+    """A run of the cell's own number is known by the row that has it untuned."""
+    tables, _ = WORKLOADS[cell.workload]
+    return f"{runs[0].setting.get(STEPS, tables['client']['steps']):g}"
 
 
 def _megabytes(runs: Runs) -> float:

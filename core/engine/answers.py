@@ -119,9 +119,9 @@ def checked_tick(found: Any, whose: str, state_type: type[Any], spec: ParamSpec 
     return found
 
 
-def checked_timer(due: Any, whose: str) -> float | None:
-    """Raises `AppError` for what is no time."""
-    if due is None or (isinstance(due, float | int) and not math.isnan(due)):
+def checked_timer(due: Any, whose: str) -> float:
+    """Raises `AppError` for what is no time; None, of a strategy that wants none, is not asked about."""
+    if isinstance(due, float | int) and not math.isnan(due):
         return due
     raise AppError(f"{whose}: timer must return None or a time in seconds, not {due!r}")
 

@@ -516,7 +516,7 @@ class Engine:
     def timer(self) -> float | None:
         """When the strategy wants to be called next, in the run's seconds."""
         due = None if self.finished else self.strategy.timer(self.state)
-        return due if due is None else checked_timer(due, self._whose)
+        return None if due is None else checked_timer(due, self._whose)
 
     def _fired(self, due: float, now: float) -> list[Effect]:
         """The strategy's timer has come. One that stays where it is would come for ever: `AppError`."""

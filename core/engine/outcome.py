@@ -61,9 +61,8 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
 
 def _left_out(event: ev.RolledBack, engine: Engine, fold: Engine) -> tuple[int, int]:
     """How many updates count no more, and how many with those of before."""
-    if (
-        engine.cohorts is not None and event.rules > 2
-    ):  # those in versions: what waits is lost, and some may have been before
+    if engine.cohorts is not None and event.rules > 2:
+        # Those in versions: what waits is lost, and some may have been before.
         counted = fold.updates_summed - fold.counters.left_out
         total = engine.updates_summed - counted
         return total - engine.counters.left_out, total

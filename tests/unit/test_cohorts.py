@@ -21,6 +21,7 @@ from anabranch.core.effects import CohortLost, Finished, MaskSumWanted, Publishe
 from anabranch.core.engine.cohorts import MaskedUpdate
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.journal import from_record, line, to_record
+from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Capability, Reason, Verdict, find_flaw
 from anabranch.core.snapshot import state_digest, take_snapshot
 from anabranch.host.build import Blueprint
@@ -327,7 +328,8 @@ def rolled_back(b: MaskedBench, log: MemoryLog, to_version: int, to_seq: int, ru
     return b.do(event)
 
 
-def test_a_rollback_goes_back_to_a_version_and_what_waits_is_lost() -> None:
+def two_versions() -> tuple[MaskedBench, MemoryLog, int, Vector]:
+    """Two versions, and three updates that wait; the place in the log and the model of the first."""
     b = MaskedBench()
     log = logged(b)
     b.enrol(*NAMES)
@@ -338,6 +340,11 @@ def test_a_rollback_goes_back_to_a_version_and_what_waits_is_lost() -> None:
     for client in "cdefa":
         b.give(client, f"{client}1", (4, 0, 0, 0))
     b.answer(2)
+    return b, log, to_seq, first
+
+
+def test_a_rollback_goes_back_to_a_version_and_what_waits_is_lost() -> None:
+    b, log, to_seq, first = two_versions()
     effects = rolled_back(b, log, 1, to_seq)
     assert [(e.number, e.update_ids) for e in of(effects, CohortLost)] == [
         (3, ("update-of-e1", "update-of-f1")),
@@ -365,16 +372,7 @@ def test_a_rollback_goes_back_to_a_version_and_what_waits_is_lost() -> None:
 
 def test_a_rollback_of_an_older_release_counts_what_was_lost_as_it_did() -> None:
     """Snapshots and marks that came of it have that number."""
-    b = MaskedBench()
-    log = logged(b)
-    b.enrol(*NAMES)
-    for client in "ab":
-        b.give(client, f"{client}0", (4, 0, 0, 0))
-    b.answer(1)
-    to_seq = sum(1 for _ in log.records())
-    for client in "cdefa":
-        b.give(client, f"{client}1", (4, 0, 0, 0))
-    b.answer(2)
+    b, log, to_seq, _ = two_versions()
     (told,) = of(rolled_back(b, log, 1, to_seq, rules=2), RolledBackTo)
     assert told.left_out == told.left_out_total == b.engine.counters.left_out == 5, "three of which were lost"
 
