@@ -58,7 +58,8 @@ def ended_by_interrupt(end: Callable[[], object]) -> Iterator[None]:
         struck.append(number)
         _thread.start_new_thread(end, ())
 
-    before = signal.signal(signal.SIGINT, strike)
+    before = signal.getsignal(signal.SIGINT)  # at hand before the first Ctrl-C can strike
+    signal.signal(signal.SIGINT, strike)
     try:
         yield
     finally:

@@ -400,12 +400,14 @@ def test_a_stalled_upload_is_cut(tmp_path: Path, manifest: Manifest, with_empty_
             yield next(parts)
             part = next(parts)
             yield part
-            reached = part.chunk.offset + len(part.chunk.data)
-            while not call.done():  # until the server has had enough
-                if with_empty_chunks:
-                    yield devices.PushUpdateRequest(chunk=devices.UpdateChunk(offset=reached))
+            empty = devices.UpdateChunk(offset=part.chunk.offset + len(part.chunk.data))
+            while with_empty_chunks and not cut.is_set():
+                yield devices.PushUpdateRequest(chunk=empty)
+            cut.wait(CALL_S)  # until the server has had enough
 
+        cut = threading.Event()
         call = device.stub.PushUpdate.future(stalled())
+        call.add_done_callback(lambda _: cut.set())
         assert failure(lambda: call.result(CALL_S))[:2] == ("UNAVAILABLE", "Unavailable")
     with Served(
         server_config(tmp_path / "data"), manifest
