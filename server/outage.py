@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SAY_AGAIN_S = 60.0  # and for so long nothing is heard of what is over
 RETRY_S = (1.0, 5.0)  # somebody has to mend it, as to make room
+NO_ROOM = "the server has no room for it, its log says why: once somebody makes room it goes on by itself"
 
 
 @dataclass
@@ -45,8 +46,10 @@ class Outage:
 
     def told(self, error: Exception) -> Exception:
         """What a device is told of this error of its call: hosts, users and files are the log's alone."""
-        if not isinstance(error, StoreError) or isinstance(error, StoreFull | LeadershipLost):
+        if not isinstance(error, StoreError) or isinstance(error, LeadershipLost):
             return error
+        if isinstance(error, StoreFull):  # which `server/room.py` logs
+            return StoreFull(NO_ROOM)
         if isinstance(error, DiskFailed):
             self._give_up(error)
         else:

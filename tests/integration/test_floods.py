@@ -267,7 +267,8 @@ def test_a_full_disk_takes_no_updates_until_there_is_room(
             error: Any = raised.value
             metadata = dict(error.trailing_metadata())
             assert (error.code().name, metadata["anabranch-error"]) == ("RESOURCE_EXHAUSTED", "StoreFull")
-            assert "make room and it goes on by itself" in error.details()
+            assert "once somebody makes room it goes on by itself" in error.details()
+            assert str(tmp_path) not in error.details()
             earliest_s, latest_s = map(float, metadata["retry-after-s"].split(","))
             assert 0 < earliest_s <= latest_s
         assert (served.model() == 1.0).all()  # what is there is served
@@ -304,7 +305,7 @@ def test_a_disk_that_is_really_full(small_disk: ServerProcess, tmp_path: Path) -
         with ballast.open("wb") as file:
             file.write(bytes(60 * MIB - 8192))
         told: list[AnabranchError] = []
-        with pytest.raises(grpc.RpcError, match="under the watermark"):
+        with pytest.raises(grpc.RpcError, match="has no room for it"):
             device.answer(task)
 
         def room(error: AnabranchError) -> None:

@@ -11,11 +11,12 @@ import grpc
 import numpy as np
 import pytest
 from stores import INFO, LIMITS, published, reference, snapshot, update
-from wire import Device, Served, server_config
+from wire import CALL_S, Device, Served, server_config
 
 from anabranch.core.errors import StoreFull
 from anabranch.core.limits import MIB
 from anabranch.core.retention import Keep
+from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.base import ChainLink, Projection
 from anabranch.server.store.factory import open_store
@@ -34,8 +35,9 @@ def test_a_server_that_holds_so_much_takes_nothing_more(tmp_path: Path) -> None:
         assert 0 < before["free_bytes"] < before["size_bytes"] == bound
         device = served.device()
         taken, refused = filled(device)
-        assert f"over server.disk_bytes_max = {bound}" in refused.details()
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        status = served.operator().GetStatus(operators.GetStatusRequest(), timeout=CALL_S)
+        assert f"over server.disk_bytes_max = {bound}" in status.disk_full
         assert device.fetch()[0].version == taken, "what is there is served"
         assert of_disk(served)["full"] == 1
     assert held_bytes(tmp_path / "data") > bound

@@ -37,7 +37,17 @@ def test_a_device_comes_again(kind: type[StoreError]) -> None:
     assert ended == ([error] if kind is DiskFailed else [])
 
 
-@pytest.mark.parametrize("error", [StoreFull("a"), LeadershipLost("b"), InvalidUpdate("c"), ValueError("d")])
+def test_a_want_of_room_stays_one_and_names_no_file() -> None:
+    made, ended = outage(VirtualTime())
+    told = made.told(StoreFull("spooling an upload to /var/lib/fleet: no space left on the disk"))
+    assert isinstance(told, StoreFull)
+    assert "/var/lib/fleet" not in str(told)
+    assert "its log says why" in str(told)
+    assert outcome_of(told).retryable
+    assert ended == []
+
+
+@pytest.mark.parametrize("error", [LeadershipLost("b"), InvalidUpdate("c"), ValueError("d")])
 def test_what_names_its_window_or_is_not_the_stores_stays(error: Exception) -> None:
     made, ended = outage(VirtualTime())
     assert made.told(error) is error
