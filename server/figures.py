@@ -49,6 +49,7 @@ class RunFigures:
         yield "upload_held_bytes", "What memory has of updates on their way.", run.uploads.held_bytes
         yield "paused", "1: no tasks are handed out.", glance.paused
         yield "finished", "1: the run is over.", bool(glance.finished)
+        yield "given_up", "1: it is over for want of updates that could be used.", glance.given_up
         yield "draining", "1: the server goes down.", run.draining
         free, size = run.disk_bytes()
         yield "disk_free_bytes", "What may still be written where the data lies.", free

@@ -60,13 +60,15 @@ class Glance:
     """How a run stands after a batch: never changes, so that any thread may read it.
 
     `deadline`: when a tick is due, None for never. `clients_training`: those that have a live task.
-    `phase`: of a strategy of phases, in words; empty of any other.
+    `phase`: of a strategy of phases, in words; empty of any other. `given_up`: it ended for want of anything
+    that could be used, and by no budget.
     """
 
     strategy: str
     phase: str
     version: int
     finished: str
+    given_up: bool
     paused: bool
     deadline: float | None
     counters: Counters
@@ -108,6 +110,7 @@ class Glances:
             phase=engine.strategy.phase(engine.state) if isinstance(engine.strategy, Phased) else "",
             version=engine.version,
             finished=engine.finished,
+            given_up=bool(engine.finished) and engine.finished == engine.guard.hopeless(engine.settings),
             paused=engine.paused,
             deadline=engine.next_deadline(),
             counters=replace(engine.counters),

@@ -139,6 +139,27 @@ def test_every_figure_is_what_was_done(tmp_path: Path, manifest: Manifest) -> No
     assert found["process_resident_memory_bytes"] > 1e6
 
 
+@pytest.mark.parametrize(
+    ("run", "value", "given_up"),
+    [({"rejections_max": 3}, float("nan"), 1), ({"updates_max": 3}, 1.0, 0)],
+    ids=["nothing could be used", "its budget"],
+)
+def test_how_a_run_ended_is_known_after_a_restart_too(
+    tmp_path: Path, manifest: Manifest, run: dict[str, int], value: float, given_up: int
+) -> None:
+    with Served(config(tmp_path, run=run), manifest) as served:
+        device = served.device()
+        before = samples(scraped(served))
+        for _ in range(3):
+            with suppress(grpc.RpcError):
+                device.answer(device.task(), value)
+        ended = samples(scraped(served))
+    with Served(config(tmp_path, run=run), manifest) as served:
+        again = samples(scraped(served))
+    told = [(of["anabranch_finished"], of["anabranch_given_up"]) for of in (before, ended, again)]
+    assert told == [(0, 0), (1, given_up), (1, given_up)]
+
+
 def test_requests_over_a_stream_count_as_the_calls_that_they_stand_for(
     tmp_path: Path, manifest: Manifest
 ) -> None:

@@ -11,7 +11,9 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import yaml
@@ -33,9 +35,9 @@ def promtool(*arguments: str, given: bytes = b"") -> str:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Served]:
+def served(folder: Path, **tables: Any) -> Iterator[Served]:
     manifest = write_manifest(folder / "model", "test", {"w": np.zeros(8, np.float32)})
-    config = server_config(folder / "data", server={"metrics_address": "127.0.0.1:0"})
+    config = server_config(folder / "data", server={"metrics_address": "127.0.0.1:0"}, **tables)
     with Served(config, manifest) as running:
         yield running
 
@@ -85,7 +87,7 @@ def watching(folder: Path, running: Served) -> Iterator[Prometheus]:
 
 def test_the_rules_are_rules_and_do_what_they_say() -> None:
     folder = FILES / "prometheus"
-    assert "13 rules found" in promtool("check", "rules", str(folder / "alerts.yml"))
+    assert "14 rules found" in promtool("check", "rules", str(folder / "alerts.yml"))
     promtool("check", "config", str(folder / "prometheus.yml"))
     assert "SUCCESS" in promtool("test", "rules", str(folder / "alerts_test.yml"))
     names = re.findall(r"alert: (\w+)", (folder / "alerts.yml").read_text(encoding="utf-8"))
@@ -126,6 +128,22 @@ def test_a_stall_is_told_and_ends(tmp_path: Path) -> None:
             assert [(r["name"], r["health"]) for r in rules if r["health"] != "ok"] == []
         running.close()
         until(lambda: "AnabranchServerDown" in watcher.firing())
+
+
+def test_a_run_that_is_given_up_is_told_until_it_goes_on(tmp_path: Path) -> None:
+    given = served(tmp_path, run={"rejections_max": 3})
+    with given as running, watching(tmp_path / "prometheus", running) as watcher:
+        device = running.device()
+        assert device.work().decision.verdict == "published"
+        until(lambda: watcher.value("anabranch_given_up") == 0)
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError):
+                device.answer(device.task(), float("nan"))
+        until(lambda: "AnabranchGivenUp" in watcher.firing())
+        with running.admin() as operator:
+            operator.set_settings({"run.rejections_max": 6})
+        assert device.work().decision.verdict == "published"
+        until(lambda: "AnabranchGivenUp" not in watcher.firing())
 
 
 def test_every_query_of_the_dashboard_is_answered(tmp_path: Path) -> None:
