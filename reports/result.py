@@ -300,8 +300,9 @@ class Result:
                     "simulation by the command that began it and --resume"
                 ) from None
             of_server = (folder / "anabranch.db").is_file()
-            verify = f"`anabranch verify {shlex.quote(str(folder))}`"
-            more = f"; of a server's data, {verify} replays the log" if of_server else ""
+            where = shlex.quote(str(folder))
+            makes = f"`anabranch report {where}` makes one, and `anabranch verify {where}` replays the log"
+            more = f"; of a server's data, {makes}" if of_server else ""
             raise DataError(f"{path} is missing: name the folder of a run that has ended{more}") from error
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error

@@ -59,7 +59,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"result\.json is missing: name the folder of a run that has ended$"):
         Result.read(tmp_path)
     (tmp_path / "anabranch.db").touch()
-    with pytest.raises(DataError, match=f"anabranch verify {tmp_path}"):
+    told = f"`anabranch report {tmp_path}` makes one, and `anabranch verify {tmp_path}`"
+    with pytest.raises(DataError, match=told):
         Result.read(tmp_path)
     (tmp_path / "journal.jsonl").touch()
     with pytest.raises(DataError, match=r"has a journal and no result\.json.*--resume$"):
