@@ -193,9 +193,9 @@ def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array], tuple[Shel
     try:
         meta = {name: _apart(value, name, arrays, holds) for name, value in {**plain, "tasks": tasks}.items()}
     except FieldError as error:
-        raise AppError(
-            f"strategy {engine.strategy.name!r}, no snapshot can be made: {error}; {DATA}"
-        ) from error
+        planner = engine.planner if str(error).startswith("planner") else None
+        whose = f"strategy {engine.strategy.name!r}" if planner is None else f"planner {planner.name!r}"
+        raise AppError(f"{whose}, no snapshot can be made: {error}; {DATA}") from error
     known = {f.name: meta[f.name] for f in fields(EngineState) if f.name in meta}
     return {"format": FORMAT, **known}, arrays, tuple(holds)
 

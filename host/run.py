@@ -319,9 +319,11 @@ def advice(engine: Engine, client_id: str, task_id: str) -> Advice:
 
 
 def check_state(engine: Engine) -> None:
-    """Raises `AppError` where the strategy's state is no data: soon, and not at the first snapshot."""
-    strategy = engine.strategy
+    """Raises `AppError` where a strategy's or planner's state is no data: soon, and at no snapshot first."""
+    strategy, planner = engine.strategy, engine.planner
     check_kept(f"strategy {strategy.name!r}", engine.state, strategy.state_type, engine.vector)
+    if planner is not None:
+        check_kept(f"planner {planner.name!r}", engine.planner_state, planner.state_type, engine.vector)
 
 
 def check_finite(engine: Engine, effects: Iterable[Effect]) -> None:

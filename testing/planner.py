@@ -74,6 +74,17 @@ class PlannerConformance:
         assert frozen(of, state) == frozen(of, again)
         assert frozen(of, read_again(of, state)) == frozen(of, state)
 
+    def test_a_restart_changes_nothing(self) -> None:
+        lived, restarted = self.make(), self.make()
+        state = life(lived, 9)[0]
+        plans = [
+            of.plan(known, VECTOR, applicant(9, 9))
+            for of, known in ((lived, state), (restarted, read_again(restarted, state)))
+        ]
+        (before, part), (after, again) = plans
+        assert part == again, "what it remembers is not all in its state"
+        assert frozen(lived, before) == frozen(restarted, after)
+
     def test_a_submodel_is_of_the_models_own_units_or_tensors(self) -> None:
         for part in life(self.make())[1]:
             if isinstance(part, UnitMap):

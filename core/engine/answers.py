@@ -1,4 +1,4 @@
-"""What strategies, schedulers and rules answer, looked at before use: they may be somebody's own."""
+"""What strategies, planners, schedulers and rules answer, looked at before use: they may be one's own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from anabranch.core.engine.strategy import Plan, Refusal, Step
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.core.model.chains import RAW, parse_chain
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import TensorSet, UnitMap
 from anabranch.core.model.updates import Decision, LocalPlan, Reason, Verdict
 from anabranch.core.parts import answer_text
 
@@ -50,6 +51,31 @@ def checked_task(found: Any, whose: str, state_type: type[Any], configured: Loca
     if flaw := plan_flaw(plan, configured):
         raise AppError(f"{whose}: plan gives {flaw}")
     return plan
+
+
+def checked_part(
+    found: Any, whose: str, state_type: type[Any], spec: ParamSpec, of_tensors: bool
+) -> tuple[Any, UnitMap | TensorSet | None]:
+    """A planner's state and the part of a task. Raises `AppError` for what `plan` must not answer."""
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise AppError(f"{whose}: plan must return its state and a part of the model, not {_word(found)}")
+    state, part = found
+    checked_state(state, f"{whose}: plan", state_type)
+    if part is None or _is_part_of(part, spec, TensorSet if of_tensors else UnitMap):
+        return state, part
+    made_by = "tensor_set" if of_tensors else "unit_map"
+    hint = ", or say of_tensors = True" if isinstance(part, TensorSet) else ""
+    raise AppError(
+        f"{whose}: plan must give a part that {made_by}(spec, ...) has made, or None for the whole model, "
+        f"not {_word(part)}{hint}"
+    )
+
+
+def _is_part_of(part: Any, spec: ParamSpec, kind: type[Any]) -> bool:
+    """Whether it is of this kind and model, and not written down by hand."""
+    if not isinstance(part, kind) or part.spec.layout_hash != spec.layout_hash:
+        return False
+    return not isinstance(part, UnitMap) or all(type(units) is tuple for units in (part.kept, *part.kept))
 
 
 def plan_flaw(plan: Plan, configured: LocalPlan) -> str:

@@ -47,7 +47,15 @@ from anabranch.core.engine.loan import Loan, Loans
 from anabranch.core.engine.objections import objection, repeated
 from anabranch.core.engine.outcome import outcome
 from anabranch.core.engine.part_changes import PartChanges
-from anabranch.core.engine.planner import Applicant, Planner, PlannerState, borne
+from anabranch.core.engine.planner import (
+    Applicant,
+    Planner,
+    PlannerState,
+    ended,
+    planned,
+    read_only,
+    started,
+)
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.shelf import Shelf
 from anabranch.core.engine.stepping import as_given, stepped
@@ -108,7 +116,7 @@ class Engine:
         self.broadcast = broadcast
         self.broadcast_state: BroadcastState = None if broadcast is None else broadcast.init(self.vector)
         self.planner = planner
-        self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
+        self.planner_state: PlannerState = None if planner is None else started(planner, self.vector)
         self.sums = sums
         self.cohorts = cohorts
         self.shelf = shelf
@@ -222,8 +230,9 @@ class Engine:
         slowness, step_time = self.ledger.slowness(ask.client_id), self.ledger.step_time(ask.client_id)
         width_max = client.capability.width_max
         applicant = Applicant(slowness, self.version, seed, ask.client_id, turn, step_time, width_max)
-        self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
-        return borne(self.spec, submodel, applicant)
+        found = planned(self.planner, self.planner_state, self.vector, applicant, self.spec)
+        self.planner_state, submodel = found
+        return submodel
 
     # --- updates -----------------------------------------------------------------------------
 
@@ -556,12 +565,9 @@ class Engine:
         return [LeaseEnded(task, end)]
 
     def _tell_planner(self, task: Task, applied: bool) -> None:
-        if self.planner is None:
-            return
-        if applied:
-            self.planner_state = self.planner.applied(self.planner_state, task.submodel, self.version)
-        elif task.state is TaskState.LEASED:
-            self.planner_state = self.planner.released(self.planner_state, task.submodel)
+        if self.planner is not None and (applied or task.state is TaskState.LEASED):
+            version = self.version if applied else None
+            self.planner_state = ended(self.planner, self.planner_state, task.submodel, version)
 
     def _close(self, task: Task) -> None:
         self.ledger.close(task)
@@ -594,9 +600,7 @@ class Engine:
         """The vector for the strategy's next step: one to write on only where the step may publish."""
         if may_publish(self.strategy, self.state, context):
             return self._donated(context.base)
-        shown = self.vector.view()
-        shown.flags.writeable = False
-        return shown
+        return read_only(self.vector)
 
     def _donated(self, base: Vector | None = None) -> Vector:
         """The vector for a strategy to write on: a copy where a live task may need the old one.

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from anabranch.core.engine.answers import checked_part, checked_state
 from anabranch.core.engine.step_times import StepTime
 from anabranch.core.model.params import Indices, ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, is_borne, unit_map
@@ -68,7 +69,7 @@ class Planner(Protocol):
     state_type: ClassVar[type[Any]]
 
     def init(self, vector: Vector) -> PlannerState:
-        """The state at version 0. The vector, shape (size,), is read and not kept."""
+        """The state at version 0. The vector, shape (size,), is read-only here and below, and not kept."""
         ...
 
     def plan(
@@ -103,6 +104,41 @@ def too_narrow(planner: Planner | None, width_max: float) -> str:
         f"width_max is {width_max:g}, and in this run {tasks} ({least.why}): "
         f"say width_max = {wanted} if the device's memory does bear that, else keep it out of this run"
     )
+
+
+def started(planner: Planner, vector: Vector) -> PlannerState:
+    """Its state at version 0. Raises `AppError` for what is none, as the calls below do."""
+    return _checked(planner, planner.init(read_only(vector)), "init")
+
+
+def planned(
+    planner: Planner, state: PlannerState, vector: Vector, applicant: Applicant, spec: ParamSpec
+) -> tuple[PlannerState, UnitMap | TensorSet | None]:
+    """The part of a task that the device bears, and the state with the task counted."""
+    found = planner.plan(state, read_only(vector), applicant)
+    of_tensors = getattr(planner, "of_tensors", False)
+    state, part = checked_part(found, f"planner {planner.name!r}", planner.state_type, spec, of_tensors)
+    return state, borne(spec, part, applicant)
+
+
+def ended(
+    planner: Planner, state: PlannerState, submodel: Submodel | None, version: int | None
+) -> PlannerState:
+    """A task has: with an update that was taken, after which this is the version; None: without one."""
+    if version is None:
+        return _checked(planner, planner.released(state, submodel), "released")
+    return _checked(planner, planner.applied(state, submodel, version), "applied")
+
+
+def _checked(planner: Planner, found: PlannerState, method: str) -> PlannerState:
+    return checked_state(found, f"planner {planner.name!r}: {method}", planner.state_type)
+
+
+def read_only(vector: Vector) -> Vector:
+    """The same values, which nobody can change in it."""
+    view = vector.view()
+    view.flags.writeable = False
+    return view
 
 
 def borne(

@@ -60,7 +60,7 @@ class GroupPlanner:
 
     def plan(self, state: Any, vector: Vector, applicant: Applicant) -> tuple[Any, UnitMap | None]:
         """The method's choice, with what is overdue forced in. The whole model is no sub-model."""
-        kept = self._checked(self.kept(state, read_only(vector), applicant))
+        kept = self._checked(self.kept(state, vector, applicant))
         chosen = [drawn(self.spec, g, units, applicant) for g, units in enumerate(kept)]
         units = [self._guarded(u, t, applicant.version) for u, t in zip(chosen, state.touched, strict=True)]
         if all(len(u) == group.size for u, group in zip(units, self.spec.groups, strict=True)):
@@ -122,13 +122,6 @@ class GroupPlanner:
         candidates = np.concatenate([forced, chosen])
         order = np.argsort(touched[candidates], kind="stable")
         return np.sort(candidates[order[: chosen.size]])
-
-
-def read_only(vector: Vector) -> Vector:
-    """The same values, which a planner cannot change: the model is the strategy's."""
-    view = vector.view()
-    view.flags.writeable = False
-    return view
 
 
 def dropped_count(n: int, drop: float) -> int:
