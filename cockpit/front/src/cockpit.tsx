@@ -96,6 +96,14 @@ const Entrance = ({ said }: { said: string }) => (
   </section>
 );
 
+/** The page that is open is seen among all. By `scrollIntoView` the first Tab would go on from there, past the way to the content. */
+function bringIntoView(pages: HTMLElement | null): void {
+  const open = pages?.querySelector("[aria-current]");
+  if (!pages || !open) return;
+  const [all, one] = [pages.getBoundingClientRect(), open.getBoundingClientRect()];
+  pages.scrollLeft += Math.min(0, one.left - all.left) + Math.max(0, one.right - all.right);
+}
+
 function RunFrame({ id, session, route, main }: { id: string; session: Session; route: Route; main: Main }) {
   const run = useRun(id);
   const page = route.parts[2] ?? "river";
@@ -103,7 +111,7 @@ function RunFrame({ id, session, route, main }: { id: string; session: Session; 
   const name = PAGES.find(([key]) => key === page)?.[1] ?? (page === "device" ? `Device ${route.parts[3] ?? ""}` : "River");
   useEffect(() => void (document.title = `${head ? head.title : id}: ${name}`), [head === null, name]);
   const pages = useRef<HTMLElement>(null); // on a phone they are wider than the screen
-  useEffect(() => pages.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }), [page, head === null]);
+  useEffect(() => bringIntoView(pages.current), [page, head === null]);
   return (
     <>
       <header class="top">

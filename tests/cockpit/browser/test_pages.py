@@ -168,6 +168,14 @@ def test_the_end_of_the_fleet_is_a_scroll_away(look: Look) -> None:
     expect(page.get_by_role("link", name="device-999")).to_be_visible()
 
 
+def test_on_a_phone_the_page_that_is_open_is_seen_among_all(look: Look) -> None:
+    page = look("run/eight/settings", width=320)
+    page.get_by_role("heading", name="Settings of").wait_for()
+    pages = page.get_by_role("navigation", name="Pages of the run")
+    expect(pages.get_by_role("link", name="Settings")).to_be_in_viewport(ratio=1.0)
+    expect(pages.get_by_role("link", name="River")).not_to_be_in_viewport()
+
+
 def test_who_walks_by_keyboard_meets_a_visible_focus_and_a_way_past_the_head(look: Look) -> None:
     page = look("run/eight/fleet")
     page.get_by_role("link", name="device-0").wait_for()
