@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from anabranch.client.channel import (
     CONTROL_S,
+    TOO_LATE,
     StallGuard,
     check_plain,
     mapped_errors,
@@ -352,11 +353,11 @@ class OperatorClient:
 
     def pause(self) -> None:
         """Hand out no more tasks; updates are still taken."""
-        self._call(self._stub.Pause, operators.PauseRequest())
+        self._order(self._stub.Pause, operators.PauseRequest())
 
     def resume(self) -> None:
         """Hand out tasks again."""
-        self._call(self._stub.Resume, operators.ResumeRequest())
+        self._order(self._stub.Resume, operators.ResumeRequest())
 
     def quarantine(self, client_id: str, why: str = "", tag: str = "") -> list[str]:
         """No task for a client, or all of a tag, and no update of it, until `release`; `why` is told to it.
@@ -364,7 +365,7 @@ class OperatorClient:
         Returns who was meant. Those that the run does not know are barred as well, and a warning says so.
         """
         request = operators.QuarantineRequest(client_id=client_id, why=why, tag=tag)
-        answer = self._call(self._stub.Quarantine, request)
+        answer = self._order(self._stub.Quarantine, request)
         for name in answer.unknown:
             log.warning("%s is barred, but this run knows no client of that name: is it spelt so?", name)
         return list(answer.client_ids)
@@ -372,21 +373,21 @@ class OperatorClient:
     def release(self, client_id: str, tag: str = "") -> bool:
         """Let a client, or all of a tag, out of quarantine; whether anybody was in."""
         request = operators.ReleaseRequest(client_id=client_id, tag=tag)
-        return self._call(self._stub.Release, request).released
+        return self._order(self._stub.Release, request).released
 
     def drop_sum(self, number: int, why: str = "") -> int:
         """Wait no more for the keepers of a masked sum; returns how many updates are lost with it.
 
         Raises `ConfigError` where no sum of this number waits.
         """
-        return self._call(self._stub.DropSum, operators.DropSumRequest(number=number, why=why)).updates_lost
+        return self._order(self._stub.DropSum, operators.DropSumRequest(number=number, why=why)).updates_lost
 
     def tag(
         self, client_ids: Sequence[str], add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> dict[str, list[str]]:
         """Give clients notes, and take others away; returns what they have now. Raises `ConfigError`."""
         request = operators.TagClientsRequest(client_ids=client_ids, add=add, remove=remove)
-        found = self._call(self._stub.TagClients, request).tags
+        found = self._order(self._stub.TagClients, request).tags
         return {client_id: tags.split() for client_id, tags in sorted(found.items())}
 
     def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
@@ -425,7 +426,7 @@ class OperatorClient:
     def set_settings(self, values: Mapping[str, Any]) -> SettingsAnswer:
         """Change settings of the run, `table.key` -> value. Raises `ConfigError`: then none is changed."""
         request = operators.SetSettingsRequest(values_json=json.dumps(dict(values)))
-        done = self._call(self._stub.SetSettings, request)
+        done = self._order(self._stub.SetSettings, request)
         return SettingsAnswer(_changes(done.changes), done.finished, done.reopened)
 
     def report_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
@@ -480,6 +481,16 @@ class OperatorClient:
         except Unavailable as error:
             check_unreached(error, self.address, self._wallet, time.time())
             raise
+
+    def _order(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+        """A call that changes something: it may stay in the server's queue when nobody waits for it."""
+        try:
+            return self._call(method, request)
+        except Unavailable as error:
+            if TOO_LATE not in str(error):
+                raise
+            more = "the order may be carried out yet: look before it is given again"
+            raise Unavailable(f"{error}; {more}") from error
 
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         with self._errors():

@@ -22,7 +22,7 @@ from streams import StreamDevice
 from wire import CALL_S, Served, server_config
 
 from anabranch.client.operator import OperatorClient
-from anabranch.core.errors import ConfigError, PortInUse, StoreCorrupt
+from anabranch.core.errors import ConfigError, PortInUse, StoreCorrupt, Unavailable
 from anabranch.core.limits import Limits
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.exposition import Exposition
@@ -337,6 +337,22 @@ def test_a_stuck_disk_is_told_and_not_waited_for(tmp_path: Path, manifest: Manif
         for thread in others:
             thread.join(600)
         device.work()
+
+
+def test_an_order_that_waits_for_the_writer_may_be_carried_out_yet(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.client.operator.CONTROL_S", 1.0)
+    store = Stuck()
+    with Served(config(tmp_path), manifest, store=store) as served, served.admin() as operator:
+        store.go.clear()
+        try:
+            with pytest.raises(Unavailable, match=r"no answer in time: .*; the order may be carried out yet"):
+                operator.pause()
+            with pytest.raises(Unavailable, match=r"the link is slow$"):  # no order
+                operator.status()
+        finally:
+            store.go.set()
 
 
 def test_the_address_is_refused_in_a_line() -> None:
