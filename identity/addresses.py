@@ -80,8 +80,9 @@ def parse_addresses(text: str) -> list[str]:
         try:
             _, port = host_and_port(where)
         except ConfigError:
+            brackets = ", an IPv6 address in brackets, as [::1]:7070" * (where.count(":") > 1)
             raise ConfigError(
-                f"server {text!r}: write HOST:PORT, or HOST:PORT,HOST:PORT for several servers"
+                f"server {text!r}: write HOST:PORT, or HOST:PORT,HOST:PORT for several servers{brackets}"
             ) from None
         if slash and not job:
             raise ConfigError(f"server {text!r}: write {where} without the / at its end")

@@ -53,7 +53,8 @@ def test_what_is_none_is_told_how_it_is_written(typed: str, fix: str) -> None:
     [
         ("host:7070/", "write host:7070 without the /"),
         ("host:0", "nobody is at port 0"),
-        ("me@host:7070", "write HOST:PORT"),
+        ("me@host:7070", "for several servers$"),
+        ("::1:7070", r"an IPv6 address in brackets, as \[::1\]:7070$"),
         ("\u00fc..example:7070", "the host is no name"),
     ],
 )
