@@ -16,7 +16,16 @@ import pytest
 from commands import anabranch, answer
 from nursery import COMMAND, PIPE, Process
 
-from anabranch.core.errors import OUTCOMES
+from anabranch.core.errors import (
+    OUTCOMES,
+    AppError,
+    ConfigError,
+    DataError,
+    LogLost,
+    ReplayMismatch,
+    StoreCorrupt,
+    StoreNewer,
+)
 from anabranch.support.stop_signals import call_on_signals, stop_signals
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
@@ -85,6 +94,14 @@ def test_the_units_name_exit_codes_that_there_are() -> None:
     for path in UNITS.glob("*.service"):
         (listed,) = re.findall(r"^RestartPreventExitStatus=(.*)$", path.read_text(), re.M)
         assert set(map(int, listed.split())) <= codes, path.name
+
+
+def test_a_server_is_not_started_again_where_a_start_mends_nothing() -> None:
+    """Settings, code, damaged or lost data, a history that a replay does not come to: a person is wanted."""
+    errors = ConfigError, AppError, DataError, StoreCorrupt, StoreNewer, LogLost, ReplayMismatch
+    text = (UNITS / "anabranch-server.service").read_text()
+    (listed,) = re.findall(r"^RestartPreventExitStatus=(.*)$", text, re.M)
+    assert sorted(map(int, listed.split())) == sorted(OUTCOMES[error].exit_code for error in errors)
 
 
 # --- what the server says --------------------------------------------------------------------------------
