@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anabranch.compress.registry import CODEC_STAGES
+from anabranch.core.parts import name_of
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.strategies.robust.registry import RULES
 from anabranch.strategies.schedulers.registry import SCHEDULERS
@@ -10,3 +11,8 @@ from anabranch.strategies.staleness import STALENESS
 from anabranch.strategies.submodels.registry import PLANNERS
 
 ENGINE_PARTS = (STRATEGIES, STALENESS, SCHEDULERS, RULES, PLANNERS, CODEC_STAGES)
+
+
+def own_named() -> str:
+    """Those that are somebody's own, by kind and name: `scheduler 'resting' or planner 'odd_even'`."""
+    return " or ".join(f"{kind.word} {name_of(part)!r}" for kind in ENGINE_PARTS for part in kind.own())

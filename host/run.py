@@ -27,7 +27,9 @@ from anabranch.core.errors import AnabranchError, AppError, ConfigError, IdTaken
 from anabranch.core.kept_state import check_kept
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Receipt, Task, TaskState, is_finite
+from anabranch.core.snapshot import Snapshot
 from anabranch.core.unwritten import dataclass
+from anabranch.host.second_look import check_alike, copied
 
 BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends three
 
@@ -172,7 +174,7 @@ class Run:
         """What becomes of an event that is in the log. `beforehand`: see `Engine.handle`."""
         assert settled.event is not None, "what is answered is not applied"
         applied, version = self.engine.counters.applied, self.engine.version
-        model = self._model_before(settled.event)
+        model, twice = self._model_before(settled.event), self._taken_twice(settled.event)
         effects = [*self.engine.handle(settled.event, beforehand), *settled.effects]
         if self.engine.version != version:
             check_finite(self.engine, effects)
@@ -181,6 +183,8 @@ class Run:
             check_state(self.engine)
         if model is not None:
             self._check_model(*model, "on_timer" if isinstance(settled.event, ev.Ticked) else "a step")
+        if twice is not None:
+            check_alike(*twice, self.engine)
         self.line.heard(settled.event.now, effects)
         return effects
 
@@ -194,6 +198,16 @@ class Run:
         if not (_is_looked_at(number) and self._gives_model(event)):
             return None
         return engine.version, zlib.crc32(engine.vector.data)
+
+    def _taken_twice(self, event: ev.Event) -> tuple[Snapshot, ev.TaskAsked | ev.UpdateArrived] | None:
+        """Asks and updates 1, 2, 4, 8, ..., each with the state before it: see `host.second_look`."""
+        counters = self.engine.counters
+        if not isinstance(event, ev.TaskAsked | ev.UpdateArrived):
+            return None
+        asks = isinstance(event, ev.TaskAsked)
+        number = 1 + (counters.granted if asks else counters.applied + counters.rejected)
+        before = copied(self.engine) if _is_looked_at(number) else None
+        return None if before is None else (before, event)
 
     def _gives_model(self, event: ev.Event) -> bool:
         """Whether the strategy may get the model to write on."""
