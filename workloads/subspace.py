@@ -105,7 +105,8 @@ class Subspace(App):
     wrapped App freezes stays. `seed` fixes U and the wrapped App's start.
 
     Raises `AppError` for a dimension below 1 or above the number of weights, for a model of numpy arrays, and
-    for one with buffers that training changes; `ManifestMismatch` where the run is of another start or U.
+    for one with buffers, or weights that are no floats; `ManifestMismatch` where the run is of another start
+    or U.
     """
 
     def __init__(self, app: App, dimension: int, seed: int = 0, layers: str = "all") -> None:

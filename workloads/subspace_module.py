@@ -12,8 +12,10 @@ from torch import nn
 from torch.func import functional_call
 
 from anabranch.core.errors import AppError, ManifestMismatch
+from anabranch.workloads.loadable import check_loadable
 from anabranch.workloads.subspace import BASE, Hashing, dealt, random_words
 
+KINDS = (torch.float16, torch.float32, torch.float64)
 NUMBERS = "numbers"  # what the parameter of all tensors, or the first part of each one's, is called
 
 
@@ -28,15 +30,17 @@ class SubspaceModule(nn.Module):
         super().__init__()
         self._name = name
         self._base = [base]  # in a list: no module of ours, so that its tensors stay out of the state dict
-        trained = {n: p for n, p in base.named_parameters() if p.requires_grad}
+        trained = _trained(base, name)
         shared = [n for n, p in trained.items() if layers == "all" or p.ndim > 1]
         _check(base, name, dimension, sum(trained[n].numel() for n in shared), len(shared), layers)
+        first = next(iter(trained.values())).dtype  # the kind in which x comes, as without a subspace
+        kind = torch.float64 if first == torch.float64 else torch.float32
         self._digest = _digest(base, dimension, seed, layers)
         self.register_buffer(BASE, torch.from_numpy(self._digest.copy()))
         self._rows: dict[str, tuple[str, torch.Tensor, torch.Tensor]] = {}
         for number, hashing, tensors in _hashings(trained, shared, dimension, seed, layers):
             # Of two dimensions: codecs leave those of one, mostly biases, nearly as they are.
-            self.register_parameter(number, nn.Parameter(torch.zeros(1, hashing.dimension)))
+            self.register_parameter(number, nn.Parameter(torch.zeros(1, hashing.dimension, dtype=kind)))
             begin = 0
             for tensor in tensors:
                 rows = slice(begin, begin := begin + trained[tensor].numel())
@@ -101,12 +105,24 @@ class SubspaceModule(nn.Module):
         return self
 
 
+def _trained(base: nn.Module, name: str) -> dict[str, torch.Tensor]:
+    check_loadable(base, name)
+    trained: dict[str, torch.Tensor] = {n: p for n, p in base.named_parameters() if p.requires_grad}
+    for own, tensor in trained.items():
+        if tensor.dtype not in KINDS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise AppError(f"{name}: tensor {own!r} is {kind}: keep weights in float32")
+    return trained
+
+
 def _check(base: nn.Module, name: str, dimension: int, size: int, tensors: int, layers: str) -> None:
     changed = set(base.state_dict()) - {n for n, _ in base.named_parameters(remove_duplicate=False)}
     if changed:
+        named = ", ".join(sorted(changed)[:3])
         raise AppError(
-            f"{name}: the model has buffers that training changes ({', '.join(sorted(changed)[:3])}), and no "
-            "number stands for them: use layers without running statistics, such as GroupNorm"
+            f"{name}: the model has buffers, which training may change ({named}), and no number stands "
+            "for them: use layers without running statistics, such as GroupNorm, and "
+            "register_buffer(..., persistent=False) for what stays as it is"
         )
     least = tensors if layers == "each" else 1
     if not least <= dimension <= size:

@@ -45,6 +45,17 @@ class Pair(App):
         return Examples(draw.normal(size=(16, 5)).astype(np.float32), draw.integers(0, 3, 16))
 
 
+class OfKind(Pair):
+    """With weights of another kind; None: of no shape yet."""
+
+    def __init__(self, kind: torch.dtype | None) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(3)) if self.kind is None else super().model().to(self.kind)
+
+
 class Frozen(Pair):
     frozen = True
 
@@ -113,17 +124,19 @@ def test_numbers_are_dealt_by_the_roots_of_sizes(sizes: list[int], data: st.Data
     assert (np.diff(np.array(found)[order]) >= -1).all()
 
 
-def test_a_step_is_the_projected_gradient() -> None:
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
+def test_a_step_is_the_projected_gradient(kind: torch.dtype) -> None:
     """The oracle is the gradient of the wrapped model, by torch without any of this."""
-    app = Subspace(Pair(), 6, seed=9)
+    app = Subspace(OfKind(kind), 6, seed=9)
     trainer = trainer_for(app)
-    zeros = np.zeros(6, np.float32)
+    zeros = np.zeros(6, trainer.spec.vector_dtype)
     examples = app.data(Shard("train", 0, 1))
     delta = trainer.train(zeros, {}, examples, ONE_STEP, seed=0).delta
     with torch.random.fork_rng():
         torch.manual_seed(9)
-        base = Pair().model()
-    loss = nn.functional.cross_entropy(base(torch.from_numpy(examples.x)), torch.from_numpy(examples.y))
+        base = OfKind(kind).model()
+    output = base(torch.from_numpy(examples.x).to(kind))
+    loss = nn.functional.cross_entropy(output, torch.from_numpy(examples.y))
     loss.backward()
     gradient = np.concatenate([np.asarray(p.grad).ravel() for p in base.parameters()])
     hashing = Hashing.drawn(random_words(9, gradient.size), 6)
@@ -172,7 +185,9 @@ def test_what_the_app_freezes_stays_and_shared_weights_stay_shared() -> None:
         (lambda: Subspace(Pair(), 5, layers="some"), "layers must be one of all, each, not 'some'"),
         (lambda: trainer_for(Subspace(Pair(), 67)), "dimension must be from 1 to 66 for this model, not 67"),
         (lambda: trainer_for(Subspace(Pair(), 1, layers="each")), "dimension must be from 2 to 56"),
-        (lambda: trainer_for(Subspace(Normed(), 5)), "buffers that training changes .*GroupNorm"),
+        (lambda: trainer_for(Subspace(Normed(), 5)), r"buffers, which .*GroupNorm.*persistent=False"),
+        (lambda: trainer_for(Subspace(OfKind(torch.bfloat16), 5)), "tensor '0.weight' is bfloat16: keep"),
+        (lambda: trainer_for(Subspace(OfKind(None), 5)), "tensor '0.weight' of its model has no shape yet"),
         (lambda: trainer_for(Subspace(Synthetic(), 5)), "numpy arrays.*Hashing.expand"),
     ],
 )
