@@ -14,6 +14,7 @@ from anabranch.compress.quantisers import BFloat16, Float32
 from anabranch.compress.stage import BLOCK, OTHERS, Coded, Dense, Sparse, Stage, StageContext, Value
 from anabranch.core.errors import AppError, InvalidUpdate, TooLarge, UnknownCodec
 from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.model.arrays import read_only
 from anabranch.core.model.params import Delta, SparseVector, Vector
 from anabranch.core.model.updates import is_within
 from anabranch.core.parts import answer_text
@@ -56,7 +57,7 @@ class Chain:
         for group in layout.groups:
             stages = self._stages(group)
             context = StageContext(group.size, seed, {} if notes is None else notes)
-            value: Value = _dense(x, group)
+            value: Value = _dense(x, group, shown=bool(self._others))
             for stage in stages:
                 value = _answered(stage, "encode", stage.encode(value, context))
             assert isinstance(value, Coded), "a chain ends in bytes"
@@ -116,8 +117,11 @@ class Chain:
 _WORDS = {Dense: "all values", Sparse: "chosen values", Coded: "bytes"}
 
 
-def _dense(x: Vector, group: Group) -> Dense:
-    """The group's elements of x as float32: views of x where they can be, copies of a block elsewhere."""
+def _dense(x: Vector, group: Group, shown: bool = False) -> Dense:
+    """The group's elements of x as float32: views of x where they can be, copies of a block elsewhere.
+
+    `shown`: read-only, as stages of others might write to them; what is left out of x is remembered.
+    """
 
     def blocks() -> Iterator[Vector]:
         scratch = np.empty(min(BLOCK, group.size), np.float32)
@@ -131,7 +135,7 @@ def _dense(x: Vector, group: Group) -> Dense:
                 np.concatenate(parts, out=scratch[: stop - start])
             yield scratch[: stop - start]
 
-    return Dense(group.size, blocks)
+    return Dense(group.size, (lambda: map(read_only, blocks())) if shown else blocks)
 
 
 def _decoded(part: wire.WireGroup, group: Group) -> Dense | Sparse:

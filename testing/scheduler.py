@@ -83,6 +83,8 @@ class SchedulerConformance:
         for live in range(len(CLIENTS)):
             refusal = scheduler.admit(state, Ask("c0", "t99"), context(99.0, 11, live))
             assert refusal is None or (isinstance(refusal, Refusal) and refusal.reason and refusal.detail)
+            for _ in range(8):
+                assert scheduler.admit(state, Ask("c0", "t99"), context(99.0, 11, live)) == refusal
         assert frozen(scheduler, state) == before
 
     def test_somebody_trains_where_nobody_does(self, scheduler: Scheduler) -> None:

@@ -63,10 +63,12 @@ class StageConformance:
     @pytest.mark.parametrize("seed", range(4))
     def test_any_vector_survives(self, codec: Codec, seed: int) -> None:
         x = laplace(SPEC.size, seed) * np.float32(10.0 ** (3 * seed))
+        given = x.copy()
         payload = codec.encode(x, LAYOUT, seed)
         assert len(payload) <= codec.bytes_max(LAYOUT)
         assert verdict(codec, payload, LAYOUT) == "taken"
         found = dense(codec.decode(payload, LAYOUT)).astype(np.float64)
+        np.testing.assert_array_equal(x, given, "the values to be encoded have changed")
         assert (np.abs(found - x) <= np.abs(x).astype(np.float64).max() + 1e-30).all()
 
     def test_zeros_stay_zeros(self, codec: Codec) -> None:

@@ -53,7 +53,6 @@ from anabranch.core.engine.planner import (
     PlannerState,
     ended,
     planned,
-    read_only,
     started,
 )
 from anabranch.core.engine.settings import EngineSettings
@@ -70,6 +69,7 @@ from anabranch.core.engine.strategy import (
     rejected,
 )
 from anabranch.core.errors import AppError
+from anabranch.core.model.arrays import read_only
 from anabranch.core.model.chains import chain_for
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel

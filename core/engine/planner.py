@@ -15,6 +15,7 @@ import numpy as np
 
 from anabranch.core.engine.answers import checked_part, checked_state
 from anabranch.core.engine.step_times import StepTime
+from anabranch.core.model.arrays import read_only
 from anabranch.core.model.params import Indices, ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, is_borne, unit_map
 from anabranch.core.model.units import units_at_most
@@ -132,13 +133,6 @@ def ended(
 
 def _checked(planner: Planner, found: PlannerState, method: str) -> PlannerState:
     return checked_state(found, f"planner {planner.name!r}: {method}", planner.state_type)
-
-
-def read_only(vector: Vector) -> Vector:
-    """The same values, which nobody can change in it."""
-    view = vector.view()
-    view.flags.writeable = False
-    return view
 
 
 def borne(

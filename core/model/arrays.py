@@ -35,6 +35,13 @@ def plain_tensors(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {name: plain(array) for name, array in tensors.items()}
 
 
+def read_only(vector: Vector) -> Vector:
+    """The same values, which nobody can change in it."""
+    view = vector.view()
+    view.flags.writeable = False
+    return view
+
+
 def lasting(array: Array) -> Array:
     """A copy to which nobody can write; the array itself where it is one.
 

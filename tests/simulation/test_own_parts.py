@@ -149,6 +149,8 @@ class Odd(stage.Signs):
     def raw_max(self, k, n):
         return {{"nomax": None, "small": 1}}.get(self.how, super().raw_max(k, n))
     def encode(self, value, context):
+        for block in value.blocks():
+            if self.how == "writes": block[0] = 0
         return None if self.how == "noencode" else super().encode(value, context)
     def decode(self, coded, context):
         if self.how == "refuses": raise InvalidUpdate("no such bytes")
@@ -450,6 +452,7 @@ def test_a_method_of_other_arguments_is_named(here: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
+        ("writes", r"^codec stage Odd\.encode .*ValueError: .*read-only"),
         ("noencode", "codec stage 'odd': encode must return Dense, Sparse or Coded, not None"),
         ("array", "codec stage 'odd': decode must return Dense, Sparse or Coded, not a ndarray"),
         (
