@@ -28,7 +28,7 @@ from anabranch.core.model.updates import (
     Verdict,
 )
 from anabranch.core.snapshot import FORMAT, Array, Snapshot
-from anabranch.server.store.base import Entry, Projection, RunInfo, Store
+from anabranch.server.store.base import Entry, Mark, Projection, RunInfo, Store
 
 INFO = RunInfo("run-1", "prüfung ✓", {"run": {"seed": 3}}, [["w", [4], "float32"]], "ab" * 32, 17.5)
 
@@ -175,6 +175,21 @@ class StoreConformance:
         assert again.start(replace(INFO, run_id="run-2", created_at=99.0)) == INFO
         assert logged(again) == numbered(entries)
         assert again.append([update(1), update(2)]) == [None, 4]
+        again.close()
+
+    def test_how_far_the_log_was_acknowledged_is_remembered(self, reopen: Callable[[], Store]) -> None:
+        """Without it a log that ends too early, as in a copy of before, is not noticed."""
+        store = reopen()
+        store.start(INFO)
+        store.append([enrolled(), asked("t1")])
+        for seq in (1, 2):
+            store.acknowledge(Mark(INFO.run_id, seq, f"{seq:064x}"))
+        store.close()
+        again = reopen()
+        again.start(INFO)
+        assert again.mark() == Mark(INFO.run_id, 2, f"{2:064x}")
+        again.disown()
+        assert again.mark() is None
         again.close()
 
     def test_another_model_is_refused(self, reopen: Callable[[], Store]) -> None:

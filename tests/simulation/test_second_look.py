@@ -127,7 +127,7 @@ def test_one_that_draws_by_its_seed_goes_on() -> None:
 
 
 def test_a_log_that_comes_to_something_else_may_be_a_parts_fault() -> None:
-    info = RunInfo("run", "mine", "{}", "{}", "00" * 32, 0.0)
+    info = RunInfo("run", "mine", {}, [], "00" * 32, 0.0)
     history, mark = History(info), Mark("run", 3, "00" * 32)
     with pytest.raises(LogLost, match=r"after `anabranch admin attest-restore`$"):
         check_mark(mark, history, 3)
