@@ -47,6 +47,7 @@ from anabranch.core.errors import (
     AnabranchError,
     AppError,
     ConfigError,
+    DataError,
     IdentityError,
     InvalidUpdate,
     ManifestMismatch,
@@ -149,8 +150,8 @@ class Agent(DeviceShell):
     def run(self) -> AgentSummary:
         """Work until the run ends, `tasks_max` is reached, `stop`, SIGTERM or SIGINT.
 
-        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `IdentityError` and the like;
-        `StoreError` where the folder was taken away.
+        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `DataError`, `IdentityError` and
+        the like; `StoreError` where the folder was taken away.
         """
         with interruptible(self._bell):
             try:
@@ -256,7 +257,7 @@ class Agent(DeviceShell):
         reach.begin()
         try:
             self._obey(order, now)
-        except (AppError, IdentityError):
+        except (AppError, DataError, IdentityError):
             self._bell.check()  # the signal may have struck the App's own processes, and it speaks of that
             # The next task would end like this one, and nothing is taken from this device as it is.
             raise

@@ -27,6 +27,7 @@ from anabranch.core.errors import (
     AnabranchError,
     AppError,
     ClocksDisagree,
+    DataError,
     InvalidUpdate,
     ManifestMismatch,
     Overloaded,
@@ -349,6 +350,14 @@ def test_an_app_whose_model_has_become_wider_is_told_what_to_do(federation: Fede
 def test_an_app_that_fails_gives_its_task_back(federation: Federation) -> None:
     with pytest.raises(AppError, match=r"_Raising\.train .* on a: ValueError: division"):
         federation.agent(app=_Raising(ValueError("division"))).run()
+    assert federation.server.engine.ledger.live == 0
+
+
+def test_data_that_cannot_be_trained_on_give_the_task_back_and_end_the_device(federation: Federation) -> None:
+    """A DataLoader without a batch, or data that are gone: each further task would end like the first."""
+    with pytest.raises(DataError, match="the share is gone"):
+        federation.agent(app=_Raising(DataError("the share is gone"))).run()
+    assert federation.kinds().count("granted") == 1
     assert federation.server.engine.ledger.live == 0
 
 
