@@ -1,4 +1,4 @@
-"""Says that a server is waited for: at once, and again after pauses that double."""
+"""Says that a server is waited for, or what holds a device up: at once, then after pauses that double."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from anabranch.core.errors import AnabranchError
+from anabranch.core.model.updates import Reason
 
 log = logging.getLogger(__name__)
 
 FIRST_S, LONGEST_S = 2.0, 60.0
+HELD_UP = (Reason.ANOTHER_SESSION, Reason.PAUSED, Reason.QUARANTINED)  # refusals that somebody has to end
 ANSWERS = ("enrolled", "granted", "fetched", "pushed")  # what a device tells when its server has answered
 
 
@@ -31,6 +33,8 @@ class WaitingNotice:
         """The same of a device, of which nobody else hears what it does: an `OnEvent`."""
         if kind == "failed" and data.get("again", True):
             self._failed(data["error"], data["detail"])
+        elif kind == "refused" and data["reason"] in HELD_UP:
+            self._failed(data["reason"], data["detail"])
         elif kind in ANSWERS:
             self.answered()
 

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -59,6 +60,14 @@ def test_a_device_of_which_nobody_hears_says_that_it_waits(caplog: pytest.LogCap
     ]
 
 
+def test_what_holds_a_device_up_until_somebody_ends_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    waiting = WaitingNotice("host:1")
+    waiting.hear("refused", reason="not_selected", detail="not among the 3 devices of round 7")
+    assert caplog.messages == [], "which ends by itself"
+    waiting.hear("refused", reason="paused", detail="the run is paused by its operator")
+    assert caplog.messages == ["waiting for host:1: the run is paused by its operator"]
+
+
 @pytest.mark.parametrize("joins", [False, True])
 def test_a_device_of_a_program_says_that_it_waits(joins: bool, caplog: pytest.LogCaptureFixture) -> None:
     address, model = f"127.0.0.1:{free_port()}", {"w": np.zeros(3)}
@@ -82,6 +91,32 @@ def test_a_device_of_a_program_says_that_it_waits(joins: bool, caplog: pytest.Lo
             stack.enter_context(ab.Client("synthetic", address, id="a-1", state_dir=folder))
         assert said.wait(600)
     assert caplog.messages[0].startswith(f"waiting for {address}: nobody answers (")
+
+
+def test_a_script_that_runs_twice_under_one_name_says_that_it_is_held_up(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """On two machines, say: each has a folder of its own, and the server gives one of them its tasks."""
+    model, said = {"w": np.zeros(3)}, threading.Event()
+
+    def hear(record: logging.LogRecord) -> bool:
+        if "another process runs as 'script'" in record.getMessage():
+            said.set()
+        return True
+
+    caplog.set_level(logging.WARNING)
+    with ExitStack() as stack, ab.Server(model, strategy="fedasync", until=ab.Until(updates=2)) as server:
+        caplog.handler.addFilter(hear)  # which outlives this test
+        stack.callback(caplog.handler.removeFilter, hear)
+        first = ab.join(server.address, model, id="script", state_dir=tmp_path / "a")
+        stack.callback(first.close)
+        assert next(iter(first)).version == 0  # it has a task
+        second = ab.join(server.address, {"w": np.zeros(3)}, id="script", state_dir=tmp_path / "b")
+        looping = threading.Thread(target=list, args=(second,))
+        looping.start()
+        stack.callback(looping.join)
+        stack.callback(second.close)
+        assert said.wait(600)
 
 
 def test_nobody_there_is_said_without_the_words_of_grpc() -> None:
