@@ -10,10 +10,10 @@ import numpy as np
 
 from anabranch.core.config.ranges import COUNT_MAX
 from anabranch.core.engine.strategy import Plan, Refusal, Step
-from anabranch.core.errors import AnabranchError, AppError
+from anabranch.core.errors import AnabranchError, AppError, InvalidUpdate
 from anabranch.core.model.chains import RAW, parse_chain
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import TensorSet, UnitMap
+from anabranch.core.model.submodels import TensorSet, UnitMap, tensor_set, unit_map
 from anabranch.core.model.updates import Decision, LocalPlan, Reason, Verdict
 from anabranch.core.parts import answer_text
 
@@ -64,7 +64,7 @@ def checked_part(
     if part is None or _is_part_of(part, spec, TensorSet if of_tensors else UnitMap):
         return state, part
     made_by = "tensor_set" if of_tensors else "unit_map"
-    hint = ", or say of_tensors = True" if isinstance(part, TensorSet) else ""
+    hint = ", or say of_tensors = True" if isinstance(part, TensorSet) and not of_tensors else ""
     raise AppError(
         f"{whose}: plan must give a part that {made_by}(spec, ...) has made, or None for the whole model, "
         f"not {_word(part)}{hint}"
@@ -72,10 +72,17 @@ def checked_part(
 
 
 def _is_part_of(part: Any, spec: ParamSpec, kind: type[Any]) -> bool:
-    """Whether it is of this kind and model, and not written down by hand."""
-    if not isinstance(part, kind) or part.spec.layout_hash != spec.layout_hash:
+    """Whether it is of this kind and model, and as its maker makes it: it may be written down by hand."""
+    if not isinstance(part, kind):
         return False
-    return not isinstance(part, UnitMap) or all(type(units) is tuple for units in (part.kept, *part.kept))
+    try:
+        part.check(spec)
+        if isinstance(part, TensorSet):
+            return tensor_set(spec, part.tensors).tensors == part.tensors
+        units_are_tuples = all(type(units) is tuple for units in part.kept)  # arrays compare by element
+        return units_are_tuples and unit_map(spec, part.kept).kept == part.kept
+    except (InvalidUpdate, TypeError, ValueError):
+        return False
 
 
 def plan_flaw(plan: Plan, configured: LocalPlan) -> str:

@@ -13,7 +13,7 @@ from own_parts import forgotten
 import anabranch as ab
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import UnitMap, tensor_set, unit_map
+from anabranch.core.model.submodels import TensorSet, UnitMap, tensor_set, unit_map
 from anabranch.strategies.submodels.registry import PLANNERS
 
 
@@ -67,6 +67,17 @@ CASES: dict[str, tuple[str, Answer, str]] = {
     ),
     "units alone": ("plan", lambda of, state, *_: (state, of.halves(0)), f"{PART}list"),
     "by hand": ("plan", lambda of, state, *_: (state, UnitMap(of.spec, of.halves(0))), f"{PART}UnitMap"),
+    "by hand, decreasing": (
+        "plan",
+        lambda of, state, *_: (state, UnitMap(of.spec, tuple((1, 0) for _ in of.spec.groups))),
+        f"{PART}UnitMap",
+    ),
+    "by hand, beyond the model": (
+        "plan",
+        lambda of, state, *_: (state, UnitMap(of.spec, tuple((g.size,) for g in of.spec.groups))),
+        f"{PART}UnitMap",
+    ),
+    "by hand, no groups": ("plan", lambda of, state, *_: (state, UnitMap(of.spec, ONE)), f"{PART}UnitMap"),
     "tensors": (
         "plan",
         lambda of, state, *_: (state, tensor_set(of.spec, [0])),
@@ -112,6 +123,18 @@ def test_what_a_planner_answers_is_looked_at(how: str) -> None:
     method, answer, words = CASES[how]
     with pytest.raises(AppError, match=f"^planner 'told': {words}"):
         simulated(type("Amiss", (Told,), {method: answer}))
+
+
+@pytest.mark.parametrize(
+    "of_whom",
+    [lambda spec: tensor_set(ParamSpec.of({"w": np.zeros(3)}), [0]), lambda spec: TensorSet(spec, (99,))],
+)
+def test_one_of_tensors_is_not_told_to_be_so(of_whom: Answer) -> None:
+    def plan(self: Told, state: Any, *_: Any) -> Any:
+        return state, of_whom(self.spec)
+
+    with pytest.raises(AppError, match=r"plan must give a part that tensor_set\(.* not a TensorSet$"):
+        simulated(type("Amiss", (Told,), {"plan": plan, "of_tensors": True}))
 
 
 @pytest.mark.parametrize("method", ["init", "plan"])
