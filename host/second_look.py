@@ -7,6 +7,8 @@ second time by a copy of the engine, and both must come to one state.
 
 from __future__ import annotations
 
+import json
+
 from anabranch.core import events as ev
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import AppError, StoreCorrupt
@@ -58,10 +60,15 @@ def _taken(engine: Engine, copy: bool = False) -> Snapshot | None:
 def _difference(one: Snapshot, other: Snapshot) -> str:
     """What of two states is not the same; empty: all is."""
     for name, plain in one.meta.items():
-        if plain != other.meta.get(name):
+        there = other.meta.get(name)
+        if plain != there and _text(plain) != _text(there):  # a NaN is not equal to itself
             return name
     for name, array in one.arrays.items():
-        there = other.arrays.get(name)
-        if there is None or array.tobytes() != there.tobytes():
+        again = other.arrays.get(name)
+        if again is None or array.tobytes() != again.tobytes():
             return name
     return ""
+
+
+def _text(plain: object) -> str:
+    return json.dumps(plain, sort_keys=True)
