@@ -16,6 +16,7 @@ from anabranch.server.bundles import OfferedBundle
 from anabranch.server.calls import Calls
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.job import HostedJob, JobState
+from anabranch.server.outage import Outage
 from anabranch.server.rpc_errors import Guarded, answers, streams
 
 LOOK_AGAIN_S = (5.0, 15.0)  # what devices are told: a fleet does not come at once
@@ -29,7 +30,7 @@ class ListsJobs(Guarded, JobsServicer):
     def __init__(
         self, jobs: Callable[[], list[HostedJob]], gate: Gate, admin: bool, calls: Calls, limits: Limits
     ) -> None:
-        self.gate, self.calls = gate, calls
+        self.gate, self.calls, self.outage = gate, calls, None if admin else Outage()
         self._jobs, self._admin, self._limits = jobs, admin, limits
 
     @answers

@@ -25,6 +25,7 @@ from anabranch.server.job_list import ListsJobs
 from anabranch.server.jobs import Jobs
 from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
+from anabranch.server.outage import Outage
 from anabranch.server.ports import CALLERS, NOT_SERVING, OPERATORS, SERVING, Ports, gate_of, reflect
 from anabranch.server.rpc import renewed
 from anabranch.server.rpc_errors import Context, Guarded, answers
@@ -105,7 +106,8 @@ class Renewals(Guarded):
     """Certificates are renewed whatever job their device has, and if it has none."""
 
     def __init__(self, gate: Gate, identity: ServerIdentity | None, calls: Calls) -> None:
-        self.gate, self._identity, self._calls = gate, identity, calls
+        self.gate, self.outage = gate, Outage()
+        self._identity, self._calls = identity, calls
 
     @answers
     async def RenewCertificate(

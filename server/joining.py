@@ -21,6 +21,7 @@ from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningServicer
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.members import Members
+from anabranch.server.outage import Outage
 from anabranch.server.rpc_errors import Guarded, answers
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Joining(Guarded, JoiningServicer):
     """See protos/v1/identity.proto for what each call means."""
 
     def __init__(self, members: Members, life_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.gate = Gate()  # the token is all that a caller has
+        self.gate, self.outage = Gate(), Outage()  # the token is all that a caller has
         self._members, self._life_s = members, life_s
         self._failures = Rates(limits.join_failures_per_minute, limits.join_failures_per_minute)
 

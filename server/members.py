@@ -8,16 +8,21 @@ for another process.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from cryptography import x509
 
-from anabranch.core.errors import StoreError
+from anabranch.core.errors import StoreError, StoreFull
 from anabranch.identity.authority import REGISTER, Authority
 from anabranch.identity.certificates import Peer
 from anabranch.identity.register import BUSY_S
 from anabranch.identity.standings import Standings
+
+T = TypeVar("T")
 
 LOOK_S = 1.0  # so often there is a look, whoever asks: so that all are known when the register is locked
 AGAIN_S = 0.05  # until who cannot be told from a stranger is looked up again
@@ -57,15 +62,13 @@ class Members:
         self, token: str, request: bytes, life_s: float, whose: str = ""
     ) -> tuple[str, x509.Certificate]:
         """`Authority.admit`, when it is its turn."""
-        loop, admit = asyncio.get_running_loop(), self.authority.admit
-        name, made = await loop.run_in_executor(self._writes, admit, token, request, life_s, whose)
+        name, made = await self._written(partial(self.authority.admit, token, request, life_s, whose))
         await self._ask(f"{made.serial_number:x}")
         return name, made
 
     async def renew(self, peer: Peer, request: bytes, life_s: float) -> x509.Certificate:
         """`Authority.renew`, when it is its turn."""
-        loop, renew = asyncio.get_running_loop(), self.authority.renew
-        made = await loop.run_in_executor(self._writes, renew, peer, request, life_s)
+        made = await self._written(partial(self.authority.renew, peer, request, life_s))
         await self._ask(f"{made.serial_number:x}")
         return made
 
@@ -76,6 +79,13 @@ class Members:
         self._looks.shutdown()
         self._writes.shutdown()
         self._standings.close()
+
+    async def _written(self, write: Callable[[], T]) -> T:
+        """What a call that writes to the register returns, when it is its turn."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._writes, write)
+        except StoreFull as full:  # no want of room for updates, of which `Room` tells
+            raise StoreError(str(full)) from full
 
     async def _insist(self, serial: str) -> str:
         """What a look finds, as soon as one can tell."""

@@ -35,12 +35,14 @@ class _Lasting:
 
 
 class Outage:
-    """Of one run's store. For the event loop's thread.
+    """Of one run's store, or of the authority's register. For the event loop's thread.
 
-    `give_up`: ends the server where nobody can know what is on its disk.
+    `give_up`: ends the server where nobody can know what is on its disk; for the register nothing does.
     """
 
-    def __init__(self, give_up: Callable[[BaseException], None], monotonic: Seconds = time.monotonic) -> None:
+    def __init__(
+        self, give_up: Callable[[BaseException], None] | None = None, monotonic: Seconds = time.monotonic
+    ) -> None:
         self._give_up, self._monotonic = give_up, monotonic
         self._lasting: dict[type[StoreError], _Lasting] = {}
 
@@ -50,7 +52,7 @@ class Outage:
             return error
         if isinstance(error, StoreFull):  # which `server/room.py` logs
             return StoreFull(NO_ROOM)
-        if isinstance(error, DiskFailed):
+        if isinstance(error, DiskFailed) and self._give_up is not None:
             self._give_up(error)
         else:
             self._say(error)

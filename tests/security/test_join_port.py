@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,9 @@ from wire import CALL_S, QUICK
 from anabranch.client.channel import error_of, secure_channel
 from anabranch.client.joining import join
 from anabranch.core.engine.rates import KEPT, Rates
-from anabranch.core.errors import AnabranchError, NotAuthenticated, Overloaded
+from anabranch.core.errors import AnabranchError, NotAuthenticated, Overloaded, Unavailable
 from anabranch.core.limits import KIB, Limits
-from anabranch.identity.authority import DAY_S
+from anabranch.identity.authority import DAY_S, REGISTER
 from anabranch.identity.certificates import Kind, new_key, signing_request
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningStub
@@ -67,6 +69,20 @@ def test_what_is_too_large_is_refused_unread(guarded: Federation, token: str, si
     assert isinstance(found, NotAuthenticated)
     assert len(str(found)) < 200
     assert guarded.joined("device-1", good).name == "device-1"  # the token was not used up
+
+
+def test_strangers_hear_nothing_of_the_servers_folders(
+    guarded: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    register = guarded.authority.folder / REGISTER
+    with closing(sqlite3.connect(register)) as damaged:
+        damaged.execute("ALTER TABLE tokens RENAME TO gone")
+        damaged.commit()
+    found = refusal(JoiningStub(stranger(guarded)), "a.guess", signing_request(new_key()))
+    assert isinstance(found, Unavailable)
+    assert str(register) not in str(found)
+    (line,) = [record.getMessage() for record in caplog.records if "devices are told" in record.msg]
+    assert f"{register} cannot be written: " in line
 
 
 def test_who_calls_and_sends_nothing_is_cut_off(tmp_path: Path) -> None:

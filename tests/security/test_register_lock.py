@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -17,7 +18,7 @@ from guarded import Federation, issued
 from wire import CALL_S
 
 from anabranch.client.joining import join
-from anabranch.core.errors import NotPermitted, StoreError
+from anabranch.core.errors import NotPermitted, StoreError, StoreFull
 from anabranch.identity.authority import DAY_S, REGISTER, Authority
 from anabranch.identity.certificates import Kind, certificate_pem
 from anabranch.identity.standings import Standings
@@ -156,6 +157,25 @@ class Call:
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
+
+
+def test_a_register_that_has_no_room_is_no_want_of_room_for_updates(authority: Authority) -> None:
+    """`Room`, which logs that, hears of no register: devices were sent to a log that said nothing."""
+    why = "register.db: no space left on the disk"
+
+    class Full(Authority):
+        def admit(self, *_: object) -> NoReturn:
+            raise StoreFull(why)
+
+    async def joins() -> None:
+        with Full.open(authority.folder) as full:
+            members = Members(full)
+            with pytest.raises(StoreError, match=why) as refused:
+                await members.admit("a.b", b"", DAY_S)
+            members.close()
+        assert not isinstance(refused.value, StoreFull)
+
+    asyncio.run(joins())
 
 
 def test_who_waits_for_the_register_is_of_the_scope_that_holds_behind_the_wait(
