@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arena import published, stepped
+from benchmarks.arena import deadlines, published, stepped
 from benchmarks.arena.cells import (
     CELLS,
     DEVICES,
@@ -79,7 +79,7 @@ def text(all_matches: Sequence[Match], summary: str = "", remarks: str = "") -> 
     first = (_title(), _in_short(ended), summary.strip(), _how(), remarks.strip())
     each = (_cell(cell, ended) for cell in cells)
     finals = _finals(ended)
-    sections = (stepped.section(finals), published.section(finals))
+    sections = (stepped.section(finals), deadlines.section(finals), published.section(finals))
     parts = (*first, *sections, _overview(cells, shown, ended), *each, _not_run(cells, ended))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -158,7 +158,8 @@ is R2 in %, by one variance for all points.
 **Tuning**, the same for all: 12 points, four learning rates of devices (on `fashion-mnist`, a convolution,
 half of the others') by three values of the strategy's most important setting
 ({_list(f"`{row.strategy}`" for row in TUNED if NUMBERS in row.grid.axes)}:
-two rates by two sizes of the buffer by three numbers of devices that train at a time); each for
+two rates by two sizes of the buffer by three numbers of devices that train at a time; `deadline tuned`: two
+rates by two cohorts, or numbers of steps, by three deadlines); each for
 {SHORT:.0%} of the time from seeds {_list(TUNING_SEEDS)}, on the validation part; the best {KEPT} to the end;
 then neighbours of the best, those beyond the grid's ends first, {MORE} at most (†: a neighbour was left).
 **Figures** are of seeds {_list(SEEDS)}, which took no part in

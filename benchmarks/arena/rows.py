@@ -242,6 +242,21 @@ TUNED += [
     Row(f"waves, Nesterov, steps tuned{name}", RAW, Grid((RATES, SHORT_STEPS)), WAVES, times, at_once=0)
     for name, times in (("", 1.0), (", half as long", HALF))
 ]
+# How long a round waits for the slow and for who has left, beside who is drawn for it or for how many steps.
+MEMBERS = replace(COHORTS, values=(20, 40))
+TUNED += [
+    Row(
+        f"fedavg, Nesterov, {beside}deadline tuned",
+        RAW,
+        Grid((Axis("client.learning_rate", (0.2, 0.4)), axis, _values("deadline_s", *deadlines_s))),
+        ROUNDS | NESTEROV | {"clients_per_round": 40},
+        at_once=0,
+    )
+    for beside, axis, deadlines_s in (
+        ("", MEMBERS, (2.0, 4.0, 8.0)),
+        ("steps and ", replace(STEPS, values=(2, 5)), (1.0, 2.0, 4.0)),
+    )
+]
 LONG = 3.0  # times as long: what a strategy comes to that is given the time
 ROWS = [
     *TUNED,

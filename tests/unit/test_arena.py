@@ -18,6 +18,7 @@ from anabranch.core.config.tables import Config
 from anabranch.strategies.registry import strategy_of
 
 cells = benchmark("arena.cells")
+deadlines = benchmark("arena.deadlines")
 published = benchmark("arena.published")
 command = benchmark("arena.__main__")
 intervals = benchmark("arena.intervals")
@@ -474,6 +475,38 @@ def test_tuned_steps_are_held_against_the_end_of_rounds_and_a_row_may_be_missing
     assert f"| {CELL.name}, raw | {line}" in said
     assert said.count("dirichlet-0.3") == 0
     assert stepped.section({(CELL.name, rounds): fedavg}) == ""
+
+
+def test_who_stands_against_rounds_with_a_deadline_is_counted_by_who_leaves() -> None:
+    found = finals({"fedavg": [80, 80, 81], "fedbuff": [70, 81, 81], "port": [82, 84, 85]})
+    rounds, buffers, others = (found[CELL.name, f"{name}/raw"] for name in ("fedavg", "fedbuff", "port"))
+    setting = {"client.learning_rate": 0.4, "strategy.clients_per_round": 80, "strategy.deadline_s": 2.5}
+    deadlined = [replace(record, setting=setting) for record in rounds]
+    steps = [replace(record, setting={"client.steps": 5, "strategy.deadline_s": 4.0}) for record in rounds]
+    gone = replace(CELL, faults="leavers").name
+    cohorts_row, steps_row = (f"{tuned.row}/raw" for tuned in deadlines.DEADLINE_ROWS)
+    ended = {
+        (CELL.name, cohorts_row): deadlined,
+        (CELL.name, "fedbuff/raw"): buffers,
+        (gone, cohorts_row): deadlined,
+        (gone, "fedbuff/raw"): others,
+        (gone, steps_row): steps,
+        (gone, "fedbuff/sparse"): others,
+    }
+    said = deadlines.section(ended)
+    assert "| FedBuff | 0 / 1 / 0 | 1 / 0 / 0 |" in said
+    assert "| rounds as set |  |  |" in said
+    assert f"| {CELL.name} | 2.5 s, of 80 | 80.3 |  | -3.0 (-10.0 to +1.0) |  |" in said
+    assert f"| {gone} | 2.5 s, of 80 | 80.3 |  | **+3.3 (+2.0 to +4.0)** |  |" in said
+    assert f"| {gone} | 4 s, 5 steps | 80.3 |  |  |  |" in said
+    assert deadlines.section({(CELL.name, "fedbuff/raw"): buffers}) == ""
+
+
+def test_a_deadline_that_is_tuned_stands_where_devices_leave_as_well() -> None:
+    for faults in cells.FAULTS:
+        point = row("fedavg, Nesterov, deadline tuned").point(replace(CELL, faults=faults), (0.4, 20, 2.0))
+        asked: Any = strategy_of(point.config(1, "test"))
+        assert (asked.deadline_s, asked.clients_per_round) == (2.0, 20)
 
 
 def test_the_picture_of_rules_has_a_dot_a_cell_and_its_mean() -> None:
