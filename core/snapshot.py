@@ -190,12 +190,14 @@ def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array], tuple[Shel
     arrays |= {f"{HISTORY}{v}": a for v, a in sorted(engine.history.items())}
     plain = _converter.unstructure(EngineState.of(engine))
     tasks = [_apart(t, f"task/{t['task_id']}", arrays) for t in plain.pop("tasks")]
-    try:
-        meta = {name: _apart(value, name, arrays, holds) for name, value in {**plain, "tasks": tasks}.items()}
-    except FieldError as error:
-        planner = engine.planner if str(error).startswith("planner") else None
-        whose = f"strategy {engine.strategy.name!r}" if planner is None else f"planner {planner.name!r}"
-        raise AppError(f"{whose}, no snapshot can be made: {error}; {DATA}") from error
+    meta: dict[str, Any] = {}
+    for name, value in {**plain, "tasks": tasks}.items():
+        try:
+            meta[name] = _apart(value, name, arrays, holds)
+        except FieldError as error:
+            planner = engine.planner if name == "planner" else None
+            whose = f"strategy {engine.strategy.name!r}" if planner is None else f"planner {planner.name!r}"
+            raise AppError(f"{whose}, no snapshot can be made: {error}; {DATA}") from error
     known = {f.name: meta[f.name] for f in fields(EngineState) if f.name in meta}
     return {"format": FORMAT, **known}, arrays, tuple(holds)
 

@@ -110,7 +110,7 @@ class Glances:
             phase=engine.strategy.phase(engine.state) if isinstance(engine.strategy, Phased) else "",
             version=engine.version,
             finished=engine.finished,
-            given_up=bool(engine.finished) and engine.finished == engine.guard.hopeless(engine.settings),
+            given_up=engine.given_up,
             paused=engine.paused,
             deadline=engine.next_deadline(),
             counters=replace(engine.counters),

@@ -12,6 +12,7 @@ import pytest
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant, Planner
 from anabranch.core.engine.step_times import StepTime
+from anabranch.core.model.arrays import read_only
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import TensorSet, UnitMap, tensor_set
 from anabranch.core.parts import PartKind
@@ -21,7 +22,7 @@ from anabranch.testing.data import frozen, read_again
 from anabranch.testing.kind import check_of_kind
 from anabranch.testing.models import SPEC, tensors
 
-VECTOR = SPEC.flatten(tensors())
+VECTOR = read_only(SPEC.flatten(tensors()))  # as a run shows its model
 
 
 def applicant(number: int, version: int = 0, slowness: float | None = 0.5, turn: int = 0) -> Applicant:
@@ -40,7 +41,7 @@ def life(
     for i in range(count):
         asks = applicant(i, version=i, slowness=(i % 8) / 7)
         asks = replace(asks, client_id=f"device-{i % 4}", turn=i // 4, width_max=width_max)
-        state, part = of.plan(state, drift, asks)
+        state, part = of.plan(state, read_only(drift), asks)
         found.append(part)
         state = of.released(state, part) if i % 5 == 4 else of.applied(state, part, i + 1)
         drift = drift + np.float32(0.01) * np.random.default_rng(i).standard_normal(drift.size).astype("f4")

@@ -54,16 +54,12 @@ def section(ended: Ended) -> str:
     parts = [_part(tuned, cells, ended) for tuned in DEADLINE_ROWS if (cells := _cells(tuned, ended))]
     if not parts:
         return ""
-    return "\n\n".join(
-        (
-            """## Deadlines tuned, cell by cell
+    head = """## Deadlines tuned, cell by cell
 
 Rounds with momentum that end with what has come by a deadline, which is tuned: whole values, as many
 points as every row has. `Rounds as set` wait for all of their cohort where nobody leaves, and else for the
-slowest.""",
-            *parts,
-        )
-    )
+slowest."""
+    return "\n\n".join((head, *parts))
 
 
 def _part(tuned: DeadlineRow, cells: Sequence[Cell], ended: Ended) -> str:

@@ -77,6 +77,8 @@ def _is_part_of(part: Any, spec: ParamSpec, kind: type[Any]) -> bool:
         return False
     try:
         part.check(spec)
+        if part.checked:  # as ours are: a task need not do it twice
+            return True
         if isinstance(part, TensorSet):
             return tensor_set(spec, part.tensors).tensors == part.tensors
         units_are_tuples = all(type(units) is tuple for units in part.kept)  # arrays compare by element

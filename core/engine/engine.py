@@ -320,6 +320,11 @@ class Engine:
     # --- masked sums -------------------------------------------------------------------------
 
     @property
+    def given_up(self) -> bool:
+        """Whether it ended for want of updates that could be used, and by no budget."""
+        return bool(self.finished) and self.finished == self.guard.hopeless(self.settings)
+
+    @property
     def ending(self) -> str:
         """Why nothing more is taken although the run goes on: the sums that wait will end it."""
         if self.cohorts is None or not self.cohorts.waiting:
@@ -673,7 +678,7 @@ class Engine:
             return []  # they are of updates that were taken
         spent = self.settings.spent(self.version, self.counters.applied) or self._given_all()
         self.finished = spent or self.guard.hopeless(self.settings)
-        return [Finished(self.finished, given_up=not spent)] if self.finished else []
+        return [Finished(self.finished, self.given_up)] if self.finished else []
 
     def _given_all(self) -> str:
         """Why nothing can follow in a private run: too few of its devices may still give an update.

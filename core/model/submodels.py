@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -116,11 +116,12 @@ class CoordinateRuns:
 class UnitMap:
     """`kept[g]`: the numbers of the units that are kept of `spec.groups[g]`, increasing, at least one.
 
-    Made by `unit_map`, which checks them. The coordinates are not stored but computed.
+    Made by `unit_map`, which checks them and says so. The coordinates are not stored but computed.
     """
 
     spec: ParamSpec
     kept: Kept
+    checked: bool = field(default=False, compare=False, repr=False)
 
     @property
     def indices(self) -> Indices:
@@ -208,11 +209,12 @@ class UnitMap:
 class TensorSet:
     """`tensors`: places in `spec.tensors`, increasing, at least one, of such as are in the vector.
 
-    Made by `tensor_set`, which checks them.
+    Made by `tensor_set`, which checks them and says so.
     """
 
     spec: ParamSpec
     tensors: tuple[int, ...]
+    checked: bool = field(default=False, compare=False, repr=False)
 
     @property
     def indices(self) -> Indices:
@@ -318,7 +320,7 @@ def tensor_set(spec: ParamSpec, tensors: Iterable[int]) -> TensorSet:
     for i in found:
         if not spec.tensors[i].aggregated:
             raise InvalidUpdate(f"submodel: tensor {spec.tensors[i].name!r} is not trained")
-    return TensorSet(spec, found)
+    return TensorSet(spec, found, checked=True)
 
 
 def tensor_set_of_bits(spec: ParamSpec, bits: bytes) -> TensorSet:
@@ -346,7 +348,7 @@ def unit_map(spec: ParamSpec, kept: Iterable[Iterable[int]]) -> UnitMap:
                 f"submodel, group {group.name!r}: units must be strictly increasing, at least one, "
                 f"within 0..{group.size - 1}"
             )
-    return UnitMap(spec, found)
+    return UnitMap(spec, found, checked=True)
 
 
 def unit_map_of_bits(spec: ParamSpec, bits: Sequence[bytes]) -> UnitMap:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from anabranch.core.model.submodels import Kept, TensorSet, UnitMap
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.alternate import Alternate
 from anabranch.strategies.submodels.asyncdrop import scores
+from anabranch.strategies.submodels.planner import GroupPlanner
 from anabranch.strategies.submodels.progressive import Progressive
 from anabranch.strategies.submodels.registry import PLANNERS, make_planner
 from anabranch.testing import PlannerConformance
@@ -34,6 +35,21 @@ def planner(name: str, spec: Any = SPEC, strategy: str = "asyncdrop", **table: A
     found = make_planner(spec, make_strategy(strategy, {}), config)
     assert found is not None
     return found
+
+
+class Writing(GroupPlanner):
+    """Changes the model that it is to read."""
+
+    name: ClassVar[str] = "writing"
+
+    def kept(self, state: Any, vector: Any, applicant: Applicant) -> Any:
+        vector[0] = 0.0
+        return [np.arange(group.size) for group in self.spec.groups]
+
+
+def test_the_kit_notices_who_writes_to_the_model() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        life(Writing.of(SPEC, PlannerConformance.table, 0))
 
 
 def kept_of(part: UnitMap | TensorSet | None) -> Kept:
