@@ -155,6 +155,7 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     found = cls(text)
     if isinstance(found, Unavailable):
         found.reached = not text.startswith(f"{address}: nobody answers")
+        found.unanswered = found.reached and not name
     if (window := _window(metadata.get(RETRY_KEY, ""))) is not None:
         found.retry_after_s = window
     return found

@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 
 from anabranch.client.channel import (
     CONTROL_S,
-    TOO_LATE,
     StallGuard,
     check_plain,
     mapped_errors,
@@ -419,8 +418,7 @@ class OperatorClient:
         `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
         """
         request = operators.RollbackRequest(to_version=to_version, without=without, everyone=everyone)
-        with self._errors():
-            done = self._stub.Rollback(request, timeout=ROLLBACK_S)
+        done = self._order(self._stub.Rollback, request, ROLLBACK_S)
         return done.version, done.updates_left_out
 
     def set_settings(self, values: Mapping[str, Any]) -> SettingsAnswer:
@@ -482,19 +480,29 @@ class OperatorClient:
             check_unreached(error, self.address, self._wallet, time.time())
             raise
 
-    def _order(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        """A call that changes something: it may stay in the server's queue when nobody waits for it."""
+    def _order(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[Request, Response],
+        request: Request,
+        timeout_s: float | None = None,
+    ) -> Response:
+        """A call that changes something: it may be at work in the server when nobody waits for it."""
         try:
-            return self._call(method, request)
+            return self._call(method, request, timeout_s)
         except Unavailable as error:
-            if TOO_LATE not in str(error):
+            if not error.unanswered:
                 raise
             more = "the order may be carried out yet: look before it is given again"
             raise Unavailable(f"{error}; {more}") from error
 
-    def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[Request, Response],
+        request: Request,
+        timeout_s: float | None = None,
+    ) -> Response:
         with self._errors():
-            return method(request, timeout=CONTROL_S)
+            return method(request, timeout=CONTROL_S if timeout_s is None else timeout_s)
 
 
 def _percentiles(found: operators.Percentiles) -> Percentiles:

@@ -148,6 +148,7 @@ class Unavailable(AnabranchError):
     """The peer cannot be reached; the call is safe to repeat."""
 
     reached = True  # False where not even a connection came about
+    unanswered = False  # True where no answer came: the peer may have done what it was asked, or do it yet
 
 
 class ClocksDisagree(AnabranchError):

@@ -57,12 +57,16 @@ class Answer:
 
 @dataclass
 class Call:
-    """One turn of the queue: an event to log, or a look at the engine."""
+    """One turn of the queue: an event to log, or a look at the engine.
+
+    `ahead`: it passes those that are not.
+    """
 
     event: ev.Event | None
     inline: bytes | None = None
     look: Callable[[Engine], Any] | None = None
     folding: Folding | None = None
+    ahead: bool = False
     future: asyncio.Future[Any] | None = None
     seq: int | None = None
     effects: list[Effect] = field(default_factory=list)

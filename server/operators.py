@@ -8,8 +8,9 @@ import asyncio
 import heapq
 import json
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from safetensors.numpy import save
 
@@ -30,6 +31,7 @@ from anabranch.host.submission import checked_metrics
 from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
+from anabranch.server.books import Answer
 from anabranch.server.feed import Happening
 from anabranch.server.figures import RunFigures
 from anabranch.server.gate import Caller, Gate
@@ -42,6 +44,8 @@ from anabranch.server.setting import change_to_proto, read_settings
 from anabranch.server.store.base import Store, VersionRow
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 VERSIONS_MAX = 1000
 CLIENTS_MAX = 1000
@@ -62,7 +66,7 @@ class Operators(Guarded, OperatorsServicer):
     ) -> operators.GetStatusResponse:
         """How the run stands."""
         writer = self.run.writer
-        lost, barred, twice, sums = await writer.look(
+        lost, barred, twice, sums = await self._look(
             lambda engine: (
                 engine.updates_lost,
                 dict(engine.guard.quarantined),
@@ -80,7 +84,7 @@ class Operators(Guarded, OperatorsServicer):
         limit = min(request.limit or VERSIONS_MAX, VERSIONS_MAX)
         after = min(request.after, self.run.writer.glance.version)  # it may be any number
 
-        held = await self.run.writer.look(lambda engine: {engine.version, *self.run.models.exact()})
+        held = await self._look(lambda engine: {engine.version, *self.run.models.exact()})
 
         def rows(store: Store) -> list[VersionRow]:
             if not request.held:
@@ -90,20 +94,20 @@ class Operators(Guarded, OperatorsServicer):
             found = (row for v in wanted if (row := row_of(store, v)) is not None)
             return list(islice(found, limit))
 
-        found = await self.run.writer.look_store(rows)
+        found = await self._look_store(rows)
         return operators.ListVersionsResponse(versions=[_version(row, row.version in held) for row in found])
 
     @answers
     async def Pause(self, request: operators.PauseRequest, caller: Caller) -> operators.PauseResponse:
         """Stop handing out tasks."""
-        await self.run.writer.submit(ev.Paused(self.run.writer.now()))
+        await self._submit(ev.Paused(self.run.writer.now()))
         log.info("paused by %s", caller)
         return operators.PauseResponse()
 
     @answers
     async def Resume(self, request: operators.ResumeRequest, caller: Caller) -> operators.ResumeResponse:
         """Hand out tasks again."""
-        await self.run.writer.submit(ev.Resumed(self.run.writer.now()))
+        await self._submit(ev.Resumed(self.run.writer.now()))
         log.info("resumed by %s", caller)
         return operators.ResumeResponse()
 
@@ -117,9 +121,9 @@ class Operators(Guarded, OperatorsServicer):
         after = request.after if request.HasField("after") else None
         most = CLIENTS_MAX if after is None else PAGE_MAX
         limit = min(request.limit or most, most)
-        tags = await self.run.writer.look_store(lambda store: store.tags())
+        tags = await self._look_store(lambda store: store.tags())
         among = {c for c, its in tags.items() if request.tag in its} if request.tag else None
-        found = await self.run.writer.look(lambda engine: _clients(engine, limit, among, after))
+        found = await self._look(lambda engine: _clients(engine, limit, among, after))
         presence, now, version = self.run.presence, self.run.writer.now(), self.run.writer.glance.version
         for client in found:
             client.tags.extend(tags.get(client.client_id, ()))
@@ -137,7 +141,7 @@ class Operators(Guarded, OperatorsServicer):
         named = await self._meant(request.client_id, request.tag)
         why = request.why[:WHY_CHARS_MAX] or "by an operator"
         for client_id in named:
-            await self.run.writer.submit(ev.Quarantined(self.run.writer.now(), client_id, why))
+            await self._submit(ev.Quarantined(self.run.writer.now(), client_id, why))
             log.info("%s was quarantined by %s", client_id, caller)
         known = self.run.writer.glance.clients
         return operators.QuarantineResponse(client_ids=named, unknown=[c for c in named if c not in known])
@@ -147,7 +151,7 @@ class Operators(Guarded, OperatorsServicer):
         """Let a client out of quarantine, or those of a tag."""
         released = []
         for client_id in await self._meant(request.client_id, request.tag):
-            answer = await self.run.writer.submit(ev.Released(self.run.writer.now(), client_id))
+            answer = await self._submit(ev.Released(self.run.writer.now(), client_id))
             released += [client_id] if answer.effects else []
             log.info("%s was released by %s", client_id, caller)
         return operators.ReleaseResponse(released=bool(released), client_ids=released)
@@ -172,10 +176,21 @@ class Operators(Guarded, OperatorsServicer):
                 store.tag(named, add, remove)
             return store.tags()
 
-        found = await self.run.writer.look_store(keep)
+        found = await self._look_store(keep)
         if add or remove:
             log.info("tags of %s: +%s -%s by %s", ",".join(named), ",".join(add), ",".join(remove), caller)
         return operators.TagClientsResponse(tags={c: " ".join(found.get(c, ())) for c in named})
+
+    # --- ahead of the devices, whose calls may be what an operator steers out of ---------------
+
+    async def _submit(self, event: ev.Event) -> Answer:
+        return await self.run.writer.submit(event, ahead=True)
+
+    async def _look(self, question: Callable[[Engine], T]) -> T:
+        return await self.run.writer.look(question, ahead=True)
+
+    async def _look_store(self, question: Callable[[Store], T]) -> T:
+        return await self.run.writer.look_store(question, ahead=True)
 
     async def _meant(self, client_id: str, tag: str) -> list[str]:
         """One client, or those that have a tag now. Raises `ConfigError` where nobody has it."""
@@ -183,7 +198,7 @@ class Operators(Guarded, OperatorsServicer):
             raise ConfigError("name a client or a tag, not both")
         if not tag:
             return [_checked(client_id, "client_id", self.run.limits)]
-        tags = await self.run.writer.look_store(lambda store: store.tags())
+        tags = await self._look_store(lambda store: store.tags())
         if not (found := [c for c, its in tags.items() if tag in its]):
             raise ConfigError(f"no client has the tag {tag!r}: see `anabranch admin clients`")
         return found
@@ -207,7 +222,7 @@ class Operators(Guarded, OperatorsServicer):
             raise ConfigError("this run has no masked sums")
         why = request.why[:WHY_CHARS_MAX] or "by an operator"
         event = ev.CohortDropped(self.run.writer.now(), request.number, why)
-        lost = [e for e in (await self.run.writer.submit(event)).effects if isinstance(e, CohortLost)]
+        lost = [e for e in (await self._submit(event)).effects if isinstance(e, CohortLost)]
         if not lost:
             raise ConfigError(f"no sum {request.number} waits: `anabranch admin status` has those that do")
         log.info("sum %d of %d updates was dropped by %s", request.number, len(lost[0].update_ids), caller)
@@ -220,11 +235,11 @@ class Operators(Guarded, OperatorsServicer):
         """Change settings of the run."""
         values = read_settings(request.values_json, self.run.config)
         # What is so already is no change: the value before it, and who set it, are not to be written over.
-        news = await self.run.writer.look(lambda engine: otherwise(engine.settings, values))
+        news = await self._look(lambda engine: otherwise(engine.settings, values))
         effects: Sequence[Effect] = ()
         if news:
             event = ev.SettingsChanged(self.run.writer.now(), news, str(caller))
-            effects = (await self.run.writer.submit(event)).effects
+            effects = (await self._submit(event)).effects
         return operators.SetSettingsResponse(
             changes=[change_to_proto(c) for e in effects if isinstance(e, SettingsSet) for c in e.changes],
             finished=self.run.writer.glance.finished,
@@ -240,7 +255,7 @@ class Operators(Guarded, OperatorsServicer):
         if request.best:
             wanted = self._best()
         names = self._names_of(request.stage)
-        version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
+        version = await self._look(lambda engine: self._keep(engine, wanted))
         data = await self._safetensors(ModelRequest(version, "exact"), names)
         step = self.run.limits.sent_chunk_bytes
         for offset in range(0, len(data), step):
@@ -277,8 +292,8 @@ class Operators(Guarded, OperatorsServicer):
             store.add_metrics(version, metrics, now)
             return store.metrics(version)
 
-        known = await self.run.writer.look_store(keep)
-        await self.run.writer.look(lambda _: self.run.models.rate(version, known))
+        known = await self._look_store(keep)
+        await self._look(lambda _: self.run.models.rate(version, known))
         self.run.feed.add(Happening(self.run.writer.seq, now, "evaluated", "", version, metrics))
         await self._stop_at_target(known)
         return operators.ReportMetricsResponse()
@@ -295,7 +310,7 @@ class Operators(Guarded, OperatorsServicer):
         table, writer = self.run.config.run, self.run.writer
         if table.stop_at_target and not writer.glance.finished and Goal.of(table).reached(metrics):
             used = {"run.updates_max": max(1, writer.glance.counters.applied)}
-            await writer.submit(ev.SettingsChanged(writer.now(), used, "the target, which was reached"))
+            await self._submit(ev.SettingsChanged(writer.now(), used, "the target, which was reached"))
 
     def _masked_sums(self, engine: Engine) -> operators.MaskedSums | None:
         """How they stand, where there are any."""

@@ -31,6 +31,7 @@ from anabranch.server.deadline import Deadline
 from anabranch.server.failpoints import reach
 from anabranch.server.glance import Glance
 from anabranch.server.history import History, head_at
+from anabranch.server.lanes import Lanes
 from anabranch.server.metrics import Metrics
 from anabranch.server.models import Models
 from anabranch.server.room import Room
@@ -58,7 +59,8 @@ class Listener(Protocol):
 class Writer:
     """The queue of everything that changes a run, and the thread that works it off in batches.
 
-    Methods are for the event loop's thread.
+    Methods are for the event loop's thread. What an operator wants goes `ahead` of the devices' calls, and
+    is let in where these fill the queue.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Writer:
         self._books.saving.executor = self._snapshots = ThreadPoolExecutor(1, "anabranch-snapshots")
         self._books.long_parts.executor = self._long_parts = ThreadPoolExecutor(1, "anabranch-long-parts")
         self._waiting: list[Call] = []  # for a long part
-        self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
+        self._queue = Lanes()
         self._tick: asyncio.TimerHandle | None = None
         self._follow: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -170,12 +172,12 @@ class Writer:
         self._books.saving.written = self._books.long_parts.made = written
         self._task = loop.create_task(self._run(), name="anabranch-writer")
 
-    async def submit(self, event: ev.Event, inline: bytes | None = None) -> Answer:
+    async def submit(self, event: ev.Event, inline: bytes | None = None, ahead: bool = False) -> Answer:
         """Log an event and return what came of it, once it is durable.
 
         Raises `Overloaded` when the queue is full, `StoreFull`, and `Unavailable` after a failure.
         """
-        answer: Answer = await self._enqueue(Call(event, inline))
+        answer: Answer = await self._enqueue(Call(event, inline, ahead=ahead))
         return answer
 
     async def submit_both(
@@ -195,15 +197,16 @@ class Writer:
 
         Raises `UnknownVersion`, `ConfigError` and what `submit` does.
         """
-        folding = await self.look(lambda _: self._books.begin_rollback(event))
-        while await self.look(lambda _: folding.advance(FOLDED_AT_ONCE)):
+        folding = await self.look(lambda _: self._books.begin_rollback(event), ahead=True)
+        while await self.look(lambda _: folding.advance(FOLDED_AT_ONCE), ahead=True):
             pass
-        answer: Answer = await self._enqueue(Call(replace(event, now=self.now()), folding=folding))
+        call = Call(replace(event, now=self.now()), folding=folding, ahead=True)
+        answer: Answer = await self._enqueue(call)
         return answer
 
-    async def look(self, question: Callable[[Engine], T]) -> T:
+    async def look(self, question: Callable[[Engine], T], ahead: bool = False) -> T:
         """Ask the engine something, in turn with the events; the question may change nothing."""
-        value: T = await self._enqueue(Call(None, look=question))
+        value: T = await self._enqueue(Call(None, look=question, ahead=ahead))
         return value
 
     async def head_of(self, version: int) -> str | None:
@@ -212,7 +215,7 @@ class Writer:
             return head
         return await self.look_store(lambda store: head_at(store, version))
 
-    async def look_store(self, question: Callable[[Store], T]) -> T:
+    async def look_store(self, question: Callable[[Store], T], ahead: bool = False) -> T:
         """Ask the store something, in turn with the events."""
         books = self._books
 
@@ -220,7 +223,7 @@ class Writer:
             books.project()
             return question(books.store)
 
-        return await self.look(ask)
+        return await self.look(ask, ahead)
 
     async def close(self) -> None:
         """Finish the queue, write a last snapshot, and let the thread go. The store stays open."""
@@ -248,8 +251,9 @@ class Writer:
             raise Unavailable(STOPPED)
         if self._closing:
             raise Unavailable("the server is going down: try again when it is back")
-        if first and self.queue_size >= self._limits.queue_events_max:
-            raise Overloaded(f"{self.queue_size} events are waiting, the queue is full")
+        waiting = self._queue.ahead if call.ahead else self.queue_size
+        if first and waiting >= self._limits.queue_events_max:
+            raise Overloaded(f"{waiting} events are waiting, the queue is full")
         call.future = asyncio.get_running_loop().create_future()
         self._came += call.event is not None
         self._queue.put_nowait(call)

@@ -17,10 +17,10 @@ from nursery import COMMAND, PIPE, Process
 from ports import free_port
 
 import anabranch as ab
-from anabranch.client.channel import error_of
+from anabranch.client.channel import NO_CONNECTION, error_of
 from anabranch.client.operator import OperatorClient
 from anabranch.client.waiting import WaitingNotice
-from anabranch.core.errors import Unavailable
+from anabranch.core.errors import ERROR_KEY, Unavailable
 
 
 def test_it_is_said_at_once_and_after_pauses_that_double(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,6 +129,12 @@ def test_nobody_there_is_said_without_the_words_of_grpc() -> None:
     assert "ipv4" not in str(found.value)
 
 
+class Failed(grpc.RpcError):
+    def __init__(self, status: grpc.StatusCode, details: str, metadata: Any = None) -> None:
+        self.code, self.details = lambda: status, lambda: details
+        self.trailing_metadata = lambda: metadata
+
+
 @pytest.mark.parametrize(
     ("status", "details", "said"),
     [
@@ -143,17 +149,24 @@ def test_nobody_there_is_said_without_the_words_of_grpc() -> None:
 def test_other_statuses_are_said_with_what_they_mean(
     status: grpc.StatusCode, details: str, said: str
 ) -> None:
-    class Failed(grpc.RpcError):
-        def code(self) -> grpc.StatusCode:
-            return status
+    assert str(error_of(Failed(status, details), "host:1")).startswith(said)
 
-        def details(self) -> str:
-            return details
 
-        def trailing_metadata(self) -> Any:
-            return None
-
-    assert str(error_of(Failed(), "host:1")).startswith(said)
+@pytest.mark.parametrize(
+    ("failed", "unanswered"),
+    [
+        (Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"), True),
+        (Failed(grpc.StatusCode.UNAVAILABLE, "Socket closed"), True),
+        (Failed(grpc.StatusCode.UNAVAILABLE, f"{NO_CONNECTION}; last error: x: refused"), False),
+        (Failed(grpc.StatusCode.UNAVAILABLE, "it goes down", [(ERROR_KEY, "Unavailable")]), False),
+    ],
+)
+def test_whether_the_server_may_be_at_work_at_a_call_is_no_matter_of_words(
+    failed: Failed, unanswered: bool
+) -> None:
+    found = error_of(failed, "host:1")
+    assert isinstance(found, Unavailable)
+    assert found.unanswered is unanswered
 
 
 @pytest.mark.parametrize("admin", [False, True])

@@ -24,12 +24,14 @@ from anabranch.client.stopping import Bell, persist
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import AnabranchError, Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
+from anabranch.core.model.updates import Receipt
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.ports import FILES_KEPT, connections_within
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
+from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
 
@@ -172,6 +174,53 @@ def test_a_loaded_server_sheds_and_devices_come_back_when_they_are_told_to(
     assert gaps, "nobody was shed"
     assert all(0 < earliest <= came for earliest, _, came in gaps)
     assert all(latest < 60.0 for _, latest, _ in gaps)  # its own backing off would take up to a minute
+
+
+class Slow(MemoryStore):
+    """Answers no question of an update until it may; `seen`: what it was asked and given, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__(DEFAULT_LIMITS)
+        self.seen: list[str] = []
+        self.go = threading.Event()
+
+    def receipt(self, update_id: str) -> Receipt | None:
+        self.seen.append("device")
+        assert self.go.wait(CALL_S)
+        return super().receipt(update_id)
+
+    def append(self, entries: Any, *more: Any, **options: Any) -> Any:
+        self.seen += [entry.record["kind"] for entry in entries]
+        return super().append(entries, *more, **options)
+
+
+def test_an_order_gets_past_a_crowd_of_devices_that_fills_the_queue(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    limits, store = replace(DEFAULT_LIMITS, queue_events_max=4, commit_events_max=1), Slow()
+    full, shed = grpc.StatusCode.RESOURCE_EXHAUSTED, threading.Semaphore(0)
+    with Served(server_config(tmp_path / "data"), manifest, limits, store) as served, served.admin() as admin:
+
+        def ask(number: int) -> None:
+            device = Device(served.channel(), manifest.spec, f"device-{number}")
+            request = devices.QueryUploadRequest(client_id=device.client_id, update_id=f"upload-{number}")
+            if device.stub.QueryUpload.future(request, timeout=CALL_S).code() is full:
+                shed.release()
+
+        crowd = [threading.Thread(target=ask, args=(n,)) for n in range(CALLERS)]
+        for thread in crowd:
+            thread.start()
+        for _ in range(CALLERS - 1 - 4):  # one is being answered
+            assert shed.acquire(timeout=CALL_S)
+        order = threading.Thread(target=admin.pause)
+        order.start()
+        while admin.metrics().queue < 4 + 1:
+            assert order.is_alive(), "the order was shed as well"
+        store.go.set()
+        for thread in (order, *crowd):
+            thread.join(CALL_S)
+        assert admin.status().paused
+    assert store.seen == ["device", "paused", *["device"] * 4]
 
 
 def test_calls_that_are_not_begun_are_bounded_and_devices_come_again(

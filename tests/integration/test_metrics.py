@@ -342,13 +342,15 @@ def test_a_stuck_disk_is_told_and_not_waited_for(tmp_path: Path, manifest: Manif
 def test_an_order_that_waits_for_the_writer_may_be_carried_out_yet(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anabranch.client.operator.CONTROL_S", 1.0)
+    for name in ("CONTROL_S", "ROLLBACK_S"):
+        monkeypatch.setattr(f"anabranch.client.operator.{name}", 1.0)
     store = Stuck()
     with Served(config(tmp_path), manifest, store=store) as served, served.admin() as operator:
         store.go.clear()
         try:
-            with pytest.raises(Unavailable, match=r"no answer in time: .*; the order may be carried out yet"):
-                operator.pause()
+            for order in (operator.pause, lambda: operator.rollback(0, ["device-1"])):
+                with pytest.raises(Unavailable, match=r"no answer in time: .*; the order may be carried out"):
+                    order()
             with pytest.raises(Unavailable, match=r"the link is slow$"):  # no order
                 operator.status()
         finally:

@@ -94,6 +94,57 @@ def test_a_full_queue_takes_no_more_but_what_follows_up(tmp_path: Path) -> None:
     run(Desk(store, tmp_path, settings()), work, queue_events_max=2)
 
 
+def test_an_operator_goes_ahead_of_a_queue_that_devices_have_filled(tmp_path: Path) -> None:
+    store = Held()
+
+    async def work(writer: Writer) -> None:
+        store.go.clear()
+        calls = [asyncio.create_task(writer.submit(enrolled(0)))]
+        assert await asyncio.to_thread(store.at_work.wait, WAIT_S)
+        for n in (1, 2):
+            calls.append(asyncio.create_task(writer.submit(enrolled(n))))
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="2 events are waiting"):
+            await writer.submit(enrolled(3))
+        calls.append(asyncio.create_task(writer.submit(ev.Paused(1e12 + 9), ahead=True)))
+        await asyncio.sleep(0)
+        look = asyncio.create_task(writer.look(lambda engine: engine.paused, ahead=True))
+        await asyncio.sleep(0)
+        for call in (writer.submit(enrolled(3), ahead=True), writer.look(lambda _: None, ahead=True)):
+            with pytest.raises(
+                Overloaded, match="2 events are waiting"
+            ):  # as many have their lane as the others
+                await call
+        store.go.set()
+        answers = await asyncio.gather(*calls)
+        assert [answer.seq for answer in answers] == [1, 3, 4, 2]
+        assert await look
+        logged = await writer.look_store(lambda books: [record["now"] for _, record in books.records()])
+        # What has passed another event is no later than that is: the log's times never go back.
+        assert logged == [1e12, 1e12 + 1, 1e12 + 1, 1e12 + 2]
+
+    run(Desk(store, tmp_path, settings()), work, queue_events_max=2, commit_events_max=1)
+
+
+def test_an_operator_who_passes_nobody_keeps_the_time(tmp_path: Path) -> None:
+    store = Held()
+
+    async def work(writer: Writer) -> None:
+        store.go.clear()
+        first = asyncio.create_task(writer.submit(enrolled(5)))
+        assert await asyncio.to_thread(store.at_work.wait, WAIT_S)
+        looks = asyncio.create_task(writer.look(lambda engine: engine.version))  # has no time
+        await asyncio.sleep(0)
+        order = asyncio.create_task(writer.submit(ev.Paused(1e12 + 9), ahead=True))
+        await asyncio.sleep(0)
+        store.go.set()
+        await asyncio.gather(first, looks, order)
+        logged = await writer.look_store(lambda books: [record["now"] for _, record in books.records()])
+        assert logged == [1e12 + 5, 1e12 + 9]
+
+    run(Desk(store, tmp_path, settings()), work)
+
+
 def test_a_commit_has_so_many_events_at_most(tmp_path: Path) -> None:
     store = Held()
 
