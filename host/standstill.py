@@ -26,3 +26,22 @@ class Pause:
     def over(self) -> None:
         """It lasts no longer."""
         self.after_s = 0.0
+
+
+class Lasting:
+    """Trouble that is heard of again and again, and over once it was not for `again_s`."""
+
+    def __init__(self, again_s: float) -> None:
+        self._again_s, self._pause = again_s, Pause(again_s)
+        self._since: float | None = None
+        self._heard_at = 0.0
+
+    def heard(self, now: float) -> float | None:
+        """For how long it has lasted, where that is to be said: at once, and after pauses that double."""
+        heard_at, self._heard_at = self._heard_at, now
+        if self._since is None or now - heard_at > self._again_s:
+            self._since = now
+            self._pause.over()
+            return 0.0
+        lasted_s = now - self._since
+        return lasted_s if self._pause.due(lasted_s) else None

@@ -76,7 +76,7 @@ def counting(metrics: Metrics, method: str, context: Any) -> Iterator[None]:
 
     With the code of what it raises, or else of its context.
     """
-    code, shed = "", False
+    code, shed = "", None
     try:
         yield
     except (asyncio.CancelledError, GeneratorExit):
@@ -85,11 +85,12 @@ def counting(metrics: Metrics, method: str, context: Any) -> Iterator[None]:
     except aio.AbortError:  # the context has it
         raise
     except Exception as error:  # of a request, whose stream ends by it
-        code, shed = outcome_of(error).grpc_status, isinstance(error, Overloaded)
+        code, shed = outcome_of(error).grpc_status, str(error) if isinstance(error, Overloaded) else None
         raise
     finally:
-        code, shed = code or _name(context.code()), shed or SHED in context.trailing_metadata()
-        metrics.called(method, code, shed)
+        if SHED in context.trailing_metadata():
+            shed = context.details()
+        metrics.called(method, code or _name(context.code()), shed)
 
 
 def _name(code: Any) -> str:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from anabranch.core.effects import Barred, Decided, Effect, Granted, LeaseEnded, Published, Refused
 from anabranch.core.model.updates import Verdict
+from anabranch.server.shedding import Shedding
 
 NEWEST = 1000  # values of which the percentiles are
 PREFIX = "anabranch_"
@@ -92,6 +93,7 @@ class Metrics:
         self._made_measures(registry)
         self._made_counters(registry)
         self._series: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
+        self._shedding = Shedding()
         self.shed = self.refused = 0  # calls of all methods, asks for all reasons
 
     def _made_measures(self, registry: CollectorRegistry) -> None:
@@ -162,12 +164,13 @@ class Metrics:
         """An update came again, and was told its old verdict."""
         self._updates.labels("duplicate", "").inc()
 
-    def called(self, method: str, code: str, shed: bool) -> None:
-        """A call has ended. For the event loop's thread."""
+    def called(self, method: str, code: str, shed: str | None) -> None:
+        """A call has ended, or was `shed` for that reason. For the event loop's thread."""
         self._labelled(self._calls, method, code).inc()
-        if shed:
+        if shed is not None:
             self._shed.labels(method).inc()
             self.shed += 1
+            self._shedding.heard(method, shed)
 
 
 class _WithoutBirths(Collector):

@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from anabranch.core.clock import Seconds
 from anabranch.core.errors import LeadershipLost, StoreError, StoreFull, Unavailable
-from anabranch.host.standstill import Pause
+from anabranch.host.standstill import Lasting
 from anabranch.reports.text import duration_text
 from anabranch.server.store.base import DiskFailed
 
@@ -23,15 +22,6 @@ log = logging.getLogger(__name__)
 SAY_AGAIN_S = 60.0  # and for so long nothing is heard of what is over
 RETRY_S = (1.0, 5.0)  # somebody has to mend it, as to make room
 NO_ROOM = "the server has no room for it, its log says why: once somebody makes room it goes on by itself"
-
-
-@dataclass
-class _Lasting:
-    """Trouble of one kind: since when, when it was heard of last, and when it is said again."""
-
-    since: float
-    heard_at: float = field(init=False)
-    pause: Pause = field(default_factory=lambda: Pause(SAY_AGAIN_S))
 
 
 class Outage:
@@ -44,7 +34,7 @@ class Outage:
         self, give_up: Callable[[BaseException], None] | None = None, monotonic: Seconds = time.monotonic
     ) -> None:
         self._give_up, self._monotonic = give_up, monotonic
-        self._lasting: dict[type[StoreError], _Lasting] = {}
+        self._lasting: dict[type[StoreError], Lasting] = {}
 
     def told(self, error: Exception) -> Exception:
         """What a device is told of this error of its call: hosts, users and files are the log's alone."""
@@ -61,10 +51,9 @@ class Outage:
         return again
 
     def _say(self, error: StoreError) -> None:
-        now, lasting = self._monotonic(), self._lasting.get(type(error))
-        if lasting is None or now - lasting.heard_at > SAY_AGAIN_S:
-            lasting = self._lasting[type(error)] = _Lasting(now)
+        lasting = self._lasting.setdefault(type(error), Lasting(SAY_AGAIN_S))
+        lasted_s = lasting.heard(self._monotonic())
+        if lasted_s == 0.0:
             log.error("devices are told to come again, and keep their updates: %s", error)
-        lasting.heard_at = now
-        if lasting.pause.due(lasted_s := now - lasting.since):
+        elif lasted_s is not None:
             log.error("devices are told to come again, for %s by now: %s", duration_text(lasted_s), error)

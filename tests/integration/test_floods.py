@@ -195,7 +195,7 @@ class Slow(MemoryStore):
 
 
 def test_an_order_gets_past_a_crowd_of_devices_that_fills_the_queue(
-    tmp_path: Path, manifest: Manifest
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits, store = replace(DEFAULT_LIMITS, queue_events_max=4, commit_events_max=1), Slow()
     full, shed = grpc.StatusCode.RESOURCE_EXHAUSTED, threading.Semaphore(0)
@@ -221,6 +221,8 @@ def test_an_order_gets_past_a_crowd_of_devices_that_fills_the_queue(
             thread.join(CALL_S)
         assert admin.status().paused
     assert store.seen == ["device", "paused", *["device"] * 4]
+    why = "calls are sent away, to come again: QueryUpload: 4 events are waiting, the queue is full"
+    assert [text for text in caplog.messages if "sent away" in text] == [why], "one line for all of them"
 
 
 def test_calls_that_are_not_begun_are_bounded_and_devices_come_again(
