@@ -34,6 +34,13 @@ from anabranch.host.held import NOTHING, HeldModel
 log = logging.getLogger(__name__)
 
 VECTOR, FROZEN, PARTS = "vector", "frozen/", "parts"
+NAMELESS = (
+    "version %d was kept here by an older release, which kept its number and not its name: it is fetched anew"
+)
+LOST = (
+    "version %d that is here is not the server's of that number, whose data were put back, say: "
+    "it is fetched anew"
+)
 
 
 def keep_model(
@@ -145,16 +152,19 @@ class HeldModels:
         self._have_frozen()
         head = task.base_head if isinstance(task, GrantedTask) else ""
         if self._held.version == task.base_version:
-            self._held = self._held.known_as(head)
+            held, self._held = self._held, self._held.known_as(head)
             if self._held.model is None:
-                log.warning("version %d is another one now: it is fetched anew", task.base_version)
+                log.warning(LOST if held.head else NAMELESS, task.base_version)
             elif not self._held.parts:
                 return self._held.model
             elif has(self._held.holds, task.base_version, part := needed_for(task.submodel)):
                 return self._held.model.cut(part)
         model, adds = self._fetched(task.base_version, task.submodel)
         if head and model.head != head:
-            raise UnknownVersion(f"version {task.base_version} is another one than the task's by now")
+            raise UnknownVersion(
+                f"version {task.base_version} that the server gave is not that of the task, which is of "
+                "another history: ask anew"
+            )
         self._summary.downlink_bytes_full_equivalent += full_bytes(self._local.spec)
         before = self._held
         if adds:

@@ -133,7 +133,9 @@ def check_task(task: Task | None, client_id: str, task_id: str, codec: str) -> N
     task asked for.
     """
     if task is None or task.client_id != client_id:
-        raise UnknownTask(f"task {task_id!r} is not open for {client_id!r}: it ended, ask anew")
+        raise UnknownTask(
+            f"task {task_id!r} is not open for {client_id!r}: it ended, or is another run's: ask anew"
+        )
     check_codec(codec, task.uplink)
 
 

@@ -113,7 +113,7 @@ ORDERS: dict[str, tuple[Make, bool, tuple[str, str, bool]]] = {
     "its task is over": (
         lambda now, name: ev.Quarantined(now, name, "suspicious"),
         False,
-        ("failed", "task TASK is not open for NAME: it ended, ask anew", False),
+        ("failed", "task TASK is not open for NAME: it ended, or is another run's: ask anew", False),
     ),
 }
 

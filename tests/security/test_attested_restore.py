@@ -25,7 +25,7 @@ from wire import Served, server_config
 from anabranch.client.agent import Agent
 from anabranch.client.held import VECTOR, HeldModels
 from anabranch.client.history import HistoryRestored, SeenHistory
-from anabranch.client.records import read_record
+from anabranch.client.records import read_record, write_record
 from anabranch.client.state import HELD
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
@@ -213,7 +213,9 @@ def manifest(tmp_path: Path) -> Manifest:
 
 
 @pytest.mark.parametrize("attested", [True, False])
-def test_nobody_trains_from_a_lost_version_of_the_same_number(attested: bool, tmp_path: Path) -> None:
+def test_nobody_trains_from_a_lost_version_of_the_same_number(
+    attested: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """In the clear nothing is signed, and no history remembered: what is held is known by its head."""
     manifest, port = write_manifest(tmp_path / "model", "test", first_weights()), free_port()
     config = server_config(tmp_path / "data", server={"address": f"127.0.0.1:{port}"})
@@ -232,11 +234,26 @@ def test_nobody_trains_from_a_lost_version_of_the_same_number(attested: bool, tm
             pushes(served, 1, 5.0)
             assert device.starts_from("task-1") == (2, 6.0)
             assert device.fetches == 2
+            lost = "version 2 that is here is not the server's of that number, whose data were put back, say"
+            assert f"{lost}: it is fetched anew" in caplog.messages
             assert device.starts_from("task-2") == (2, 6.0)
             assert device.fetches == 2  # it has this one
     with Device(port, tmp_path / "device") as device, Served(config, manifest):
         assert device.starts_from("task-3") == (2, 6.0)
         assert device.fetches == 0  # it was on its disk
+    record = read_record(tmp_path / "device" / HELD)
+    assert record is not None
+    facts = {
+        name: fact for name, fact in record.facts.items() if name != "head"
+    }  # as older releases wrote it
+    write_record(tmp_path / "device" / HELD, replace(record, facts=facts), durable=False)
+    caplog.clear()
+    with Device(port, tmp_path / "device") as device, Served(config, manifest):
+        assert device.starts_from("task-4") == (2, 6.0)
+        assert device.fetches == 1
+        assert [text.split(":")[0] for text in caplog.messages if "fetched anew" in text] == [
+            "version 2 was kept here by an older release, which kept its number and not its name"
+        ]
 
 
 def test_an_update_from_a_lost_version_is_refused_by_its_name(tmp_path: Path, manifest: Manifest) -> None:
