@@ -54,7 +54,10 @@ OF_THE_SERVER = (
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run stands. `finished` says why it has ended, and is empty while it goes on."""
+    """How a run stands. `finished` says why it has ended, and is empty while it goes on.
+
+    `given_up`: it has ended for want of updates that could be used. An older server never says so.
+    """
 
     run: str
     run_id: str
@@ -91,6 +94,7 @@ class RunStatus:
     disk_full: str = ""  # what was refused last for want of room on the disk, and how long ago; or nothing
     rollbacks: int = 0
     updates_left_out: int = 0  # of those applied, by rollbacks
+    given_up: bool = False
     now_s: float = 0.0  # the time of the run's events when it answered, or 0: an older server does not say
 
     @property

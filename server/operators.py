@@ -363,6 +363,7 @@ class Operators(Guarded, OperatorsServicer):
             leases_lost=counters.leases_lost,
             paused=glance.paused,
             finished=glance.finished,
+            given_up=glance.given_up,
             uplink_bytes=run.uploads.bytes_total,
             downlink_bytes=run.sent_to_devices.bytes,
             uplink_bytes_raw=run.intake.bytes_raw,

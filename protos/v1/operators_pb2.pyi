@@ -94,6 +94,7 @@ class GetStatusResponse(_message.Message):
     NOW_S_FIELD_NUMBER: _builtins.int
     ROLLBACKS_FIELD_NUMBER: _builtins.int
     UPDATES_LEFT_OUT_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     strategy: _builtins.str
@@ -138,6 +139,8 @@ class GetStatusResponse(_message.Message):
     older releases made left out more than is counted here.
     """
     updates_left_out: _builtins.int
+    given_up: _builtins.bool
+    """It has ended for want of updates that could be used, and by no budget: see `finished`."""
     @_builtins.property
     def manifest(self) -> _model_pb2.Manifest: ...
     @_builtins.property
@@ -195,10 +198,11 @@ class GetStatusResponse(_message.Message):
         now_s: _builtins.float = ...,
         rollbacks: _builtins.int = ...,
         updates_left_out: _builtins.int = ...,
+        given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "manifest", b"manifest", "masked_sums", b"masked_sums"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_metric", b"best_metric", "best_value", b"best_value", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "disk_full", b"disk_full", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "masked_sums", b"masked_sums", "now_s", b"now_s", "observer_bytes", b"observer_bytes", "paused", b"paused", "phase", b"phase", "quarantined", b"quarantined", "rollbacks", b"rollbacks", "run", b"run", "run_id", b"run_id", "run_twice", b"run_twice", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_left_out", b"updates_left_out", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_metric", b"best_metric", "best_value", b"best_value", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "disk_full", b"disk_full", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "given_up", b"given_up", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "masked_sums", b"masked_sums", "now_s", b"now_s", "observer_bytes", b"observer_bytes", "paused", b"paused", "phase", b"phase", "quarantined", b"quarantined", "rollbacks", b"rollbacks", "run", b"run", "run_id", b"run_id", "run_twice", b"run_twice", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_left_out", b"updates_left_out", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015

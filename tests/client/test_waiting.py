@@ -130,9 +130,17 @@ def test_nobody_there_is_said_without_the_words_of_grpc() -> None:
 
 
 class Failed(grpc.RpcError):
-    def __init__(self, status: grpc.StatusCode, details: str, metadata: Any = None) -> None:
-        self.code, self.details = lambda: status, lambda: details
-        self.trailing_metadata = lambda: metadata
+    def __init__(self, *said: Any) -> None:
+        self.said = *said, None
+
+    def code(self) -> Any:
+        return self.said[0]
+
+    def details(self) -> Any:
+        return self.said[1]
+
+    def trailing_metadata(self) -> Any:
+        return self.said[2]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from wire import UNHELD, Device, Served, server_config
 
+from anabranch.api.cockpit_live import ServedRun
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import Manifest
@@ -43,6 +44,9 @@ def test_a_run_that_is_given_up_says_why_and_is_still_served(tmp_path: Path, man
         status = served.operator().GetStatus(operators.GetStatusRequest())
         assert (status.finished, status.version, status.updates_rejected) == (why, 1, 3)
         assert (served.model() == 1.0).all(), "the last version is there for whoever wants it"
+        with served.admin() as operator:
+            head = ServedRun(operator).head()
+        assert (head.state, head.given_up, head.why) == ("finished", True, why), "as the cockpit has it"
     with Served(config, manifest) as served:
         status = served.operator().GetStatus(operators.GetStatusRequest())
         assert (status.finished, status.version) == (why, 1), "a restart comes to the same end"
@@ -58,6 +62,8 @@ def test_one_hostile_device_is_put_away_by_default(tmp_path: Path, manifest: Man
             no_numbers(hostile)
         assert hostile.ask().refusal.reason == "quarantined"
         assert slow.answer(under_way).decision.verdict == "published"
+        with served.admin() as operator:
+            assert not ServedRun(operator).head().given_up
         assert not served.operator().GetStatus(operators.GetStatusRequest()).finished
 
 

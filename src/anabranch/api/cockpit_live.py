@@ -76,6 +76,7 @@ class ServedRun:
             seed=int(config.get("run", {}).get("seed", 0)),
             state=self._state(status),
             why=status.finished or self._gone,
+            given_up=status.given_up,
             config=config,
             started_at=began,
             updates=status.updates_applied,

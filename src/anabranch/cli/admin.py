@@ -63,7 +63,8 @@ def config_show(config: ConfigFile = None, overrides: Overrides = None, as_json:
 def status(server: OperatorClient, output: Output) -> None:
     """Print how the run stands."""
     s = server.status()
-    state = s.finished or ("paused" if s.paused else "running")
+    ended = f"given up: {s.finished}" if s.given_up else s.finished
+    state = ended or ("paused" if s.paused else "running")
     updates = f"{counted(s.updates_applied, 'update')} applied, {count_text(s.updates_rejected)} rejected"
     up = f"{bytes_text(s.uplink_bytes)} up ({bytes_text(s.uplink_bytes_raw)} raw)"
     down = f"{bytes_text(s.downlink_bytes)} down ({bytes_text(s.downlink_bytes_full_equivalent)} raw)"
