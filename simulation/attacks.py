@@ -49,6 +49,7 @@ from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rows import Floats, Row, Rows
 from anabranch.strategies.robust.rule import Rule
 from anabranch.workloads.app import Array, Examples
+from anabranch.workloads.batches import every_generator
 from anabranch.workloads.profiles import DeviceProfiles
 from anabranch.workloads.streams import Streamed
 
@@ -77,12 +78,17 @@ class Poison:
         """It hears of the defence, once, before anything else; `attackers` is the fleet's fraction."""
 
     def examples(self, honest: Examples, last_label: Callable[[], int]) -> Examples:
-        """What it trains on."""
-        y = self.labels(honest.y, last_label)
-        return honest if y is honest.y else Examples(honest.x, y.astype(honest.y.dtype))
+        """What it trains on; `honest` is a copy of its arrays."""
+        y, wanted = np.asarray(self.labels(honest.y, last_label)), honest.y.shape
+        if y.shape != wanted:
+            raise AppError(f"attack {self.name!r}: labels must give shape {wanted}, not {y.shape}")
+        return Examples(honest.x, y.astype(honest.y.dtype))
 
     def goal(self, honest: Examples) -> Examples | None:  # noqa: ARG002 - the contract's
-        """Of held-out examples, those that show how far it has come: the accuracy on them is its success."""
+        """Of held-out examples, those that show how far it has come: the accuracy on them is its success.
+
+        `honest` is a copy of their arrays.
+        """
         return None
 
     def labels(self, y: Array, last_label: Callable[[], int]) -> Array:  # noqa: ARG002 - the contract's
@@ -211,7 +217,7 @@ class Backdoor(Poison):
     def examples(self, honest: Examples, last_label: Callable[[], int]) -> Examples:  # noqa: ARG002
         """Every second one is marked."""
         _check_markable(honest)
-        x, y = honest.x.copy(), honest.y.copy()
+        x, y = honest.x, honest.y
         x[::2], y[::2] = marked(x)[::2], MARKED_AS
         return Examples(x, y)
 
@@ -267,6 +273,17 @@ class Flood(Poison):
 def _check(found: Any) -> None:
     if not (isinstance(found, type) and issubclass(found, Poison)):
         raise ConfigError("an attack is a class that inherits from anabranch.simulation.attacks.Poison")
+    said = f"{found.__name__}."
+    if not (isinstance(found.colluders, int) and found.colluders >= 1):
+        raise ConfigError(f"{said}colluders = {found.colluders!r}: a whole number is wanted, 1 or more")
+    if not (_is_number(found.haste) and found.haste > 0):
+        raise ConfigError(f"{said}haste = {found.haste!r}: a number above 0 is wanted")
+    if not _is_number(found.strength):
+        raise ConfigError(f"{said}strength = {found.strength!r}: a number is wanted")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
 
 
 BUILT_IN: dict[str, type[Poison]] = {
@@ -300,6 +317,7 @@ class Attack:
     def __init__(self, fleet: FleetTable, seed: int, robust: RobustTable = UNDEFENDED) -> None:
         self._poison: Poison = ATTACKS.find(fleet.attack)()
         self._poison.meet(robust, fleet.attackers)
+        self._seed = seed
         self.devices = hostile_devices(fleet, seed)
         self._strength = fleet.attack_strength or self._poison.strength
 
@@ -310,22 +328,50 @@ class Attack:
         others = [d for d in self.devices if d != device]
         return [device, *others[: self._poison.colluders - 1]]
 
-    def examples(self, device: int, honest: Examples, last_label: Callable[[], int]) -> Examples:
-        """What the device trains on."""
-        return self._poison.examples(honest, last_label) if device in self.devices else honest
+    def examples(
+        self, device: int, honest: Examples, last_label: Callable[[], int], seed: int = 0
+    ) -> Examples:
+        """What the device trains on; `seed` is its task's."""
+        kind = type(self._poison)
+        as_they_are = kind.examples is Poison.examples and kind.labels is Poison.labels
+        if device not in self.devices or as_they_are:
+            return honest
+        with every_generator(seed):
+            found = self._poison.examples(_copied(honest), last_label)
+        self._check_examples("examples", found)
+        return found
 
     def goal(self, held_out: Examples) -> Examples | None:
         """Of held-out examples, those whose accuracy is the attack's success; None: it has no such goal."""
-        return self._poison.goal(held_out) if self.devices else None
+        if not self.devices or type(self._poison).goal is Poison.goal:
+            return None
+        with every_generator(self._seed):
+            found = self._poison.goal(_copied(held_out))
+        if found is not None:
+            self._check_examples("goal", found)
+        return found
 
-    def poisoned(self, deltas: Sequence[Vector]) -> Vector:
+    def _check_examples(self, method: str, found: object) -> None:
+        if not isinstance(found, Examples):
+            kind = type(found).__name__
+            raise AppError(f"attack {self._poison.name!r}: {method} must give Examples, not {kind}")
+
+    def poisoned(self, deltas: Sequence[Vector], seed: int = 0) -> Vector:
         """The hostile update, of the honest ones of the helpers; shape and dtype are theirs.
+
+        `seed` is the task's: what an attack of one's own draws of numpy or Python is the same again then.
 
         A copy: an attack of one's own may go on with the array that it has returned. Raises `AppError` for
         another shape: a server would refuse every update of it, which would look like a defence.
         """
-        found = np.array(self._poison.update(deltas, self._strength), deltas[0].dtype)
+        with every_generator(seed):
+            found = np.array(self._poison.update(deltas, self._strength), deltas[0].dtype)
         if found.shape != deltas[0].shape:
             wanted, name = deltas[0].shape, self._poison.name
             raise AppError(f"attack {name!r}: update must give an array of shape {wanted}, not {found.shape}")
         return found
+
+
+def _copied(examples: Examples) -> Examples:
+    """For an attack, which may write to what it is given: honest devices have the same arrays."""
+    return examples if isinstance(examples, Streamed) else Examples(examples.x.copy(), examples.y.copy())

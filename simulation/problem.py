@@ -206,7 +206,8 @@ class Problem:
         vector = self.start(job)
         devices = self._attack.helpers(job.device) or [job.device]
         there = {d: self.present(d, job.begun_s) for d in devices}
-        examples = (self._attack.examples(d, there[d], self._last_label) for d in devices)
+        seeds = {d: seed_of(task.seed, "attack", d) for d in devices}
+        examples = (self._attack.examples(d, there[d], self._last_label, seeds[d]) for d in devices)
         return [Training(vector, e, task.local, task.seed, submodel, only(task)) for e in examples]
 
     def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:
@@ -214,7 +215,7 @@ class Problem:
         task, uplink, result = job.task, self._uplink(job.task.uplink), results[0]
         covered, own = cut(task, result.delta), job.own
         if self._attack.helpers(job.device):
-            covered = self._attack.poisoned([cut(task, r.delta) for r in results])
+            covered = self._attack.poisoned([cut(task, r.delta) for r in results], seed_of(task.seed, "sent"))
             if not np.isfinite(covered).all():  # no codec would take it
                 uplink = self._uplink(RAW)
         trained_on = result.examples or self._present_count(job)

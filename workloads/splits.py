@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -25,8 +24,9 @@ import numpy.typing as npt
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.core.parts import PartKind, answer_text
-from anabranch.core.rng import stream
+from anabranch.core.rng import seed_of, stream
 from anabranch.workloads.app import Examples, Shard
+from anabranch.workloads.batches import every_generator
 
 Labels = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -64,17 +64,44 @@ def partition(
         return split(labels, count, fleet, seed, speed_groups)
     if count < 1 or len(labels) < count:
         raise DataError(f"cannot split {len(labels)} examples over {count} devices: each needs one at least")
-    parts = split(labels, count, fleet, seed, speed_groups)
-    if not isinstance(parts, Sized):
+    if fleet.split in BUILT_IN:
+        parts = split(labels, count, fleet, seed, speed_groups)
+    else:
+        parts = _own_parts(split, labels, count, fleet, seed, speed_groups)
+    return [_capped(rows, fleet.examples_per_client, seed, i) for i, rows in enumerate(parts)]
+
+
+def _own_parts(
+    split: Split, labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...]
+) -> list[Rows]:
+    """What a split of one's own gives, looked at. Raises `DataError`.
+
+    It is asked twice: of one that draws by itself each device would get a part of another division. What it
+    draws from the global generators of Python and numpy is of the seed.
+    """
+    shown = np.asarray(labels).view()
+    shown.flags.writeable = False  # they are the examples' own, of which all devices train
+    found = []
+    for _ in range(2):
+        with every_generator(seed_of(seed, "split", "own")):
+            parts = split(shown, count, fleet, seed, speed_groups)
+        found.append(_looked_at(parts, len(labels), count, fleet.split))
+    if not all(np.array_equal(one, other) for one, other in zip(*found, strict=True)):
         raise DataError(
-            f"fleet.split {fleet.split!r} gave {answer_text(parts)}: give a list of row numbers for each "
-            "device"
+            f"fleet.split {fleet.split!r} gave other rows when it was asked again, as each device asks for "
+            "itself: draw of stream(seed, ...) of anabranch.core.rng"
+        )
+    return found[0]
+
+
+def _looked_at(parts: Any, rows_count: int, count: int, split: str) -> list[Rows]:
+    if not hasattr(parts, "__len__"):
+        raise DataError(
+            f"fleet.split {split!r} gave {answer_text(parts)}: give a list of row numbers for each device"
         )
     if len(parts) != count:
-        raise DataError(f"fleet.split {fleet.split!r} gave {len(parts)} parts for {count} devices: one each")
-    if fleet.split not in BUILT_IN:
-        parts = [_rows_of(rows, len(labels), fleet.split, device) for device, rows in enumerate(parts)]
-    return [_capped(rows, fleet.examples_per_client, seed, i) for i, rows in enumerate(parts)]
+        raise DataError(f"fleet.split {split!r} gave {len(parts)} parts for {count} devices: one each")
+    return [_rows_of(rows, rows_count, split, device) for device, rows in enumerate(parts)]
 
 
 def class_numbers(labels: Any) -> Labels:

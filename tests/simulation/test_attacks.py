@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fleets import Ones, config, events
+from own_parts import forgotten
 
 from anabranch.core.config.tables import FleetTable, merge
 from anabranch.core.engine.robust import RobustTable
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.reports.result import Result
-from anabranch.simulation.attacks import FLOOD, GAMMAS, Attack, hostile_devices, hurried
+from anabranch.simulation.attacks import ATTACKS, FLOOD, GAMMAS, Attack, Poison, hostile_devices, hurried
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
 from anabranch.strategies.robust.registry import make_rule
@@ -85,6 +88,112 @@ def test_an_attack_of_one_s_own_may_go_on_with_what_it_returned(tmp_path: Path) 
     ]
     assert found[0].model_sha256 == found[1].model_sha256
     assert found[0].updates_applied > 30
+
+
+class Flipping(Poison):
+    name = "flipping"
+
+    def labels(self, y: Any, last_label: Any) -> Any:
+        y[:] = last_label() - y
+        return y
+
+
+class Marking(Poison):
+    name = "marking"
+
+    def examples(self, honest: Any, last_label: Any) -> Any:
+        honest.x[:] += 1
+        return honest
+
+    def goal(self, honest: Any) -> Any:
+        honest.y[:] = 0
+        return honest
+
+
+class Noise(Poison):
+    name = "noise"
+
+    def update(self, deltas: Any, s: float) -> Any:
+        return np.random.normal(size=deltas[0].shape) + random.random()
+
+
+class FewLabels(Poison):
+    name = "few_labels"
+
+    def labels(self, y: Any, last_label: Any) -> Any:
+        y[:] = 0
+
+
+class NoExamples(Poison):
+    name = "no_examples"
+
+    def examples(self, honest: Any, last_label: Any) -> Any:
+        return honest.x
+
+    def goal(self, honest: Any) -> Any:
+        return honest.x
+
+
+class Late(Poison):
+    name, haste = "late", -1.0
+
+
+class Lonely(Poison):
+    name, colluders = "lonely", 0
+
+
+class Worded(Poison):
+    name, strength = "worded", "5"  # type: ignore[assignment]
+
+
+@pytest.fixture
+def careless() -> Iterator[Any]:
+    def make(kind: type[Poison]) -> Attack:
+        ATTACKS.let_in(f"careless.py:{kind.__name__}", kind)
+        return Attack(fleet(kind.name), 0)
+
+    with forgotten():
+        yield make
+
+
+def test_an_attack_that_writes_to_what_it_is_given_changes_nothing_of_anybody_else_s(careless: Any) -> None:
+    honest = Examples(np.zeros((3, 1), np.float32), np.array([0, 4, 9]))
+    flipping, marking = careless(Flipping), careless(Marking)
+    for _ in range(2):  # two tasks of one device, whose examples are kept
+        assert flipping.examples(flipping.devices[0], honest, lambda: 9).y.tolist() == [9, 5, 0]
+        assert marking.examples(marking.devices[0], honest, lambda: 9).x.tolist() == [[1], [1], [1]]
+        assert marking.goal(honest).y.tolist() == [0, 0, 0]
+    assert (honest.x.tolist(), honest.y.tolist()) == ([[0], [0], [0]], [0, 4, 9])
+
+
+def test_a_run_whose_attack_draws_is_the_same_again(careless: Any) -> None:
+    attack = careless(Noise)
+    settings = config(fleet={"attack": "noise", "attackers": 0.5})
+    first, again = (simulate(settings, app=Ones()) for _ in range(2))
+    assert (first.model_sha256, first.journal_sha256) == (again.model_sha256, again.journal_sha256)
+    drawn = {attack.poisoned(HONEST, seed).tobytes() for seed in (1, 2, 1)}
+    assert len(drawn) == 2, "each task has draws of its own"
+
+
+def test_what_an_attack_of_one_s_own_must_not_answer_is_said_with_its_name(careless: Any) -> None:
+    honest = Examples(np.zeros((3, 1), np.float32), np.array([0, 4, 9]))
+    few, none = careless(FewLabels), careless(NoExamples)
+    with pytest.raises(AppError, match=r"attack 'few_labels': labels must give shape \(3,\), not \(\)"):
+        few.examples(few.devices[0], honest, lambda: 9)
+    with pytest.raises(AppError, match="attack 'no_examples': examples must give Examples, not ndarray"):
+        none.examples(none.devices[0], honest, lambda: 9)
+    with pytest.raises(AppError, match="attack 'no_examples': goal must give Examples, not ndarray"):
+        none.goal(honest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Late, "haste = -1.0"), (Lonely, "colluders = 0"), (Worded, "strength = '5'")]
+)
+def test_an_attack_that_is_declared_so_that_it_cannot_be_is_refused(
+    kind: type[Poison], said: str, careless: Any
+) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.__name__}.{said}"):
+        careless(kind)
 
 
 def test_min_max_is_no_farther_from_any_honest_update_than_those_are_from_each_other() -> None:

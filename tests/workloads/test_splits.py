@@ -181,6 +181,36 @@ def test_what_a_split_of_ones_own_gives_is_looked_at(rows: list[Any], text: str)
             partition(labels_of(10), 2, FleetTable(split="own"), 0)
 
 
+def test_a_split_of_ones_own_draws_the_same_on_every_device_or_is_refused() -> None:
+    def halves(order: Any) -> list[Any]:
+        return [order[:5], order[5:]]
+
+    def seeded(labels: Any, count: int, fleet: FleetTable, seed: int, groups: Any) -> list[Any]:
+        return halves(np.random.permutation(len(labels)))
+
+    def unseeded(labels: Any, count: int, fleet: FleetTable, seed: int, groups: Any) -> list[Any]:
+        return halves(np.random.default_rng().permutation(len(labels)))
+
+    def writing(labels: Any, count: int, fleet: FleetTable, seed: int, groups: Any) -> list[Any]:
+        labels[:] = 0
+        return halves(np.arange(len(labels)))
+
+    labels = labels_of(10)
+    with forgotten():
+        for split in (seeded, unseeded, writing):
+            split.name = split.__name__  # type: ignore[attr-defined]
+            SPLITS.let_in(f"mine.py:{split.__name__}", split)
+        one, other, third = (partition(labels, 2, FleetTable(split="seeded"), seed) for seed in (0, 0, 1))
+        assert [rows.tolist() for rows in one] == [rows.tolist() for rows in other]
+        assert sorted(np.concatenate(one).tolist()) == list(range(10)), "each row on one device"
+        assert [rows.tolist() for rows in one] != [rows.tolist() for rows in third]
+        with pytest.raises(DataError, match="'unseeded' gave other rows when it was asked again"):
+            partition(labels, 2, FleetTable(split="unseeded"), 0)
+        with pytest.raises(ValueError, match="read-only"):
+            partition(labels, 2, FleetTable(split="writing"), 0)
+    assert labels.tolist() == labels_of(10).tolist()
+
+
 @given(count=st.integers(1, 1000), seed=st.integers(0, 100))
 def test_validation_is_a_tenth_apart_from_training(count: int, seed: int) -> None:
     training, validation = train_validation(count, seed)
