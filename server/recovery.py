@@ -33,7 +33,7 @@ from anabranch.core.model.params import ParamSpec, digest
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.journal import Replay
-from anabranch.host.parts import own_named
+from anabranch.host.parts import or_own
 from anabranch.host.rollback import Refolder
 from anabranch.host.run import check_finite, check_state
 from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
@@ -202,15 +202,10 @@ def check_mark(mark: Mark | None, history: History, seq: int) -> None:
     A mark of before the newest snapshot is a server's that has not led since: `verify` gets to it.
     """
     if mark is not None and mark.contradicts(history, seq):
-        own = own_named()
-        other = (
-            f"; or {own} gives other results than it gave: it draws, reads a clock, or was changed"
-            if own
-            else ""
-        )
         raise LogLost(
             f"the run's row, or the log up to event {seq}, is not what was acknowledged (`anabranch verify` "
-            "says more): restore a backup, or go on from here after `anabranch admin attest-restore`" + other
+            "says more): restore a backup, or go on from here after `anabranch admin attest-restore`"
+            + or_own()
         )
 
 

@@ -15,6 +15,7 @@ from anabranch.core.model.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import Replay
+from anabranch.host.parts import or_own
 from anabranch.identity.noise_key import kept_key
 from anabranch.server.history import History, history_at
 from anabranch.server.job_folder import DATA
@@ -223,4 +224,4 @@ class _KnownVersions:
 def _snapshot_differs(kept: Engine, engine: Engine) -> list[str]:
     if state_digest(kept) == state_digest(engine):
         return []
-    return [f"the newest snapshot, of version {kept.version}, is not what the log replays to"]
+    return [f"the newest snapshot, of version {kept.version}, is not what the log replays to{or_own()}"]

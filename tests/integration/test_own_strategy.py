@@ -18,6 +18,7 @@ from anabranch.core.errors import AppError
 from anabranch.server.manifest import Manifest
 from anabranch.server.recovery import recover
 from anabranch.server.store.factory import open_store
+from anabranch.server.verify import verify
 from anabranch.strategies.mixing import MixingStrategy
 from anabranch.strategies.registry import STRATEGIES
 
@@ -70,6 +71,13 @@ class NoData(Mended):
         return replace(step, state=replace(step.state, devices=set(step.state.devices)))
 
 
+class Moved(Mended):
+    """The same models, and another state: as one that remembers what no event says."""
+
+    def init(self, vector: Any) -> Remembered:
+        return Remembered(0, ["somebody"])
+
+
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     with forgotten():
@@ -116,3 +124,17 @@ def test_it_ends_at_each_start_until_the_code_is_mended_and_goes_on_to_the_bit(
     assert found.state.devices == whole.books.engine.state.devices[: found.version]
     life.close()
     whole.close()
+
+
+def test_a_snapshot_that_a_part_of_ones_own_gives_no_more_is_told_with_its_name(tmp_path: Path) -> None:
+    """As nothing of the data need be damaged: its models come out as they were."""
+    life = served(Mended, tmp_path / "own")
+    life.play(FIRST, LAST)
+    life.books.flush(life.now)
+    version = life.books.engine.version
+    life.close()
+    assert verify(tmp_path / "own", whole=True).problems == ()
+    STRATEGIES._let_in["mended"] = Moved
+    snapshot = f"the newest snapshot, of version {version}, is not what the log replays to"
+    own = "strategy 'mended' gives other results than it gave: it draws, reads a clock, or was changed"
+    assert verify(tmp_path / "own", whole=True).problems == (f"{snapshot}; or {own}",)
