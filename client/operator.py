@@ -40,6 +40,7 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 ROLLBACK_S = 3600.0
+UNKNOWN = "this run knows no client of that name: is it spelt so?"
 
 
 OF_THE_RUN = (
@@ -370,7 +371,7 @@ class OperatorClient:
         request = operators.QuarantineRequest(client_id=client_id, why=why, tag=tag)
         answer = self._order(self._stub.Quarantine, request)
         for name in answer.unknown:
-            log.warning("%s is barred, but this run knows no client of that name: is it spelt so?", name)
+            log.warning("%s is barred, but %s", name, UNKNOWN)
         return list(answer.client_ids)
 
     def release(self, client_id: str, tag: str = "") -> bool:
@@ -388,10 +389,15 @@ class OperatorClient:
     def tag(
         self, client_ids: Sequence[str], add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> dict[str, list[str]]:
-        """Give clients notes, and take others away; returns what they have now. Raises `ConfigError`."""
+        """Give clients notes, and take others away; returns what they have now. Raises `ConfigError`.
+
+        Clients that the run does not know may have some as well, and a warning says so.
+        """
         request = operators.TagClientsRequest(client_ids=client_ids, add=add, remove=remove)
-        found = self._order(self._stub.TagClients, request).tags
-        return {client_id: tags.split() for client_id, tags in sorted(found.items())}
+        answer = self._order(self._stub.TagClients, request)
+        for name in answer.unknown:
+            log.warning("%s: %s", name, UNKNOWN)
+        return {client_id: tags.split() for client_id, tags in sorted(answer.tags.items())}
 
     def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
         """The clients, or those with a tag, the most suspicious first; at most `limit` (0: 1000)."""

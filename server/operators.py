@@ -179,7 +179,10 @@ class Operators(Guarded, OperatorsServicer):
         found = await self._look_store(keep)
         if add or remove:
             log.info("tags of %s: +%s -%s by %s", ",".join(named), ",".join(add), ",".join(remove), caller)
-        return operators.TagClientsResponse(tags={c: " ".join(found.get(c, ())) for c in named})
+        known = self.run.writer.glance.clients
+        return operators.TagClientsResponse(
+            tags={c: " ".join(found.get(c, ())) for c in named}, unknown=[c for c in named if c not in known]
+        )
 
     # --- ahead of the devices, whose calls may be what an operator steers out of ---------------
 

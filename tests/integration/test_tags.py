@@ -52,6 +52,17 @@ def test_clients_are_found_by_their_tags(served: Served, tmp_path: Path, manifes
     assert verify(tmp_path / "data").problems == ()
 
 
+def test_who_names_a_client_that_there_is_not_is_told(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served.admin() as admin:
+        assert admin.tag(["a", "devcie-7"]) == {"a": [], "devcie-7": []}
+        unknown = "devcie-7: this run knows no client of that name: is it spelt so?"
+        assert [r.getMessage() for r in caplog.records if "spelt" in r.getMessage()] == [unknown]
+        assert admin.tag(["devcie-7"], ["eu"]) == {"devcie-7": ["eu"]}, "it has it when it comes"
+        assert caplog.messages.count(unknown) == 2
+
+
 def test_tags_are_no_events(served: Served) -> None:
     with served.admin() as admin:
         seqs = [e.seq for _, e in zip(range(3), admin.watch(0), strict=False)]
