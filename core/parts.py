@@ -292,3 +292,11 @@ def _at(config: Config, key: str) -> Any:
 
 def _of(table: Any, name: str) -> Any:
     return table.get(name) if isinstance(table, Mapping) else getattr(table, name, None)
+
+
+def is_looked_at(number: int) -> bool:
+    """Whether the event of this number is one at which parts of one's own are looked at closely.
+
+    1, 2, 4, 8, ...: what has gone well for long costs little, and what does not is seen at once.
+    """
+    return number.bit_count() == 1

@@ -27,6 +27,7 @@ from anabranch.core.errors import AnabranchError, AppError, ConfigError, IdTaken
 from anabranch.core.kept_state import check_kept
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Receipt, Task, TaskState, is_finite
+from anabranch.core.parts import is_looked_at
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.unwritten import dataclass
 from anabranch.host.second_look import check_alike, copied
@@ -179,7 +180,7 @@ class Run:
         if self.engine.version != version:
             check_finite(self.engine, effects)
         counted = self.engine.counters.applied  # after one that was refused it stands still
-        if counted > applied and _is_looked_at(counted):  # what a state has may come later
+        if counted > applied and is_looked_at(counted):  # what a state has may come later
             check_state(self.engine)
         if model is not None:
             self._check_model(*model, "on_timer" if isinstance(settled.event, ev.Ticked) else "a step")
@@ -189,24 +190,24 @@ class Run:
         return effects
 
     def _model_before(self, event: ev.Event) -> tuple[int, int] | None:
-        """The version and a checksum of its model before updates 1, 2, 4, 8, ..., refused ones as well.
+        """The version and a checksum of its model before updates that are looked at, refused ones as well.
 
         And before timers that come meanwhile. Other ticks end leases alone: a large model takes long to read.
         """
         engine = self.engine
         number = engine.counters.applied + engine.counters.rejected + 1
-        if not (_is_looked_at(number) and self._gives_model(event)):
+        if not (is_looked_at(number) and self._gives_model(event)):
             return None
         return engine.version, zlib.crc32(engine.vector.data)
 
     def _taken_twice(self, event: ev.Event) -> tuple[Snapshot, ev.TaskAsked | ev.UpdateArrived] | None:
-        """Asks and updates 1, 2, 4, 8, ..., each with the state before it: see `host.second_look`."""
+        """An ask or update that is looked at, with the state before it: see `host.second_look`."""
         counters = self.engine.counters
         if not isinstance(event, ev.TaskAsked | ev.UpdateArrived):
             return None
         asks = isinstance(event, ev.TaskAsked)
         number = 1 + (counters.granted if asks else counters.applied + counters.rejected)
-        before = copied(self.engine) if _is_looked_at(number) else None
+        before = copied(self.engine) if is_looked_at(number) else None
         return None if before is None else (before, event)
 
     def _gives_model(self, event: ev.Event) -> bool:
@@ -352,8 +353,3 @@ def check_finite(engine: Engine, effects: Iterable[Effect]) -> None:
                 f"strategy {engine.strategy.name!r}{by}: version {effect.version} has values that are not "
                 f"finite, the first in tensor {engine.spec.name_at(first)!r}: devices refuse such a model"
             )
-
-
-def _is_looked_at(number: int) -> bool:
-    """Whether what a strategy makes of the update of this number is checked: 1, 2, 4, 8, ..."""
-    return number & (number - 1) == 0
