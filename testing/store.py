@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,8 +27,9 @@ from anabranch.core.model.updates import (
     Update,
     Verdict,
 )
+from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import FORMAT, Array, Snapshot
-from anabranch.server.store.base import Entry, Mark, Projection, RunInfo, Store
+from anabranch.server.store.base import ChainLink, Entry, Mark, Projection, RunInfo, Store
 
 INFO = RunInfo("run-1", "prüfung ✓", {"run": {"seed": 3}}, [["w", [4], "float32"]], "ab" * 32, 17.5)
 
@@ -128,6 +129,28 @@ def a_history() -> History:
         project(5, decided(4, GOOD, 1)),
         project(6, decided(5, NOW_GOOD, 2), published(2, 4, 5)),
     ]
+
+
+def link(version: int) -> ChainLink:
+    return ChainLink(f"{version:064x}", f"{100 + version:064x}")
+
+
+def publish(store: Store, versions: Iterable[int], keep: Keep = ALL) -> None:
+    """Versions, each of an event of its own number, with its link and a snapshot."""
+    for version in versions:
+        store.append([update(version)])
+        came = project(version, decided(version, NOW_GOOD, version), published(version, version))
+        store.append([], [replace(came, links={version: link(version)})])
+        store.save_snapshot(snapshot(version), version, float(version), keep)
+
+
+def trimmed(store: Store) -> list[int]:
+    """The events that are left, once what need not be kept was dropped, a little at a time."""
+    left = [seq for seq, _ in store.records()]
+    while dropped := store.trim(1):
+        before, left = left, [seq for seq, _ in store.records()]
+        assert left == before[dropped:], "the oldest go first, and as many as it says"
+    return left
 
 
 def same(one: Snapshot, other: Snapshot) -> bool:
@@ -387,3 +410,49 @@ class StoreConformance:
         store.append([], a_history[1])
         store.save_snapshot(snapshot(1), 3, 5.0)
         assert [v.snapshot for v in store.versions()] == [True, False]
+
+    def test_links_are_those_up_to_the_first_version_without_one(self, store: Store) -> None:
+        store.append([update(1), update(2)])
+        store.append([], [project(1, published(1, 1)), project(2, published(2, 2))])  # of an older release
+        publish(store, (3, 4, 5))
+        assert store.links(2, 10) == [link(v).link for v in (3, 4, 5)]
+        assert (store.links(2, 2), store.links(4, 10)) == ([link(3).link, link(4).link], [link(5).link])
+        assert (store.links(0, 10), store.links(5, 10), store.links(99, 10)) == ([], [], [])
+        assert [(row.link, row.head) for row in store.versions(1, 2)] == [
+            (None, None),
+            (link(3).link, link(3).head),
+        ]
+
+    def test_what_need_not_be_kept_is_dropped_and_all_else_stays(self, reopen: Callable[[], Store]) -> None:
+        store, keep = reopen(), Keep(versions=2)
+        store.start(INFO)
+        publish(store, range(1, 9), keep)
+        store.add_metrics(1, {"loss": 2.0}, 20.0)
+        left = trimmed(store)
+        assert left == list(range(left[0], 9))
+        assert 4 <= left[0] <= 7, "two versions at least, and no more than twice as many"
+        store.close()
+        again = reopen()
+        again.start(INFO)
+        begin, newest = again.first(), again.load()
+        assert begin.snapshot is not None
+        assert same(begin.snapshot, snapshot(begin.applied_through_seq))
+        assert 6 >= begin.applied_through_seq >= left[0] - 1, "nothing that it begins with is dropped"
+        assert [seq for seq, _ in begin.tail] == list(range(begin.applied_through_seq + 1, 9))
+        assert newest.snapshot is not None
+        assert same(newest.snapshot, snapshot(8))
+        assert again.links(0, 10) == [link(v).link for v in range(1, 9)], "of those that are dropped as well"
+        assert again.metrics(1) == {"loss": 2.0}
+        assert [row.version for row in again.versions()][-2:] == [7, 8]
+        assert (again.append([asked("t9")]), again.problems()) == ([9], [])
+        again.close()
+
+    def test_a_log_is_kept_whole_until_somebody_says_otherwise(self, store: Store) -> None:
+        publish(store, range(1, 9))
+        assert trimmed(store) == list(range(1, 9))
+        assert store.first().snapshot is None
+        store.retain(Keep(versions=1))
+        left = trimmed(store)
+        assert (left[0] > 1, left[-1]) == (True, 8)
+        assert 7 >= store.first().applied_through_seq >= left[0] - 1
+        assert store.problems() == []
