@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TextIO
 
@@ -92,7 +94,7 @@ TRACKERS = PartKind("tracker", "trackers", ("run.trackers",), BUILT_IN, members(
 
 
 class Trackers:
-    """All trackers of one run, each guarded: one that fails is told no more."""
+    """All trackers of one run, each guarded: one that fails is told no more, and each is told by copies."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
@@ -108,25 +110,27 @@ class Trackers:
 
     def start(self, run: TrackedRun) -> None:
         """The run begins."""
-        self._tell("start", lambda tracker: tracker.start(run))
+        self._tell("start", lambda tracker: tracker.start(replace(run, config=deepcopy(run.config))))
 
     def metrics(self, version: int, values: Mapping[str, float | None], moment: Moment | None = None) -> None:
         """A version was measured, which came at this moment."""
         finite = _finite(values)
         if moment is not None:
             self._tell("at", lambda tracker: _at(tracker, moment))
-        self._tell("metrics", lambda tracker: tracker.metrics(version, finite))
+        self._tell("metrics", lambda tracker: tracker.metrics(version, dict(finite)))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The run has ended; nothing is told after it."""
-        self._tell("finish", lambda tracker: tracker.finish(result))
+        self._tell("finish", lambda tracker: tracker.finish(deepcopy(dict(result))))
         self._trackers = []
 
     def _tell(self, method: str, tell: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
             try:
                 tell(tracker)
-            except Exception as error:  # noqa: BLE001 - of others' code anything may come
+            except (Exception, SystemExit) as error:
+                if isinstance(error, SystemExit) and type(error) is not SystemExit:
+                    raise  # a signal that came meanwhile: see simulation/interruption.py
                 self._trackers.remove(tracker)
                 what = told(f"tracker {name_of(type(tracker))}.{method}", error)
                 log.warning("%s\nthe run goes on without it", what)

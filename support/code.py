@@ -25,6 +25,7 @@ from anabranch.core.spelling import did_you_mean
 from anabranch.support.own_code import told
 from anabranch.support.own_files import module_name
 
+_FILES: dict[str, Path] = {}  # that were loaded, by the paths that named them
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -133,6 +134,8 @@ def from_file(path: str) -> ModuleType:
     """The module of a file, executed anew. Raises `AppError`."""
     named = Path(path).expanduser()
     file = named.resolve()
+    if not file.is_file():  # what it did when it was loaded may have changed the working directory
+        file = _FILES.get(path, file)
     if not file.is_file():
         here = "" if named.is_absolute() else f" in {Path.cwd()}, where the command was typed"
         raise AppError(f"{path}: there is no such file{here}")
@@ -140,6 +143,7 @@ def from_file(path: str) -> ModuleType:
     found = importlib.util.spec_from_file_location(name, file)
     if found is None or found.loader is None:
         raise AppError(f"{path}: Python cannot load it")
+    _FILES[path] = file
     _allow_imports_from(file.parent)
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module

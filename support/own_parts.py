@@ -31,20 +31,21 @@ def own_parts(kinds: Iterable[PartKind]) -> Iterator[None]:
         yield
     except AnabranchError:
         raise
-    except Exception as error:
-        found = told_part(error, kinds)
+    except (Exception, SystemExit) as error:
+        is_signal = isinstance(error, SystemExit) and type(error) is not SystemExit
+        found = None if is_signal else told_part(error, kinds)
         if found is None:
             raise
         raise found from error
 
 
-def told_part(error: Exception, kinds: Iterable[PartKind]) -> AppError | None:
+def told_part(error: BaseException, kinds: Iterable[PartKind]) -> AppError | None:
     """What an error is where a part of one's own has raised it; None where none has."""
     start = _method(error, kinds)
     return AppError(told(start, error)) if start else None
 
 
-def _method(error: Exception, kinds: Iterable[PartKind]) -> str:
+def _method(error: BaseException, kinds: Iterable[PartKind]) -> str:
     """`strategy Mine.weight`: the first method of a part of one's own on the way to an error; empty: none."""
     known = {
         code: f"{kind.word} {name}" for kind in kinds for part in kind.own() for code, name in _codes(part)
@@ -54,7 +55,7 @@ def _method(error: Exception, kinds: Iterable[PartKind]) -> str:
     return inside or _miscalled(error, known)
 
 
-def _miscalled(error: Exception, known: Mapping[CodeType, str]) -> str:
+def _miscalled(error: BaseException, known: Mapping[CodeType, str]) -> str:
     """The method that takes other arguments than it is given: Python says its name, and no frame has it."""
     if not isinstance(error, TypeError):
         return ""

@@ -28,6 +28,10 @@ class Strategy(MixingStrategy):
     name: ClassVar[str] = "breaking"
     def weight(self, update, context): return look_up()
 @dataclass(frozen=True)
+class Leaving(MixingStrategy):
+    name: ClassVar[str] = "leaving"
+    def weight(self, update, context): sys.exit("no licence")
+@dataclass(frozen=True)
 class Weighing(MixingStrategy):
     name: ClassVar[str] = "weighing"
     def weight(self, update, context): return float("nan")
@@ -251,6 +255,11 @@ def test_an_error_in_a_worker_process_is_told_alike(here: Path) -> None:
 def test_a_part_at_hand_is_known_as_well(here: Path) -> None:
     with pytest.raises(AppError, match=r"strategy Strategy\.weight \(mine\.py:9\)"):
         simulated({}, strategy=load("mine.py:Strategy")())
+
+
+def test_a_part_that_leaves_the_process_is_named_too(here: Path) -> None:
+    with pytest.raises(AppError, match=r"strategy Leaving\.weight \(mine\.py:\d+\): SystemExit: no licence"):
+        simulated({"strategy": "FILE:Leaving"})
 
 
 def test_what_a_callback_raises_stays_what_it_is(here: Path) -> None:

@@ -58,7 +58,7 @@ class JobServer(Listening):
         said = {path: value for path, value in given.items() if value is not None}
         self.config = load_config(config, presets=[FREE_PORTS], flags=setting_layers(said))
         self.holds = TemporaryFolder() if folder is None else None
-        self.folder = self.holds.path / "jobs" if self.holds else Path(folder or "")
+        self.folder = self.holds.path / "jobs" if self.holds else Path(folder or "").absolute()
         self.insecure = insecure
         self._jobs: dict[str, ServedJob] = {}
         self._heard = threading.Condition()

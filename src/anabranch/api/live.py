@@ -85,9 +85,10 @@ class Server(Listening, Operated):
         **objects: Unpack[RunObjects],
     ) -> None:
         super().__init__("anabranch-server")
+        named = Path(data_dir or "").absolute()  # what an App does may change the working directory
         plan = plan_run(source, objects, ends=False)
         self._temporary = TemporaryFolder() if data_dir is None else None
-        self.data_dir = self._temporary.path if self._temporary else Path(data_dir or "")
+        self.data_dir = self._temporary.path if self._temporary else named
         where = str(self.data_dir / "data")
         table = replace(plan.config.server, address=address, admin_address=admin_address, data_dir=where)
         self.config: Config = replace(plan.config, server=table)

@@ -11,7 +11,7 @@ import typer
 
 from anabranch.api.configuration import BROUGHT, load_config
 from anabranch.cli.next_steps import command_line
-from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, writing
+from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, coming_back, writing
 from anabranch.cli.output import Output
 from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.model.growing import stage_set
@@ -64,13 +64,14 @@ def init(
     from anabranch.workloads.calls import join_run, settings_of
 
     app = app_spec(app, flower)
-    found = load_app(app, data_path)
     settings = load_config(None, overrides or ())
-    join_run(found, settings.to_json())
-    trainer = trainer_for(found)
-    initial, brought = trainer.initial(seed), settings_of(found, seed)
-    if isinstance(trainer, NumpyTrainer) and found.any_model:
-        trainer.adopt(trainer.described(initial))
+    with coming_back():
+        found = load_app(app, data_path)
+        join_run(found, settings.to_json())
+        trainer = trainer_for(found)
+        initial, brought = trainer.initial(seed), settings_of(found, seed)
+        if isinstance(trainer, NumpyTrainer) and found.any_model:
+            trainer.adopt(trainer.described(initial))
     spec = trainer.spec
     first = initial if weights is None else read_weights(weights, spec)
     check_frozen(spec, settings.limits)

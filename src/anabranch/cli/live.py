@@ -40,6 +40,7 @@ from anabranch.cli.options import (
     Insecure,
     Overrides,
     app_spec,
+    coming_back,
     parse_setting,
     parse_shard,
 )
@@ -219,7 +220,9 @@ def server(
         _init_once(model, flower, overrides or ())
     read = [read_manifest(_there(model))]
     app = read[0].app
-    settings = load_config(config, overrides or (), presets=model_presets(model, app), flags=flags)
+    presets = model_presets(model, app)
+    with coming_back():
+        settings = load_config(config, overrides or (), presets=presets, flags=flags)
     _check_model(model, app, flower)
 
     voice = _ServerVoice(Output(as_json, serves=True), settings, insecure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
 
+_WENT: dict[Path, Path] = {}  # where code of one's own has gone, from where a command was typed
 FOLDER_NAME_BYTES_MAX = 240  # disks take 255, and of several runs of a name each has a number behind it
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
@@ -73,6 +74,22 @@ def writing(folder: Path) -> Iterator[None]:
         if error.errno not in NO_SPACE:
             raise
         raise disk_error(folder, error) from error
+
+
+@contextmanager
+def coming_back() -> Iterator[None]:
+    """Inside, code of one's own runs, which may change the working directory; outside, paths are as typed.
+
+    The next time it is where it has gone to.
+    """
+    home = Path.cwd()
+    os.chdir(_WENT.get(home, home))
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it may have removed that folder
+            _WENT[home] = Path.cwd()
+        os.chdir(home)
 
 
 def run_folder(name: str, strategy: str, seed: int | str) -> Path:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.api.configuration import load_config
-from anabranch.cli.options import AsJson, Overrides
+from anabranch.cli.options import AsJson, Overrides, coming_back
 from anabranch.cli.output import Output
 from anabranch.cli.run_options import Clients, RunSource, Seed, option_layers, run_source
 from anabranch.core.config.goal import NO_TARGET, Goal
@@ -72,11 +72,12 @@ def search(
         settings = replace(settings, strategy=StrategyTable("teasq"))
     _check(loss_max, Goal.of(settings.run))
     with claimed(out or Path("runs/search"), explicit=out is not None) as folder:
-        start = _warm(settings, warm_up_updates, output) if warm_up_updates else None
-        trials = _Trials(settings, updates, start, output)
-        goal = trials.goal()
-        theta = _check(loss_max, goal)
-        found = search_compression(trials.measure, theta, goal)
+        with coming_back():
+            start = _warm(settings, warm_up_updates, output) if warm_up_updates else None
+            trials = _Trials(settings, updates, start, output)
+            goal = trials.goal()
+            theta = _check(loss_max, goal)
+            found = search_compression(trials.measure, theta, goal)
         _write(folder, found, theta, goal)
     _show(output, found, folder, goal)
 

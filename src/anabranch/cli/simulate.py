@@ -21,6 +21,7 @@ from anabranch.cli.options import (
     FlowerFolder,
     Out,
     Overrides,
+    coming_back,
     parse_seeds,
     run_folder,
     writing,
@@ -126,7 +127,8 @@ def simulate(
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
     whole = (on or (swept and swept.on)) == RAY  # it carries out whole runs, and none asks for more of it
     chosen += option_layers(executor=RAY if ray_address and not whole else executor, ray_address=ray_address)
-    settings = load_run(None, overrides or (), presets, chosen)
+    with coming_back():
+        settings = load_run(None, overrides or (), presets, chosen)
     settings, said = with_end(settings) if of_app else (settings, "")
     if said:
         output.say(f"{said}: --updates, --versions or --seconds say otherwise")
@@ -140,8 +142,9 @@ def simulate(
     keeping = Keeping(checkpoint_s, resume)
     with writing(wanted), claimed(wanted, explicit=out is not None, resume=resume) as folder:
         where_it_goes(output, settings, wanted, folder)
-        with say_what_is_left(output, folder):
-            result = _run(output, settings, folder, workers, keeping).result
+        there = folder.absolute()
+        with say_what_is_left(output, folder), coming_back():
+            result = _run(output, settings, there, workers, keeping).result
     steps = with_run(folder, names_code(settings))
     output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", steps))
     if result.given_up:
@@ -184,12 +187,13 @@ def _simulate_all(output: Output, settings: Config, wanted: SweepTable, out: Pat
     name = "sweep" if len(wanted.choices) > 1 else "seeds"
     folder = out or run_folder(settings.run.name, settings.strategy.name, name)
     output.say(f"{len(wanted.choices) * len(seeds)} runs in {folder}; what has ended there is not run again")
-    with writing(folder):
+    there = folder.absolute()
+    with writing(folder), coming_back():
         found = sweep(
             settings,
             wanted.choices,
             seeds=seeds,
-            out=folder,
+            out=there,
             parallel=wanted.parallel,
             on=wanted.on,
             progress=not output.as_json,

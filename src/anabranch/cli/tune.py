@@ -14,7 +14,7 @@ from anabranch.api.progress import LiveBar
 from anabranch.api.tune_file import TuneTable, read_tune
 from anabranch.api.tune_ranges import parse_range
 from anabranch.api.tuning import PAGE, RECOMMENDED, TuneProgress, Tuning, carry_tuning
-from anabranch.cli.options import AsJson, Overrides, run_folder, writing
+from anabranch.cli.options import AsJson, Overrides, coming_back, run_folder, writing
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.run_options import (
     Clients,
@@ -102,13 +102,15 @@ def tune(
     chosen += option_layers(strategy=strategy, updates=updates, seconds=seconds, clients=clients, seed=seed)
     chosen += option_layers(target=target, metric=metric, mode=mode)
     layers = presets if config is None else [*presets, (str(config), tables)]
-    settings = load_run(None, overrides or (), layers, chosen)
+    with coming_back():
+        settings = load_run(None, overrides or (), layers, chosen)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     table = said.over(given, [parse_range(text) for text in ranges or ()])
     folder = out or run_folder(settings.run.name, settings.strategy.name, "tune")
-    with writing(folder), _shown(output, folder) as tell:
-        found = carry_tuning(settings, table, folder, tell, {})
+    there = folder.absolute()
+    with writing(folder), _shown(output, folder) as tell, coming_back():
+        found = carry_tuning(settings, table, there, tell, {})
     _tell(output, found)
 
 

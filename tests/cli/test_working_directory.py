@@ -1,0 +1,59 @@
+"""An App that changes the working directory, as scripts do: what a command writes lies where it was typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import anabranch, answer
+
+APP = """
+import os
+
+import numpy as np
+
+import anabranch
+
+WHERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "numbers")
+os.chdir(WHERE)
+
+
+class Line(anabranch.App):
+    def model(self):
+        return {"w": np.zeros(2, np.float32)}
+
+    def data(self, shard):
+        x = np.loadtxt("x.txt", dtype=np.float32)  # where it has gone to
+        return x, x @ np.array([1.0, 2.0], np.float32)
+
+    def train(self, model, examples, plan, seed):
+        model["w"] -= 0.1 * examples.x.T @ (examples.x @ model["w"] - examples.y) / len(examples)
+
+    def evaluate(self, model, examples):
+        return {"loss": ((examples.x @ model["w"] - examples.y) ** 2).mean()}
+"""
+LATE = APP.replace("os.chdir(WHERE)\n", "").replace(
+    "        x = np.load", "        os.chdir(WHERE)\n        x = np.load"
+)
+
+
+@pytest.fixture(params=[APP, LATE], ids=["when it is loaded", "when it is asked for data"])
+def here(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    (tmp_path / "line.py").write_text(request.param)
+    (tmp_path / "numbers").mkdir()
+    (tmp_path / "numbers" / "x.txt").write_text("1 0\n0 1\n1 1\n")
+    return tmp_path
+
+
+def test_what_commands_write_lies_where_they_were_typed(here: Path) -> None:
+    words = "--updates", 6, "--clients", 2, "--out", "runs/mine", "--json"
+    simulated = answer(anabranch(here, "simulate", "line.py:Line", *words))
+    assert simulated["updates_applied"] == 6
+    assert (here / "runs" / "mine" / "report.html").exists()
+    seeds = anabranch(here, "simulate", "line.py:Line", *words[:4], "--seeds", "0..1", "--out", "runs/two")
+    assert seeds.returncode == 0, seeds.stderr
+    assert (here / "runs" / "two" / "compare.html").exists()
+    begun = anabranch(here, "init", "line.py:Line", "--out", "model")
+    assert begun.returncode == 0, begun.stderr
+    assert (here / "model" / "manifest.json").exists()
+    assert [path.name for path in (here / "numbers").iterdir()] == ["x.txt"]
