@@ -24,7 +24,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from anabranch.core import errors
 from anabranch.core.config.extras import EXTRAS, how_to_install
@@ -58,7 +58,8 @@ def own_code(app: Any, method: str, about: str = "") -> Iterator[None]:
     `about` says what for: `shard 3 of 8`.
     """
     try:
-        yield
+        with _forks_end_here():
+            yield
     except (AppError, DataError) as error:
         if type(error) not in (AppError, DataError) or not own_frames(error):
             raise
@@ -69,6 +70,38 @@ def own_code(app: Any, method: str, about: str = "") -> Iterator[None]:
         if isinstance(error, SystemExit) and type(error) is not SystemExit:
             raise  # a signal that came meanwhile: see simulation/interruption.py
         raise AppError(told(head(app, method, about), error)) from error
+
+
+@contextmanager
+def _forks_end_here() -> Iterator[None]:
+    """A process that the code inside has forked ends where it leaves it: it would be this one a second time.
+
+    Both would go on with one run, on one connection and in one folder.
+    """
+    process = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != process:
+            _end(error)
+        raise
+    if os.getpid() != process:
+        _end(SystemExit())
+
+
+def _end(error: BaseException) -> NoReturn:
+    """As Python ends a process by this error, without what the process it was forked from has yet to do."""
+    code: object = 1
+    if isinstance(error, SystemExit):
+        code = 0 if error.code is None else error.code
+        if not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+    else:
+        traceback.print_exception(error)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def told(start: str, error: BaseException, what: str = "") -> str:

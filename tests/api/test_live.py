@@ -109,10 +109,13 @@ def test_an_app_may_change_the_working_directory(tmp_path: Path, monkeypatch: py
         assert device.summary is not None
         assert device.summary.applied == 2
     monkeypatch.chdir(tmp_path)
-    with ab.Server(Synthetic, data_dir="served", until=ab.Until(updates=2), **FEW) as served:
-        with ab.Client(Wanders, served, id="device-0", state_dir="served-by") as device:
-            served.wait(LONG_S)
-            device.wait(LONG_S)
+    until = ab.Until(updates=2)
+    with (
+        ab.Server(Synthetic, data_dir="served", until=until, **FEW) as served,
+        ab.Client(Wanders, served, id="device-0", state_dir="served-by") as device,
+    ):
+        served.wait(LONG_S)
+        device.wait(LONG_S)
     assert (tmp_path / "served" / "data" / "anabranch.db").exists()
     monkeypatch.chdir(tmp_path)
     run = ab.simulate(Wanders, out="run", fleet=ab.Fleet(clients=2), until=ab.Until(updates=2))

@@ -6,6 +6,8 @@ import importlib
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
@@ -341,3 +343,26 @@ def test_what_is_not_is_named_at_once(found: Any, words: str) -> None:
 
     with pytest.raises(DataError, match=rf"Given\.data for the test part.*: .*{words}"):
         data_of(Given(), Shard("test"))
+
+
+FORKING = """
+import os, sys
+from anabranch.support.own_code import own_code
+LEAVING = [lambda: sys.exit(3), lambda: sys.exit("no room"), lambda: None, lambda: 1 / 0]
+class Mine: pass
+for leave in LEAVING:
+    with own_code(Mine(), "train"):
+        if (child := os.fork()):
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        else:
+            leave()
+"""
+
+
+def test_a_process_that_an_app_forks_ends_where_it_leaves_the_app() -> None:
+    """Otherwise two would go on with one run: what the child left by was told as an error of the App's."""
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["3", "1", "0", "1"]
+    assert done.returncode == 0
+    assert "no room\n" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
