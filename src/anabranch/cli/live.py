@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.api.configuration import load_config, model_presets
+from anabranch.api.configuration import Layer, load_config, model_presets
 from anabranch.cli.initialise import MODEL_FOLDER, AppName, DataPath
 from anabranch.cli.jobs import (
     BundleFile,
@@ -220,9 +220,7 @@ def server(
         _init_once(model, flower, overrides or ())
     read = [read_manifest(_there(model))]
     app = read[0].app
-    presets = model_presets(model, app)
-    with coming_back():
-        settings = load_config(config, overrides or (), presets=presets, flags=flags)
+    settings = _settings(config, overrides, model_presets(model, app), flags)
     _check_model(model, app, flower)
 
     voice = _ServerVoice(Output(as_json, serves=True), settings, insecure)
@@ -518,6 +516,13 @@ def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
     done = subprocess.run(command, stdin=nothing, stdout=nothing, check=False)  # noqa: S603
     if done.returncode:
         raise AppError(f"the model of {flower} could not be made: see above")
+
+
+def _settings(
+    config: Path | None, overrides: list[str] | None, presets: list[Layer], flags: list[Layer]
+) -> Config:
+    with coming_back():  # parts of one's own are loaded
+        return load_config(config, overrides or (), presets=presets, flags=flags)
 
 
 def _check_model(model: Path, app: str, flower: Path | None) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from anabranch.api.configuration import Layer, is_config, run_name
-from anabranch.cli.options import app_spec
+from anabranch.api.configuration import Layer, is_config, load_run, run_name
+from anabranch.cli.options import app_spec, coming_back
+from anabranch.core.config.tables import Config
 
 RunSource = Annotated[
     str,
@@ -82,3 +84,9 @@ def run_source(source: str, flower: Path | None = None) -> tuple[Path | None, li
     if not app:
         return config, [], []
     return config, [(app, {"run": {"name": run_name(app)}})], [("APP", {"run": {"workload": app}})]
+
+
+def run_settings(overrides: Sequence[str] | None, presets: Sequence[Layer], flags: Sequence[Layer]) -> Config:
+    """The settings of a run, with what its App brings along. Raises `AppError` and `ConfigError`."""
+    with coming_back():
+        return load_run(None, overrides or (), presets, flags)

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from anabranch.api.configuration import Layer, load_run, with_end
+from anabranch.api.configuration import Layer, with_end
 from anabranch.api.progress import TimeLeft, UpdateRate, share_done
 from anabranch.api.run import Run
 from anabranch.api.simulating import run_simulation
@@ -39,6 +39,7 @@ from anabranch.cli.run_options import (
     Updates,
     Versions,
     option_layers,
+    run_settings,
     run_source,
 )
 from anabranch.cli.runs import tell_comparison
@@ -127,8 +128,7 @@ def simulate(
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
     whole = (on or (swept and swept.on)) == RAY  # it carries out whole runs, and none asks for more of it
     chosen += option_layers(executor=RAY if ray_address and not whole else executor, ray_address=ray_address)
-    with coming_back():
-        settings = load_run(None, overrides or (), presets, chosen)
+    settings = run_settings(overrides, presets, chosen)
     settings, said = with_end(settings) if of_app else (settings, "")
     if said:
         output.say(f"{said}: --updates, --versions or --seconds say otherwise")
@@ -142,9 +142,8 @@ def simulate(
     keeping = Keeping(checkpoint_s, resume)
     with writing(wanted), claimed(wanted, explicit=out is not None, resume=resume) as folder:
         where_it_goes(output, settings, wanted, folder)
-        there = folder.absolute()
-        with say_what_is_left(output, folder), coming_back():
-            result = _run(output, settings, there, workers, keeping).result
+        with say_what_is_left(output, folder):
+            result = _run(output, settings, folder, workers, keeping).result
     steps = with_run(folder, names_code(settings))
     output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", steps))
     if result.given_up:
@@ -211,8 +210,8 @@ class Keeping(NamedTuple):
 
 
 def _run(output: Output, settings: Config, folder: Path, workers: int, keeping: Keeping) -> Run:
-    goal, left, rate = Goal.of(settings.run), TimeLeft(), UpdateRate()
-    with Ticker(output) as ticker:
+    goal, left, rate, there = Goal.of(settings.run), TimeLeft(), UpdateRate(), folder.absolute()
+    with Ticker(output) as ticker, coming_back():
 
         def show(p: RunProgress) -> None:
             counts = {"virtual_s": p.virtual_s, "version": p.version, "updates": p.updates}
@@ -224,7 +223,7 @@ def _run(output: Output, settings: Config, folder: Path, workers: int, keeping: 
 
         devices = settings.fleet.clients
         ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
-        return run_simulation(settings, folder, workers=workers, callbacks=[show], **keeping._asdict())
+        return run_simulation(settings, there, workers=workers, callbacks=[show], **keeping._asdict())
 
 
 def _left_text(share: float, left_s: float | None, rate: str) -> str:

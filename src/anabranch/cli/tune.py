@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from anabranch.api.configuration import load_run
 from anabranch.api.progress import LiveBar
 from anabranch.api.tune_file import TuneTable, read_tune
 from anabranch.api.tune_ranges import parse_range
@@ -26,6 +25,7 @@ from anabranch.cli.run_options import (
     Target,
     Updates,
     option_layers,
+    run_settings,
     run_source,
 )
 from anabranch.reports.tuning import fresh_table, fresh_text, front_table, ranges_table
@@ -102,8 +102,7 @@ def tune(
     chosen += option_layers(strategy=strategy, updates=updates, seconds=seconds, clients=clients, seed=seed)
     chosen += option_layers(target=target, metric=metric, mode=mode)
     layers = presets if config is None else [*presets, (str(config), tables)]
-    with coming_back():
-        settings = load_run(None, overrides or (), layers, chosen)
+    settings = run_settings(overrides, layers, chosen)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     table = said.over(given, [parse_range(text) for text in ranges or ()])
