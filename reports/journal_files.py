@@ -22,11 +22,12 @@ from safetensors.numpy import load_file, save
 
 from anabranch.core.config.tables import Config
 from anabranch.core.content import digest_like
-from anabranch.core.errors import DataError, FolderMissing, ReplayMismatch, StoreCorrupt
+from anabranch.core.errors import DataError, ReplayMismatch, StoreCorrupt
 from anabranch.core.events import Payload
 from anabranch.core.journal import JournalDigest, Record
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.params import ParamSpec, Tensors
+from anabranch.support.folders import check_folder
 
 JOURNAL, INITIAL, PAYLOADS = "journal.jsonl", "initial.safetensors", "payloads.zip"
 OTHERWISE = "so it cannot go on: begin in another folder, or have again what it was begun with"
@@ -177,8 +178,7 @@ class JournalReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if not folder.is_dir():
-            raise FolderMissing(f"{folder} is not there: name the folder of a run")
+        check_folder(folder, "name the folder of a run")
         if not (folder / JOURNAL).is_file():
             raise DataError(f"{folder} has no {JOURNAL}: name the folder of a run")
         head = next(self._lines(), None)

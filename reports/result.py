@@ -15,10 +15,11 @@ from typing import Any, Literal, NoReturn, TypeVar
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.privacy import Promise
 from anabranch.core.config.secagg import SecaggSummary
-from anabranch.core.errors import DataError, FolderMissing
+from anabranch.core.errors import DataError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.reports.journal_files import JOURNAL
+from anabranch.support.folders import check_folder
 
 RESULT_FILE = "result.json"
 FLOWER = "flower"  # in the place of a strategy: what a ServerApp of Flower's own made of the app
@@ -289,10 +290,7 @@ class Result:
         try:
             data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
         except (FileNotFoundError, NotADirectoryError) as error:
-            if folder.is_file():
-                raise DataError(f"{folder} is a file: name the folder of a run") from None
-            if not folder.is_dir():
-                raise FolderMissing(f"{folder} is not there: name the folder of a run") from None
+            check_folder(folder, "name the folder of a run")
             if (folder / JOURNAL).is_file():
                 raise DataError(
                     f"{folder} has a journal and no {RESULT_FILE}: its run is under way, or was killed "

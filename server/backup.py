@@ -32,7 +32,6 @@ from anabranch.core.content import SHA256, ContentHash, algorithm_of
 from anabranch.core.errors import (
     ConfigError,
     DataError,
-    FolderMissing,
     LogLost,
     StoreCorrupt,
     StoreError,
@@ -69,6 +68,7 @@ from anabranch.server.store.rows import names_by_blake3
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.verify import no_run, stored_config, verify
+from anabranch.support.folders import check_folder
 from anabranch.support.shelf import FOLDER as SHELF
 from anabranch.support.shelf import LOST, FolderRows
 
@@ -165,8 +165,7 @@ def put_back(
 
 def read_backup(folder: Path) -> BackupRecord:
     """What a backup says of itself. Raises `FolderMissing`, `DataError` where it is none."""
-    if not folder.is_dir():
-        raise FolderMissing(f"{folder} is not there: name what `anabranch admin backup` has made")
+    check_folder(folder, "name what `anabranch admin backup` has made")
     try:
         return BackupRecord(**json.loads((folder / BACKUP).read_bytes()))
     except FileNotFoundError:
@@ -205,8 +204,7 @@ def check_servable(data_dir: Path) -> None:
 
 def check_source(data_dir: Path) -> None:
     """Raises unless there is a run that can be copied: `ConfigError`, `DataError`."""
-    if not data_dir.is_dir():
-        raise FolderMissing(f"{data_dir} is not there: name the data_dir of a server")
+    check_folder(data_dir, "name the data_dir of a server")
     if (data_dir / SQLITE_FILE).exists():
         with closing(open_store("", data_dir)) as store:
             if store.info() is None:

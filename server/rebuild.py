@@ -28,7 +28,6 @@ from anabranch.core.errors import (
     AnabranchError,
     ConfigError,
     DataError,
-    FolderMissing,
     LogLost,
     ManifestMismatch,
     StoreCorrupt,
@@ -68,6 +67,7 @@ from anabranch.server.store.segments import FOLDER as LOG
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.verify import VerifyReport, verify
+from anabranch.support.folders import check_folder
 
 LOST = ".lost"  # after the name of a database that could not be read
 # Not snapshots, which only bear witness, nor what those name; packs are of events that only a backup has.
@@ -122,8 +122,7 @@ def _named_in(data_dir: Path, staged: Path) -> Iterator[None]:
 
 def _check_data(data_dir: Path) -> None:
     """Raises `DataError` unless there are data of a run, `ConfigError` where they are another user's."""
-    if not data_dir.is_dir():
-        raise FolderMissing(f"{data_dir} is not there: name the data_dir of a server")
+    check_folder(data_dir, "name the data_dir of a server")
     check_restored(data_dir)
     if not (Segments(data_dir).state() or (data_dir / NOTE).exists()):
         raise DataError(

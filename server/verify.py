@@ -10,7 +10,7 @@ from pathlib import Path
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.invariants import violations
-from anabranch.core.errors import AnabranchError, DataError, FolderMissing, LogLost, ReplayMismatch
+from anabranch.core.errors import AnabranchError, DataError, LogLost, ReplayMismatch
 from anabranch.core.model.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Begin, Blueprint
@@ -26,6 +26,7 @@ from anabranch.server.recovery import check_links, check_mark, check_versions
 from anabranch.server.store.base import Recovery, RunInfo, Store, VersionRow
 from anabranch.server.store.factory import open_data
 from anabranch.server.store.sql import SqlStore
+from anabranch.support.folders import check_folder
 from anabranch.support.shelf import ScratchShelf
 
 LISTED = 20  # problems in a message
@@ -69,8 +70,7 @@ def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
 
 def stored_info(store: Store, data_dir: Path) -> RunInfo:
     """The run in a store that was not started. Raises `DataError`."""
-    if not data_dir.is_dir():
-        raise FolderMissing(f"{data_dir} is not there: name the data_dir (and the database) of a server")
+    check_folder(data_dir, "name the data_dir (and the database) of a server")
     info = store.info()
     if info is None:
         raise no_run(data_dir)

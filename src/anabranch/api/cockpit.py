@@ -18,6 +18,7 @@ from anabranch.identity.addresses import split_job
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE
+from anabranch.support.folders import check_folder
 
 RUN_MARKS = (EVENTS_FILE, RESULT_FILE, JOURNAL)
 DATABASE = "anabranch.db"
@@ -30,8 +31,7 @@ def runs_in(what: Path, database: str = "", archive: Path | None = None) -> Runs
 
     Raises `FolderMissing`, and for a server's data what `report_of_data` does.
     """
-    if not what.is_dir():
-        raise FolderMissing(f"{what} is not there: name the folder of a run, of runs, or a server's data_dir")
+    check_folder(what, "name the folder of a run, of runs, or a server's data_dir")
     if is_run(what):
         return _single(RunFolder(what))
     if database or (what / DATABASE).is_file():

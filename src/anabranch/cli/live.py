@@ -51,7 +51,7 @@ from anabranch.cli.starter import UntilEof
 from anabranch.client.state import state_dir_of
 from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import AppError, ConfigError, FolderMissing
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.limits import COHORT_MIN, MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.text import visible
@@ -59,6 +59,7 @@ from anabranch.identity.addresses import devices_beside
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import count_text, counted
 from anabranch.server.manifest import read_manifest
+from anabranch.support.folders import check_folder
 from anabranch.support.heap import uncollected
 
 if TYPE_CHECKING:
@@ -538,8 +539,7 @@ def _folder_name(app: str) -> str:
 
 def _there(model: Path) -> Path:
     """The model's folder. Raises `FolderMissing`."""
-    if not model.is_dir():
-        raise FolderMissing(f"{model} is not there: write it with `anabranch init APP --out {model}`")
+    check_folder(model, "name the folder that `anabranch init APP --out FOLDER` writes")
     return model
 
 

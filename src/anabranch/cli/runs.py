@@ -18,7 +18,7 @@ from anabranch.cli.options import Archive, AsJson, Out, RunFolder
 from anabranch.cli.output import Output
 from anabranch.cli.parts import LoadCode, admit_data, admit_trackers
 from anabranch.cli.summary import summary
-from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
+from anabranch.core.errors import DataError, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.reports.equal import equally_far
@@ -30,6 +30,7 @@ from anabranch.reports.result import DEVICES, GROUPS, RESULT_FILE, Result
 from anabranch.reports.spreads import Spread, SpreadRow, grouped, over
 from anabranch.reports.text import NOTHING, bytes_text, duration_text
 from anabranch.reports.trackers import tell_of
+from anabranch.support.folders import check_folder
 
 METRICS_MAX = 4  # the page has them all
 
@@ -117,8 +118,7 @@ def report(
         tell_of(result, folder, trackers)
         output.result({"page": str(page)}, f"report: {page}")
         return
-    if not folder.is_dir():
-        raise FolderMissing(f"{folder} is not there: name the folder of a run, or a server's data_dir")
+    check_folder(folder, "name the folder of a run, or a server's data_dir")
     if not database:
         _check_single(folder)
     admit_data(folder, database, load_code)

@@ -1,0 +1,15 @@
+"""Folders that somebody has named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabranch.core.errors import DataError, FolderMissing
+
+
+def check_folder(folder: Path, wanted: str) -> None:
+    """Raises `FolderMissing` where there is none, `DataError` where it is a file; `wanted`: what to do."""
+    if folder.is_file():
+        raise DataError(f"{folder} is a file: {wanted}")
+    if not folder.is_dir():
+        raise FolderMissing(f"{folder} is not there: {wanted}")
