@@ -144,8 +144,10 @@ def run_client(
     def work(transport: Transport, neighbours: Neighbours) -> AgentSummary:
         near = None if options.threads else neighbours
         agent = agent_of(options, app, transport, client_id, shard, on_event, bell, near)
-        if isinstance(transport, GrpcTransport):
-            transport.on_return(agent.hasten)
+        if (
+            on_return := getattr(transport, "on_return", None)
+        ) is not None:  # gRPC's, and what is based on it
+            on_return(agent.hasten)
         return agent.run()
 
     while True:
