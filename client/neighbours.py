@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from anabranch.support.forks import kept_from_copies
+
 PLACES_MAX = 1024
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -55,6 +57,7 @@ class Neighbours:
             file = os.open(self._folder / str(place), FLAGS, 0o600)
             if _locks(file, fcntl.LOCK_EX):
                 self._held.callback(os.close, file)
+                self._held.enter_context(kept_from_copies(file))
                 return
             os.close(file)
 

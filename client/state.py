@@ -17,6 +17,7 @@ from anabranch.core.errors import ConfigError, InvalidUpdate, StoreError, StoreL
 from anabranch.core.rng import unique_id
 from anabranch.identity.files import private, tighten
 from anabranch.protos.convert import checked_id
+from anabranch.support.forks import kept_from_copies
 from anabranch.support.held import leads_to
 
 # In a device's folder, what belongs to the versions of a run.
@@ -167,7 +168,8 @@ def locked(state_dir: Path) -> Iterator[Callable[[], None]]:
                 f"{state_dir}: another device has its state there: start each with a name of its own, "
                 "--id device-0, or with a --state-dir of its own"
             ) from error
-        yield partial(_check_lock, state_dir, file)
+        with kept_from_copies(file.fileno()):
+            yield partial(_check_lock, state_dir, file)
 
 
 def _check_lock(state_dir: Path, held: IO[Any]) -> None:

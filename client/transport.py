@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -68,6 +68,7 @@ from anabranch.protos import convert
 from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
+from anabranch.support.forks import check_may_speak, speaking
 
 REFUSED_S = (1.0, 5.0)  # until a device asks again, where a refusal says no window
 # By no codec is a version so many times as long as it is as numbers, and so much in heads and tables besides.
@@ -138,7 +139,7 @@ class GrpcTransport:
     `address`: `host:port`, or several with commas between them. `stall_s`: see `StallGuard`. With a `wallet`
     it speaks mutual TLS, signs its updates, renews its certificate, and takes models only of a history that
     follows from what it has seen, whichever server they are of. `connection`: see `Doors`; None: calls, and
-    from the enrolment on what the run says.
+    from the enrolment on what the run says. Raises `ConfigError` as `check_may_speak` does.
     """
 
     def __init__(
@@ -151,11 +152,13 @@ class GrpcTransport:
         wallet: Wallet | None = None,
         connection: str | None = None,
     ) -> None:
+        check_may_speak()
         self.client_id = convert.checked_id(client_id, "client_id")
         self._own_limits, self._connection = limits, connection
         self._limits = heard_by_device(limits, {})  # and what the server has told of its own
         self._link = Link(address, limits, reconnect_max_s, wallet)
         self._doors = Doors(self._link, stall_s, connection or BY_CALLS)
+        self._inside = ExitStack()
         self._enrolled: Enrolment | None = None
         self._session = ""  # of the last ask
         # An operator's papers serve several observers at a time: each has a memory of its own.
@@ -169,10 +172,12 @@ class GrpcTransport:
         self._partial_for: tuple[Holdings, Submodel | None, int] = (None, None, 0)
 
     def __enter__(self) -> GrpcTransport:
+        self._inside.enter_context(speaking())
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+        self._inside.close()
 
     def close(self) -> None:
         """Cut off whatever is under way."""

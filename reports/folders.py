@@ -16,6 +16,7 @@ from anabranch.core.errors import ConfigError, DataError, FolderMissing
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE, Result
+from anabranch.support.forks import kept_from_copies
 from anabranch.support.held import leads_to
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,8 @@ def locked(folder: Path, what: str) -> Iterator[Callable[[], None]]:
             raise FolderBusy(f"{what} is under way in {folder}: wait until it has ended") from None
         except OSError as error:  # of some networks: as if nobody else were there
             log.debug("%s cannot be locked: %s", folder, error)
-        yield partial(_check_same, folder, descriptor, what)
+        with kept_from_copies(descriptor):
+            yield partial(_check_same, folder, descriptor, what)
     finally:
         os.close(descriptor)
 

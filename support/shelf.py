@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 import threading
 import weakref
@@ -29,6 +28,7 @@ from typing import Protocol
 from anabranch.core.engine.shelf import Described, Shelved, check_row, delta_of, name_of, row_of
 from anabranch.core.errors import StoreCorrupt, StoreFull, on_disk
 from anabranch.core.model.params import Delta
+from anabranch.support.forks import remove_at_the_end
 from anabranch.support.page_cache import uncache
 
 log = logging.getLogger(__name__)
@@ -381,7 +381,7 @@ class _ScratchRows:
     def _rows(self) -> FolderRows:
         with on_disk(tempfile.gettempdir()):
             folder = Path(tempfile.mkdtemp(prefix="anabranch-shelf-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        remove_at_the_end(self, folder)
         return FolderRows(folder)
 
     def place(self, sha256: str) -> str:

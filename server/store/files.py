@@ -17,6 +17,7 @@ from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLock
 from anabranch.core.limits import KIB
 from anabranch.identity.files import sync_folder, tighten, tighten_tree, whose
 from anabranch.server.store.base import DiskFailed
+from anabranch.support.forks import give_back, keep_from_copies
 from anabranch.support.held import leads_to
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -168,6 +169,7 @@ class FolderLock:
             os.ftruncate(self._descriptor, 0)
             # In containers everybody is process 1.
             os.write(self._descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
+        keep_from_copies(self._descriptor)
 
     def check(self) -> None:
         """Raises `DiskFailed` where the folder's name leads to another one by now, or anybody may lock it."""
@@ -182,4 +184,5 @@ class FolderLock:
 
     def release(self) -> None:
         """Let another process in."""
+        give_back(self._descriptor)
         os.close(self._descriptor)

@@ -7,6 +7,7 @@ with thing:             async with thing:
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from types import TracebackType
 from typing import Self
@@ -24,6 +25,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._error: BaseException | None = None
         self._told = False
+        self._process = os.getpid()
 
     def start(self) -> Self:
         """Begin; what a context manager does when it is entered. Returns once it is under way.
@@ -32,6 +34,7 @@ class Background:
         """
         if self._begun:
             raise ConfigError(f"{self._thread.name} has been started before, and once is all: make another")
+        self._process = os.getpid()
         self._thread.start()
         self._began()
         return self
@@ -39,9 +42,9 @@ class Background:
     def stop(self) -> None:
         """End soon, and wait for that. Raises what went wrong and was not told yet.
 
-        Harmless to repeat, and where it has not begun.
+        Harmless to repeat, where it has not begun, and in a process that was forked meanwhile.
         """
-        if not self._begun:
+        if not self._begun or not self._here:
             return
         self._end()
         self._thread.join()
@@ -50,7 +53,7 @@ class Background:
     def wait(self, timeout_s: float | None = None) -> None:
         """Until it has ended by itself. Raises what has ended it; `Unavailable` when the time is up.
 
-        Raises `ConfigError` where it has not begun, and would never end.
+        Raises `ConfigError` where it has not begun, and would never end, or as `check_here` does.
         """
         self._check_begun()
         self._thread.join(timeout_s)
@@ -74,7 +77,16 @@ class Background:
 
     def leave(self) -> None:
         """End soon; not waited for."""
-        self._end()
+        if self._here:
+            self._end()
+
+    def check_here(self) -> None:
+        """Raises `ConfigError` in a process that was forked meanwhile: the thread is in the other one."""
+        if not self._here:
+            raise ConfigError(
+                f"{self._thread.name} goes on in process {self._process} alone: this one, {os.getpid()}, was "
+                "forked from it. Fork before it begins, and begin one in each process, by an id of its own"
+            )
 
     def _work(self) -> None:
         """In the thread, until it is over."""
@@ -91,9 +103,14 @@ class Background:
     def _begun(self) -> bool:
         return self._thread.ident is not None
 
+    @property
+    def _here(self) -> bool:
+        return os.getpid() == self._process
+
     def _check_begun(self) -> None:
         if not self._begun:
             raise ConfigError(f"{self._thread.name} is not running: enter its context, or call start()")
+        self.check_here()
 
     def _raise(self) -> None:
         if self._error is not None and not self._told:

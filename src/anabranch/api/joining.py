@@ -263,8 +263,9 @@ class JoinedFederation:
         `steps`: local steps, where that is not what the plan says. It returns once the result is in the
         device's folder, before the server has it: from there it is sent as soon as it can be, again and again
         if need be. Raises `ConfigError` where no task is at hand, the model has other tensors than when it
-        joined, or a frozen one has changed.
+        joined, or a frozen one has changed; and in a process that was forked inside the loop.
         """
+        self._client.check_here()
         if self._handed is None:
             raise ConfigError("push() is once for each task of `for task in fed:`: there is none at hand")
         if examples < 1:

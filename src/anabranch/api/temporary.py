@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-import weakref
 from pathlib import Path
 from types import TracebackType
+
+from anabranch.support.forks import remove_at_the_end
 
 
 class TemporaryFolder:
@@ -17,7 +17,7 @@ class TemporaryFolder:
 
     def __init__(self, prefix: str = "anabranch-") -> None:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self._remove = remove_at_the_end(self, self.path)
 
     def __enter__(self) -> Path:
         return self.path
