@@ -272,6 +272,32 @@ def test_what_was_pushed_by_a_script_that_is_killed_at_once_counts_once(way: str
     assert fed.summary.rejected == 0
 
 
+TOGETHER = """
+import os, sys
+import torch
+import anabranch as ab
+
+rank = int(os.fork() == 0)  # as torchrun starts them, with one import
+torch.distributed.init_process_group("gloo", f"file://{sys.argv[2]}/group", rank=rank, world_size=2)
+try:
+    for _ in ab.join(sys.argv[1], torch.nn.Linear(2, 1), id=f"rank-{rank}", state_dir=f"{sys.argv[2]}/{rank}"):
+        print("got a task", flush=True)
+        break
+except Exception as error:
+    print(error, flush=True)
+rank or os.wait()
+"""
+
+
+def test_processes_that_train_one_model_are_no_devices(tmp_path: Path) -> None:
+    """They add up gradients, which each would have from the weights of a task of its own."""
+    with ab.Server(torch.nn.Linear(2, 1), strategy="fedasync", until=ab.Until(updates=2)) as server:
+        command = [sys.executable, "-c", TOGETHER, server.address, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S)
+    told = "2 processes train this model, and a device is one"
+    assert [line[: len(told)] for line in done.stdout.splitlines()] == [told] * 2, done.stderr
+
+
 def test_of_a_script_that_forks_nothing_is_printed_that_it_has_not_said(tmp_path: Path) -> None:
     """As of each epoch of a DataLoader's workers: gRPC's own lines are not the script's."""
     fork = "import os; os.fork() or os._exit(0); os.wait()"

@@ -16,6 +16,7 @@ import atexit
 import copy
 import logging
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -290,6 +291,7 @@ class JoinedFederation:
     def _start(self) -> None:
         if self._started:
             raise ConfigError("a federation is joined once: call join() again for another loop")
+        check_alone(_processes())
         self._started = True
         self._client.take_over()
 
@@ -351,6 +353,26 @@ def join(
         cohort_min=cohort_min,
     )
     return JoinedFederation(client, script, model)
+
+
+def check_alone(processes: int) -> None:
+    """Whether one process trains the model. Raises `ConfigError`.
+
+    Several add their gradients up, from the weights that each has: a task's would be those of one.
+    """
+    if processes > 1:
+        raise ConfigError(
+            f"{processes} processes train this model, and a device is one: start the script in one process, "
+            "or, for a device in each, without torch's process group and with an id of its own"
+        )
+
+
+def _processes() -> int:
+    """Of torch's process group, where the script has one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 1
+    return int(torch.distributed.get_world_size())
 
 
 def number(value: Any) -> float:

@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from anabranch.api.joining import JoinedFederation, JoinedTask, join
+from anabranch.api.joining import JoinedFederation, JoinedTask, check_alone, join
 from anabranch.api.live import InProcessServer
 from anabranch.api.operated import Operated
 from anabranch.client.summary import AgentSummary
-from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.errors import AppError
 from anabranch.core.model.metrics import TRAINED_MAX, name_flaw
 from anabranch.workloads.metrics import number
 
@@ -91,11 +91,7 @@ class Participation:
 
         False where the run has ended. Raises `ConfigError` where several processes train, and as `join`.
         """
-        if processes > 1:
-            raise ConfigError(
-                f"{processes} processes train this model, and a device is one: start the script in one "
-                "process, or give each a device of its own"
-            )
+        check_alone(processes)
         self._fed = join(self._server, model, **self._options)
         self._tasks = iter(self._fed)
         self._params = [p for p in model.parameters() if p.requires_grad]
