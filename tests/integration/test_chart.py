@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from commands import command_line
@@ -118,6 +119,40 @@ def test_what_it_names_is_there(values: dict[str, Any]) -> None:
         tomllib.loads(found["ConfigMap", "fed-anabranch"]["data"]["run.toml"])["strategy"]["name"]
         == "fedbuff"
     )
+
+
+SHAPES: dict[str, tuple[Path, dict[str, Any]]] = {
+    "guarded": (CHART, {}),
+    "insecure": (CHART, {"insecure": True, "networkPolicy": {"enabled": False}}),
+    "standby": (CHART, STANDBY),
+    "masked": (CHART, {"keepers": ["keeper.north:7075", "[fd00::7]:7076"]}),
+    "all that a cluster may want": (
+        CHART,
+        {
+            "imagePullSecrets": [{"name": "registry"}],
+            "persistence": {"storageClass": "fast"},
+            "backup": {"existingClaim": "kept"},
+            "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
+            "metrics": {"annotations": {"a/b": "c"}, "prometheusRule": True},
+            "networkPolicy": {"devicesFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+            "nodeSelector": {"kind": "large"},
+            "tolerations": [{"key": "k", "operator": "Exists"}],
+            "podAnnotations": {"a/b": "c"},
+        },
+    ),
+    "keeper": (KEEPER, {"ca": "PEM", "networkPolicy": {"serverFrom": [{"ipBlock": {"cidr": "10.0.0.7/32"}}]}}),
+}
+OF_AN_OPERATOR = ("ServiceMonitor", "PrometheusRule")  # Prometheus', whose schemas Kubernetes does not have
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kubernetes_takes_it(shape: str) -> None:
+    """By the API's own schemas, which know every key: a misspelt one would be dropped without a word."""
+    chart, values = SHAPES[shape]
+    for (kind, _), part in rendered(values, chart).items():
+        for release in ("1.25", "1.37"):  # the oldest and the newest that there is a schema of
+            if kind not in OF_AN_OPERATOR:
+                kubernetes_validate.validate(part, release, strict=True)
 
 
 def test_without_tls_the_probe_is_of_grpc() -> None:
