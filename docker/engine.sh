@@ -59,9 +59,10 @@ prepare_engine() {
   flock 8  # for as long as this process, or one that it started, lives
   # The classic builder: BuildKit is a plug-in that Debian's client does not carry.
   export ENGINE DOCKER_HOST="unix://$ENGINE/docker.sock" DOCKER_BUILDKIT=0 COMPOSE_DOCKER_CLI_BUILD=0
-  export BASE=anabranch-base POSTGRES_IMAGE=anabranch-postgres PIP_NO_INDEX=1
+  export BASE=anabranch-base POSTGRES_IMAGE=anabranch-postgres PROMETHEUS_IMAGE=anabranch-prometheus PIP_NO_INDEX=1
   make_base "$BASE" python3,python3-venv,ca-certificates &
   make_base anabranch-postgres-base postgresql
+  make_base anabranch-prometheus-base prometheus
   wait "$!"
   download_wheels
 }
@@ -105,7 +106,7 @@ download_wheels() {  # what the images are made of, for the Python of the base
   quietly env -u PIP_NO_INDEX "$VENV/bin/python" -m pip --disable-pip-version-check download --quiet \
     --progress-bar off --dest docker/wheels --only-binary=:all: --python-version "$python" \
     --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
-    --platform "manylinux2014_$(uname -m)" "setuptools>=77" $TORCH ".[server,postgresql,keeper,client,workloads,blake3]"
+    --platform "manylinux2014_$(uname -m)" "setuptools>=77" $TORCH ".[server,postgresql,keeper,client,workloads,blake3,cockpit]"
 }
 
 # --- inside: the engine itself --------------------------------------------------------------------
@@ -133,8 +134,11 @@ JSON
     sleep 0.2
   done
   docker import "$CACHE/$BASE.tar" "$BASE" >/dev/null
-  docker import "$CACHE/anabranch-postgres-base.tar" anabranch-postgres-base >/dev/null
-  quietly docker build -t "$POSTGRES_IMAGE" docker/postgres
+  local stand_in
+  for stand_in in postgres prometheus; do
+    docker import "$CACHE/anabranch-$stand_in-base.tar" "anabranch-$stand_in-base" >/dev/null
+    quietly docker build -t "anabranch-$stand_in" "docker/$stand_in"
+  done
 }
 
 stop_engine() {

@@ -3,7 +3,8 @@
 #   1. the server's image: no torch, no root
 #   2. one server on SQLite, locked down, and the demo's devices outside it: healthy, killed, back, drained
 #   3. an App of one's own on top of the client's image, guarded: word by word from docs/deploying.md
-#   4. the composition: PostgreSQL, the server, three devices; killed, back, a standby that takes over, drained
+#   4. the composition: PostgreSQL, the server, three devices, a cockpit, Prometheus; killed, back, a standby that
+#      takes over, drained
 #   5. a keeper alone: word by word from docs/privacy.md
 #   6. the composition with masked sums: the server, two keepers, four devices; killed, back, drained
 # Exit code 69: there is no container engine, and none can be started.
@@ -19,6 +20,7 @@ ADMIN_PORT=$((PORT + 1)) KEEPER_PORT=$((PORT + 5))
 NAME=anabranch-test
 PATIENCE_S=300  # a busy machine is slow; what works is waited for no longer than it takes
 SERVER="" DEMO=""  # the container that serves, and the process of the demo outside
+COCKPIT=""  # the container of the composition's
 FIGURES=()
 COMPOSITION=compose  # of docker/
 
@@ -42,10 +44,12 @@ what_happened() {
 remove_all() {  # everything of ours, of an earlier run that was killed as well
   docker ps -aq --filter "name=^$NAME" | xargs -r docker rm -fv || true
   COMPOSE_OVERRIDE="" COMPOSITION=compose.masked compose down -v --remove-orphans || true
-  COMPOSE_OVERRIDE="" COMPOSITION=compose compose --profile standby down -v --remove-orphans || true
+  COMPOSE_OVERRIDE="" COMPOSITION=compose every_profile down -v --remove-orphans || true
   docker network ls -q --filter "name=^$NAME" | xargs -r docker network rm || true
   docker volume ls -q --filter "name=^$NAME" | xargs -r docker volume rm || true
 } >/dev/null 2>&1
+
+every_profile() { compose --profile standby --profile cockpit --profile metrics "$@"; }
 
 # --- saying, waiting, measuring ----------------------------------------------------------------
 
@@ -261,7 +265,11 @@ YAML
   figure "composed: server healthy, devices started after" "$(since "$start")"
   check "composed: no root, no capability, no new privileges, a read-only file system" locked_down
   check "composed: versions grow" wait_for reached 5
+  test_cockpit
+  test_metrics
   kill_and_resume composed
+  quietly every_profile restart cockpit  # it lives in the network of the server's container
+  check "cockpit: started again with the server, it sees the run" wait_for visited
   check "composed: all three devices come back" grown 10
   accuracy="$(anabranch evaluate digits --server "127.0.0.1:$PORT" --once --json | field accuracy | cut -c-6)"
   check "composed: a follower outside measures accuracy $accuracy" above "$accuracy" 0.5
@@ -272,12 +280,38 @@ YAML
   check "composed: its data verify on PostgreSQL" quietly compose run --rm --no-deps --entrypoint sh server -c \
     'anabranch verify /var/lib/anabranch --database "$ANABRANCH_SERVER_DATABASE"'
   start="$(now)"
-  quietly compose --profile standby stop
+  quietly every_profile stop
   figure "composed: the rest stops" "$(since "$start")"
-  for id in $(compose --profile standby ps -aq); do
+  for id in $(every_profile ps -aq); do
     ended_well "composed: $(inspect '{{.Name}}' "$id" | tr -d /)" "$id"
   done
   SERVER=""
+}
+
+test_cockpit() {  # a browser comes by the newest link
+  quietly every_profile build cockpit
+  quietly every_profile up -d --no-build --no-deps cockpit
+  COCKPIT="$(every_profile ps -q cockpit)"
+  check "cockpit: a browser sees the run" wait_for visited
+  check "cockpit: no root, no capability, no new privileges, a read-only file system" locked_down "$COCKPIT"
+}
+
+visited() {
+  local link
+  link="$(docker logs "$COCKPIT" 2>&1 | grep -o "https://localhost:7080/.*" | tail -n 1)"
+  docker cp "$COCKPIT:/var/lib/anabranch/certificate.pem" "$WORK/cockpit.pem"
+  [[ "$("$VENV/bin/python" docker/visit.py "${link/7080/${UI_PORT:-7080}}" "$WORK/cockpit.pem")" =~ ^running\ [1-9] ]]
+}
+
+test_metrics() {
+  local prometheus
+  quietly every_profile up -d --no-build --no-deps prometheus
+  prometheus="$(every_profile ps -q prometheus)"
+  check "metrics: Prometheus takes the rules, and reads the server" wait_for counted "$prometheus" 'anabranch_version > 0'
+}
+
+counted() {  # counted PROMETHEUS EXPRESSION: it holds of something
+  docker exec "$1" promtool query instant http://127.0.0.1:9090 "$2" | grep -q .
 }
 
 grown() {  # grown BY [DEVICES]: versions grow by so many, and all devices are there
