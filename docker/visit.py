@@ -25,7 +25,7 @@ def main() -> None:
             raise SystemExit(f"{page.url} is no cockpit")
     with browser.open(urljoin(link, "/api/runs"), timeout=30) as answer:
         run = json.load(answer)["runs"][0]
-    print(run["state"], run["updates"])
+    sys.stdout.write(f"{run['state']} {run['updates']}\n")
 
 
 if __name__ == "__main__":

@@ -277,10 +277,11 @@ import os, sys
 import torch
 import anabranch as ab
 
+server, folder = sys.argv[1:]
 rank = int(os.fork() == 0)  # as torchrun starts them, with one import
-torch.distributed.init_process_group("gloo", f"file://{sys.argv[2]}/group", rank=rank, world_size=2)
+torch.distributed.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=2)
 try:
-    for _ in ab.join(sys.argv[1], torch.nn.Linear(2, 1), id=f"rank-{rank}", state_dir=f"{sys.argv[2]}/{rank}"):
+    for _ in ab.join(server, torch.nn.Linear(2, 1), id=f"rank-{rank}", state_dir=f"{folder}/{rank}"):
         print("got a task", flush=True)
         break
 except Exception as error:

@@ -140,7 +140,7 @@ SHAPES: dict[str, tuple[Path, dict[str, Any]]] = {
             "podAnnotations": {"a/b": "c"},
         },
     ),
-    "keeper": (KEEPER, {"ca": "PEM", "networkPolicy": {"serverFrom": [{"ipBlock": {"cidr": "10.0.0.7/32"}}]}}),
+    "keeper": (KEEPER, {"ca": "PEM", "networkPolicy": {"serverFrom": [{"podSelector": {}}]}}),
 }
 OF_AN_OPERATOR = ("ServiceMonitor", "PrometheusRule")  # Prometheus', whose schemas Kubernetes does not have
 
