@@ -51,6 +51,7 @@ from anabranch.core.errors import (
     IdentityError,
     InvalidUpdate,
     ManifestMismatch,
+    StoreError,
     Unavailable,
     outcome_of,
 )
@@ -270,8 +271,8 @@ class Agent(DeviceShell):
         again = outcome_of(error).retryable
         with self._lock:
             self.summary.failures += 1
-        kind = type(error).__name__
-        self._tell("failed", call=call.value, error=kind, detail=str(error), again=again)
+        kind, here = type(error).__name__, isinstance(error, StoreError) and error.own_disk
+        self._tell("failed", call=call.value, error=kind, detail=str(error), again=again, own_disk=here)
         if call in (DeviceCall.ASK, DeviceCall.FETCH) and isinstance(error, ManifestMismatch):
             self._enrolled()  # another run may be served there now: raises if its model is another, too
             again = True

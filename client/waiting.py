@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 FIRST_S, LONGEST_S = 2.0, 60.0
 HELD_UP = (Reason.ANOTHER_SESSION, Reason.PAUSED, Reason.QUARANTINED)  # refusals that somebody has to end
 ANSWERS = ("enrolled", "granted", "fetched", "pushed")  # what a device tells when its server has answered
+OWN_DISK = "this device's own disk"
 
 
 class WaitingNotice:
@@ -22,6 +23,7 @@ class WaitingNotice:
 
     def __init__(self, whom: str, now: Callable[[], float] = time.monotonic) -> None:
         self._whom, self._now = whom, now
+        self._for = whom  # since the last failure; else `OWN_DISK`
         self._pause_s, self._due = FIRST_S, now()
         self._since: float | None = None
 
@@ -32,23 +34,23 @@ class WaitingNotice:
     def hear(self, kind: str, **data: Any) -> None:
         """The same of a device, of which nobody else hears what it does: an `OnEvent`."""
         if kind == "failed" and data.get("again", True):
-            self._failed(data["error"], data["detail"])
+            self._failed(data["error"], data["detail"], OWN_DISK if data.get("own_disk") else self._whom)
         elif kind == "refused" and data["reason"] in HELD_UP:
             self._failed(data["reason"], data["detail"])
-        elif kind in ANSWERS:
+        elif kind == "pushed" or (kind in ANSWERS and self._for != OWN_DISK):
             self.answered()
 
-    def _failed(self, error: str, text: str) -> None:
-        now = self._now()
-        if self._since is None:
-            self._since = now
+    def _failed(self, error: str, text: str, waited_for: str = "") -> None:
+        now, waited_for = self._now(), waited_for or self._whom
+        if self._since is None or waited_for != self._for:
+            self._for, self._since, self._pause_s, self._due = waited_for, now, FIRST_S, now
         if now < self._due:
             return
         seconds = round(now - self._since)
         for_s = f", for {seconds} s so far" if seconds else ""
         fields = {"address": self._whom, "seconds": seconds, "error": error}
         why = text.removeprefix(f"{self._whom}: ")
-        log.warning("waiting for %s%s: %s", self._whom, for_s, why, extra={"fields": fields})
+        log.warning("waiting for %s%s: %s", waited_for, for_s, why, extra={"fields": fields})
         self._due, self._pause_s = now + self._pause_s, min(2.0 * self._pause_s, LONGEST_S)
 
     def answered(self) -> None:
@@ -56,5 +58,6 @@ class WaitingNotice:
         if self._since is not None:
             seconds = round(self._now() - self._since)
             fields = {"address": self._whom, "seconds": seconds}
-            log.info("%s answers", self._whom, extra={"fields": fields})
+            there = f"{self._for} takes results" if self._for == OWN_DISK else f"{self._whom} answers"
+            log.info("%s", there, extra={"fields": fields})
         self._since, self._pause_s, self._due = None, FIRST_S, self._now()

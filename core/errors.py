@@ -160,6 +160,8 @@ class ClocksDisagree(AnabranchError):
 class StoreError(AnabranchError):
     """The store cannot do its work."""
 
+    own_disk = False  # True of this process's: what a peer says of its own comes without
+
 
 class StoreFull(StoreError):
     """No space left on the device; nothing that was acknowledged is lost."""
@@ -173,8 +175,11 @@ def disk_error(place: object, error: OSError, hint: str = "") -> StoreError:
     `hint`: what to add where it is not the disk that is full.
     """
     if error.errno in NO_SPACE:
-        return StoreFull(f"{place}: no space left on the disk: make room, then start again")
-    return StoreError(f"{place} cannot be used: {error.strerror or error}{hint}")
+        found: StoreError = StoreFull(f"{place}: no space left on the disk: make room")
+    else:
+        found = StoreError(f"{place} cannot be used: {error.strerror or error}{hint}")
+    found.own_disk = True
+    return found
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +21,7 @@ from ports import free_port
 import anabranch as ab
 from anabranch.client.channel import NO_CONNECTION, error_of
 from anabranch.client.operator import OperatorClient
-from anabranch.client.waiting import WaitingNotice
+from anabranch.client.waiting import OWN_DISK, WaitingNotice
 from anabranch.core.errors import ERROR_KEY, Unavailable
 
 
@@ -66,6 +68,48 @@ def test_what_holds_a_device_up_until_somebody_ends_it_is_said(caplog: pytest.Lo
     assert caplog.messages == [], "which ends by itself"
     waiting.hear("refused", reason="paused", detail="the run is paused by its operator")
     assert caplog.messages == ["waiting for host:1: the run is paused by its operator"]
+
+
+def test_whose_disk_is_full_is_said(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a device's own, nobody waits for the server, and nothing has to be started again."""
+    model, syncing, full = {"w": np.zeros(3)}, os.fsync, [True]
+
+    def no_room(handle: int) -> None:
+        if "outbox" in os.readlink(f"/proc/self/fd/{handle}") and full and full.pop():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        syncing(handle)
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(os, "fsync", no_room)
+    with ab.Server(model, strategy="fedasync", until=ab.Until(updates=1)) as server:
+        fed = ab.join(server.address, model, id="script", state_dir=tmp_path)
+        for _ in fed:
+            fed.push(examples=1)
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("waiting")]
+    (entry,) = {text.split(": ")[1] for text in told[:1]}
+    assert entry.startswith(f"{tmp_path}/outbox/")
+    assert told == [
+        f"waiting for {OWN_DISK}: {entry}: no space left on the disk: make room",
+        f"{OWN_DISK} takes results",
+    ]
+
+
+def test_a_wait_for_something_else_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    waiting = WaitingNotice("host:1", lambda: 100.0)
+    failed: dict[str, Any] = {"call": "push", "detail": "no space left", "again": True}
+    waiting.hear("failed", error="StoreFull", own_disk=False, **failed)
+    waiting.hear("failed", error="StoreFull", own_disk=True, **failed)
+    waiting.hear("failed", error="StoreFull", own_disk=True, **failed)
+    waiting.hear("granted", task="another")  # as the server answers, what is trained for it has no room yet
+    waiting.hear("pushed")
+    assert caplog.messages == [
+        "waiting for host:1: no space left",
+        f"waiting for {OWN_DISK}: no space left",
+        f"{OWN_DISK} takes results",
+    ]
 
 
 @pytest.mark.parametrize("joins", [False, True])
