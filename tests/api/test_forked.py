@@ -41,6 +41,8 @@ with ab.Server(ones, strategy="fedasync", until=ab.Until(updates=4)) as server:
     next(tasks)
     forked(lambda: refused(lambda: fed.push(examples=1)))
     fed.push(examples=1)
+    while fed._script.handed.empty():  # the next task is at hand, and the copy has it as well
+        os.sched_yield()
     forked(lambda: refused(lambda: next(tasks)))
     forked(fed.close)
     forked(another)

@@ -296,7 +296,8 @@ class JoinedFederation:
         self._client.take_over()
 
     def _next(self) -> _Handed | None:
-        """The next task; None once the device has ended."""
+        """The next task; None once the device has ended. Raises `ConfigError` as `check_here` does."""
+        self._client.check_here()  # a copy may have a task at hand that was for the loop it was forked from
         while True:
             try:
                 return self._script.handed.get(timeout=LOOK_S)
