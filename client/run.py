@@ -144,9 +144,8 @@ def run_client(
     def work(transport: Transport, neighbours: Neighbours) -> AgentSummary:
         near = None if options.threads else neighbours
         agent = agent_of(options, app, transport, client_id, shard, on_event, bell, near)
-        if (
-            on_return := getattr(transport, "on_return", None)
-        ) is not None:  # gRPC's, and what is based on it
+        on_return = getattr(transport, "on_return", None)  # gRPC's has it, and what is based on that
+        if on_return is not None:
             on_return(agent.hasten)
         return agent.run()
 

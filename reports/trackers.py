@@ -18,7 +18,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, members, name_of
 from anabranch.reports.result import Result
 from anabranch.reports.tracking.run import Moment, TrackedRun
-from anabranch.support.own_code import own_code, told
+from anabranch.support.own_code import is_signal, own_code, told
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
@@ -110,7 +110,7 @@ class Trackers:
 
     def start(self, run: TrackedRun) -> None:
         """The run begins."""
-        self._tell("start", lambda tracker: tracker.start(replace(run, config=deepcopy(run.config))))
+        self._tell("start", lambda tracker: tracker.start(_copied(run)))
 
     def metrics(self, version: int, values: Mapping[str, float | None], moment: Moment | None = None) -> None:
         """A version was measured, which came at this moment."""
@@ -129,8 +129,8 @@ class Trackers:
             try:
                 tell(tracker)
             except (Exception, SystemExit) as error:
-                if isinstance(error, SystemExit) and type(error) is not SystemExit:
-                    raise  # a signal that came meanwhile: see simulation/interruption.py
+                if is_signal(error):
+                    raise
                 self._trackers.remove(tracker)
                 what = told(f"tracker {name_of(type(tracker))}.{method}", error)
                 log.warning("%s\nthe run goes on without it", what)
@@ -144,7 +144,7 @@ def tell_of(result: Result, folder: Path, names: Sequence[str]) -> None:
     run = TrackedRun.of_result(result, folder)
     for tracker in [TRACKERS.find(name)() for name in names]:
         with own_code(tracker, "start"):
-            tracker.start(run)
+            tracker.start(_copied(run))
         for point in result.history:
             with own_code(tracker, "at"):
                 _at(tracker, Moment.of(point))
@@ -152,6 +152,11 @@ def tell_of(result: Result, folder: Path, names: Sequence[str]) -> None:
                 tracker.metrics(point.version, _finite(point.measured))
         with own_code(tracker, "finish"):
             tracker.finish(result.to_json())
+
+
+def _copied(run: TrackedRun) -> TrackedRun:
+    """For one tracker, which may write to it."""
+    return replace(run, config=deepcopy(run.config))
 
 
 def _at(tracker: Tracker, moment: Moment) -> None:

@@ -67,9 +67,14 @@ def own_code(app: Any, method: str, about: str = "") -> Iterator[None]:
     except AnabranchError:
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and type(error) is not SystemExit:
-            raise  # a signal that came meanwhile: see simulation/interruption.py
+        if is_signal(error):
+            raise
         raise AppError(told(head(app, method, about), error)) from error
+
+
+def is_signal(error: BaseException) -> bool:
+    """Whether it is a signal that came meanwhile, and no `sys.exit`: see simulation/interruption.py."""
+    return isinstance(error, SystemExit) and type(error) is not SystemExit
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.core.parts import PartKind
-from anabranch.support.own_code import is_own, told
+from anabranch.support.own_code import is_own, is_signal, told
 
 
 @contextmanager
@@ -32,8 +32,7 @@ def own_parts(kinds: Iterable[PartKind]) -> Iterator[None]:
     except AnabranchError:
         raise
     except (Exception, SystemExit) as error:
-        is_signal = isinstance(error, SystemExit) and type(error) is not SystemExit
-        found = None if is_signal else told_part(error, kinds)
+        found = None if is_signal(error) else told_part(error, kinds)
         if found is None:
             raise
         raise found from error

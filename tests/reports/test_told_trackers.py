@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from own_parts import forgotten
 
-from anabranch.reports.trackers import Trackers
+import anabranch as ab
+from anabranch.reports.trackers import TRACKERS, Trackers, tell_of
 from anabranch.reports.tracking.run import TrackedRun
 
 
@@ -37,7 +40,7 @@ class Scribbles(Hears):
         values["loss"] = 0.0
 
     def finish(self, result: Any) -> None:
-        result["history"].clear()
+        result["config"].clear()
 
 
 class Exits(Hears):
@@ -48,14 +51,23 @@ class Exits(Hears):
 
 
 def test_what_a_tracker_writes_to_what_it_is_told_is_told_to_nobody_else() -> None:
-    config, result = {"run": {"seed": 0}}, {"history": [1, 2]}
+    config, result = {"run": {"seed": 0}}, {"config": {"seed": 0}}
     hears = Hears()
     trackers = Trackers([Scribbles(), hears])
     trackers.start(TrackedRun("mine", "fedbuff", "digits", 0, "simulated", config))
     trackers.metrics(1, {"loss": 0.5})
     trackers.finish(result)
-    assert hears.heard == [{"run": {"seed": 0}}, {"loss": 0.5}, {"history": [1, 2]}]
-    assert (config, result) == ({"run": {"seed": 0}}, {"history": [1, 2]})
+    assert hears.heard == [{"run": {"seed": 0}}, {"loss": 0.5}, {"config": {"seed": 0}}]
+    assert (config, result) == ({"run": {"seed": 0}}, {"config": {"seed": 0}})
+
+
+def test_trackers_of_a_run_that_has_ended_are_told_by_copies_as_well(tmp_path: Path) -> None:
+    result = ab.simulate("synthetic", until=ab.Until(updates=2), out=tmp_path / "run").result
+    before = result.to_json()
+    with forgotten():
+        TRACKERS.let_in("mine.py:Scribbles", Scribbles)
+        tell_of(result, tmp_path / "run", ["scribbles"])
+    assert result.to_json() == before, "the next one is told of this"
 
 
 def test_a_tracker_that_leaves_ends_its_own_part_alone(caplog: pytest.LogCaptureFixture) -> None:
