@@ -35,6 +35,21 @@ class Line(anabranch.App):
 LATE = APP.replace("os.chdir(WHERE)\n", "").replace(
     "        x = np.load", "        os.chdir(WHERE)\n        x = np.load"
 )
+PART = """
+import os
+
+os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "elsewhere"))
+
+
+class Quiet:
+    name = "quiet"
+
+    def start(self, run): ...
+
+    def metrics(self, version, values): ...
+
+    def finish(self, result): ...
+"""
 
 
 @pytest.fixture(params=[APP, LATE], ids=["when it is loaded", "when it is asked for data"])
@@ -57,3 +72,17 @@ def test_what_commands_write_lies_where_they_were_typed(here: Path) -> None:
     assert begun.returncode == 0, begun.stderr
     assert (here / "model" / "manifest.json").exists()
     assert [path.name for path in (here / "numbers").iterdir()] == ["x.txt"]
+
+
+def test_a_part_of_ones_own_that_goes_elsewhere_when_it_is_loaded_takes_no_command_along(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "part.py").write_text(PART)
+    for words in (("init",), ("search", "--updates", 6, "--warm-up-updates", 0)):
+        command, *more = words
+        setting = 'run.trackers=["part.py:Quiet"]'
+        done = anabranch(tmp_path, command, "synthetic", *more, "--out", command, "--set", setting)
+        assert done.returncode == 0, done.stderr
+        assert any((tmp_path / command).iterdir())
+    assert not any((tmp_path / "elsewhere").iterdir())

@@ -64,8 +64,8 @@ def init(
     from anabranch.workloads.calls import join_run, settings_of
 
     app = app_spec(app, flower)
-    settings = load_config(None, overrides or ())
     with coming_back():
+        settings = load_config(None, overrides or ())
         found = load_app(app, data_path)
         join_run(found, settings.to_json())
         trainer = trainer_for(found)

@@ -66,7 +66,8 @@ def search(
     config, presets, flags = run_source(source)
     flags += option_layers(clients=clients, seed=seed)
     presets.append(("search", {"strategy": {"name": "teasq"}}))
-    settings = load_config(config, overrides or (), presets, flags)
+    with coming_back():
+        settings = load_config(config, overrides or (), presets, flags)
     if settings.strategy.name != "teasq":
         output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
         settings = replace(settings, strategy=StrategyTable("teasq"))
