@@ -152,7 +152,7 @@ class Books:
             self._log(logged)
         for call in batch:
             if call.folding is not None:
-                self._roll_back(call)
+                self._roll_back(call, max((c.event.now for c in logged if c.event is not None), default=0.0))
         for call in batch:
             if call.look is not None:
                 self._look(call)
@@ -225,14 +225,17 @@ class Books:
         self.project()
         return self.refold.folding(event, self.seq, self.engine)
 
-    def _roll_back(self, call: Call) -> None:
-        """Log a rollback once its state is known, and write a snapshot: it took the whole log to make."""
+    def _roll_back(self, call: Call, earliest: float) -> None:
+        """Log a rollback once its state is known, and write a snapshot: it took the whole log to make.
+
+        It is no earlier than what came behind it in the queue and is logged before it.
+        """
         assert call.folding is not None, "a rollback comes with its fold"
         assert call.event is not None, "and is an event"
         try:
             if self._trims and self.store.first().snapshot is None:
                 self._trim()  # first: a replay will fold from where the log begins then
-            call.event = event = call.folding.finish(self.seq + 1, call.event.now)
+            call.event = event = call.folding.finish(self.seq + 1, max(call.event.now, earliest))
         except DiskFailed:
             raise
         except AnabranchError as error:

@@ -183,7 +183,7 @@ class Writer:
     async def submit_both(
         self, event: ev.Event, inline: bytes | None, follow_up: ev.Event
     ) -> tuple[Answer, Answer]:
-        """Two events with nothing in between. Raises as `submit` does."""
+        """Two events with nothing in between but, seldom, what goes ahead. Raises as `submit` does."""
         first = self._put(Call(event, inline))
         second = self._put(Call(follow_up), first=False)
         try:

@@ -212,6 +212,19 @@ def test_a_rollback_leaves_a_snapshot_and_its_own_time(store: Store, tmp_path: P
     again.drop()
 
 
+def test_a_rollback_is_no_earlier_than_what_is_logged_before_it(store: Store, tmp_path: Path) -> None:
+    """It comes last of its batch, also where an operator's call went ahead of others that wait."""
+    desk = desk_of(store, tmp_path)
+    desk.work(8)
+    order = ev.RolledBack(desk.tick(), 1, 0, ("c1",))
+    call = Call(order, folding=desk.books.begin_rollback(order))
+    desk.books.commit([call, Call(ev.Enrolled(desk.tick(), "new", Capability()))])
+    assert call.error is None
+    logged = [(record["kind"], record["now"]) for _, record in store.records()][-2:]
+    assert logged == [("enrolled", desk.now), ("rolled_back", desk.now)]
+    desk.drop()
+
+
 def test_a_rollback_that_cannot_be_folded_is_not_logged(store: Store, tmp_path: Path) -> None:
     desk = desk_of(store, tmp_path)
     desk.work(8)
