@@ -271,8 +271,8 @@ class Agent(DeviceShell):
         again = outcome_of(error).retryable
         with self._lock:
             self.summary.failures += 1
-        kind, here = type(error).__name__, isinstance(error, StoreError) and error.own_disk
-        whose = {"own_disk": True} if here else {}
+        kind = type(error).__name__
+        whose = {"own_disk": True} if isinstance(error, StoreError) and error.own_disk else {}
         self._tell("failed", call=call.value, error=kind, detail=str(error), again=again, **whose)
         if call in (DeviceCall.ASK, DeviceCall.FETCH) and isinstance(error, ManifestMismatch):
             self._enrolled()  # another run may be served there now: raises if its model is another, too

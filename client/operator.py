@@ -494,7 +494,7 @@ class OperatorClient:
         self,
         method: grpc.UnaryUnaryMultiCallable[Request, Response],
         request: Request,
-        timeout_s: float | None = None,
+        timeout_s: float = CONTROL_S,
     ) -> Response:
         """A call that changes something: it may be at work in the server when nobody waits for it."""
         try:
@@ -509,10 +509,10 @@ class OperatorClient:
         self,
         method: grpc.UnaryUnaryMultiCallable[Request, Response],
         request: Request,
-        timeout_s: float | None = None,
+        timeout_s: float = CONTROL_S,
     ) -> Response:
         with self._errors():
-            return method(request, timeout=CONTROL_S if timeout_s is None else timeout_s)
+            return method(request, timeout=timeout_s)
 
 
 def _percentiles(found: operators.Percentiles) -> Percentiles:

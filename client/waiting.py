@@ -34,14 +34,14 @@ class WaitingNotice:
     def hear(self, kind: str, **data: Any) -> None:
         """The same of a device, of which nobody else hears what it does: an `OnEvent`."""
         if kind == "failed" and data.get("again", True):
-            self._failed(data["error"], data["detail"], OWN_DISK if data.get("own_disk") else self._whom)
+            self._failed(data["error"], data["detail"], data.get("own_disk", False))
         elif kind == "refused" and data["reason"] in HELD_UP:
             self._failed(data["reason"], data["detail"])
         elif kind == "pushed" or (kind in ANSWERS and self._for != OWN_DISK):
             self.answered()
 
-    def _failed(self, error: str, text: str, waited_for: str = "") -> None:
-        now, waited_for = self._now(), waited_for or self._whom
+    def _failed(self, error: str, text: str, own_disk: bool = False) -> None:
+        now, waited_for = self._now(), OWN_DISK if own_disk else self._whom
         if self._since is None or waited_for != self._for:
             self._for, self._since, self._pause_s, self._due = waited_for, now, FIRST_S, now
         if now < self._due:
@@ -58,6 +58,6 @@ class WaitingNotice:
         if self._since is not None:
             seconds = round(self._now() - self._since)
             fields = {"address": self._whom, "seconds": seconds}
-            there = f"{self._for} takes results" if self._for == OWN_DISK else f"{self._whom} answers"
-            log.info("%s", there, extra={"fields": fields})
+            does = "takes results" if self._for == OWN_DISK else "answers"
+            log.info("%s %s", self._for, does, extra={"fields": fields})
         self._since, self._pause_s, self._due = None, FIRST_S, self._now()
