@@ -23,11 +23,12 @@ from typing import Any
 from anabranch.workloads.digits import Digits
 from benchmarks.arena.cells import DEVICES, Cell
 from benchmarks.arena.intervals import Interval, bootstrap, paired
-from benchmarks.arena.page import chain_of, tuned_to
+from benchmarks.arena.page import chain_of
 from benchmarks.arena.play import Match, play, tell
 from benchmarks.arena.rows import RAW, SPARSE, Row
 from benchmarks.arena.standings import BELOW, lead, reached
 from benchmarks.arena.store import Record, Store
+from benchmarks.arena.tables import tuned_to
 from benchmarks.arena.tuning import SEEDS, Axis, Grid
 from benchmarks.studies import Point, Tables, one_thread, publish, table
 

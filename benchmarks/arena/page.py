@@ -1,87 +1,69 @@
-"""The arena's page, of what was run."""
+"""The arena's pages, of what was run: the study, what was found, and the tables of each workload."""
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arena import deadlines, published, stepped
-from benchmarks.arena.cells import (
-    CELLS,
-    DEVICES,
-    EVALUATIONS,
-    FAULTS,
-    LEAVERS,
-    LINKS,
-    SPLITS,
-    WORKLOADS,
-    Cell,
-)
+from benchmarks.arena import deadlines, published, stepped, tables
+from benchmarks.arena.cells import CELLS, DEVICES, EVALUATIONS, FAULTS, LEAVERS, LINKS, SPLITS, WORKLOADS
 from benchmarks.arena.picture import SPARSELY, TITLE, drawn
 from benchmarks.arena.play import Match, matches
-from benchmarks.arena.rows import (
-    CAP,
-    CHAINS,
-    DEADLINES_S,
-    HORIZON_S,
-    NUMBERS,
-    REFERENCE,
-    ROWS,
-    SPARSE,
-    TUNED,
-    Row,
-)
-from benchmarks.arena.standings import (
-    AGAINST,
-    BELOW,
-    MARK,
-    MET,
-    WORDS,
-    Count,
-    count,
-    half_way,
-    lead,
-    reached,
-    soonness,
-    standings,
-)
-from benchmarks.arena.store import RESULTS, Record
+from benchmarks.arena.rows import CAP, CHAINS, DEADLINES_S, HORIZON_S, NUMBERS, ROWS, SPARSE, TUNED
+from benchmarks.arena.standings import AGAINST, BELOW, MARK, MET, WORDS, Count, count, soonness, standings
+from benchmarks.arena.store import RESULTS
+from benchmarks.arena.tables import Ended, Finals
 from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
 from benchmarks.studies import table
 
-SUMMARY, REMARKS = (Path(__file__).with_name(name) for name in ("summary.md", "remarks.md"))
-PAGE = Path(__file__).parents[2] / "docs" / "studies" / "arena.md"
-PICTURE = PAGE.with_suffix(".svg")
-
-Finals = Sequence[Record]
-Ended = Mapping[tuple[str, str], tuple[Match, Finals]]  # by the names of a cell and a row
-Figure = Callable[[Record], float | None]
+NOTES = Path(__file__).with_name("notes")
+PAGES = Path(__file__).parents[2] / "docs" / "studies"
+STUDY, FINDINGS = "arena.md", "arena-findings.md"
+PICTURE = "arena.svg"
+SAID = {"digits": "Digits", "fashion-mnist": "Fashion-MNIST", "text": "Text", "regression": "Regression"}
 
 
 def write(results: Path = RESULTS) -> None:
-    """Make it and its picture, with what was found by looking."""
+    """Make them and their pictures, with what was found by looking."""
     found = matches(CELLS, ROWS, results)
-    summary, remarks = (path.read_text(encoding="utf-8") for path in (SUMMARY, REMARKS))
-    PAGE.write_text(text(found, summary, remarks), encoding="utf-8")
+    notes = {path.stem: path.read_text(encoding="utf-8") for path in NOTES.glob("*.md")}
     finals = _finals(_ended(found))
-    PICTURE.write_text(drawn(standings(CELLS, finals)), encoding="utf-8")
-    PAGE.with_name(published.PICTURE).write_text(published.drawn(finals), encoding="utf-8")
+    drawings = {PICTURE: drawn(standings(CELLS, finals)), published.PICTURE: published.drawn(finals)}
+    for name, text in (pages(found, notes) | drawings).items():
+        (PAGES / name).write_text(text, encoding="utf-8")
 
 
-def text(all_matches: Sequence[Match], summary: str = "", remarks: str = "") -> str:
-    """The page of what has ended of these; `summary` and `remarks` are what was found by looking."""
+def pages(all_matches: Sequence[Match], notes: Mapping[str, str]) -> dict[str, str]:
+    """The pages of what has ended of these, by their files' names.
+
+    `notes` are what was found by looking: the `summary` and the `limits` of the study, the `findings`, and
+    what there is to say of a workload, by its name.
+    """
     ended = _ended(all_matches)
-    cells = [cell for cell in CELLS if any(at == cell.name for at, _ in ended)]
-    shown = [row for row in ROWS if any(whose == row.name for _, whose in ended)]
-    first = (_title(), _in_short(ended), summary.strip(), _how(), remarks.strip())
-    each = (_cell(cell, ended) for cell in cells)
     finals = _finals(ended)
-    sections = (stepped.section(finals), deadlines.section(finals), published.section(finals))
-    parts = (*first, *sections, _overview(cells, shown, ended), *each, _not_run(cells, ended))
-    return "\n\n".join(part for part in parts if part) + "\n"
+    compared = (part.section(finals) for part in (stepped, deadlines, published))
+    made = {
+        STUDY: (
+            _title(),
+            _in_short(finals),
+            notes.get("summary"),
+            _how(),
+            notes.get("limits"),
+            _not_run(ended),
+        ),
+        FINDINGS: (_findings_title(), notes.get("findings"), *compared),
+    }
+    for workload in WORKLOADS:
+        titled = (_workload_title(workload), notes.get(workload))
+        made[page_of(workload)] = (*titled, *tables.sections(workload, ended))
+    return {name: "\n\n".join(part.strip() for part in parts if part) + "\n" for name, parts in made.items()}
+
+
+def page_of(workload: str) -> str:
+    """The file's name of a workload's page."""
+    return f"arena-{workload}.md"
 
 
 def _ended(all_matches: Sequence[Match]) -> Ended:
@@ -93,16 +75,30 @@ def _finals(ended: Ended) -> Mapping[tuple[str, str], Finals]:
 
 
 def _title() -> str:
-    return """# The arena
+    each = _list(f"[{SAID[workload]}]({page_of(workload)})" for workload in WORKLOADS)
+    return f"""# The arena
 
 Made by `python -m benchmarks.arena page` of what `python -m benchmarks.arena run` has left in
 [benchmarks/arena/results](../../benchmarks/arena/results); do not edit. A cell or a row that is not here
-was not run."""
+was not run. [What was found]({FINDINGS}) goes into each question; every row of every cell is in the tables of
+its workload: {each}."""
 
 
-def _in_short(ended: Ended) -> str:
+def _findings_title() -> str:
+    return f"""# The arena: what was found
+
+What [the arena]({STUDY}) was looked at for, question by question, in points of accuracy at the end of the
+same time unless it says otherwise."""
+
+
+def _workload_title(workload: str) -> str:
+    return f"""# The arena: {SAID[workload]}
+
+Every row of this workload's cells, of [the arena]({STUDY}), which says how it was run."""
+
+
+def _in_short(finals: Mapping[tuple[str, str], Finals]) -> str:
     """The picture, and in how many cells each is over each."""
-    finals = _finals(ended)
     found = standings(CELLS, finals)
 
     def each(counted: Callable[..., Count]) -> str:
@@ -119,7 +115,7 @@ def _in_short(ended: Ended) -> str:
     chains = f"`{SPARSELY}`: all travel by the sparse chain ({sparsely} cells), else whole."
     return f"""## In short
 
-![{TITLE}, by cell]({PICTURE.name})
+![{TITLE}, by cell]({PICTURE})
 
 Accuracy at the end of the same time less that of {WORDS[MARK]}, by cell: the mean of five paired seeds and
 its interval. A ring is level with them, an arrow is beyond the edge.
@@ -180,102 +176,10 @@ def _list(seeds: Iterable[Any]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _overview(cells: Sequence[Cell], rows: Sequence[Row], ended: Ended) -> str:
-    """A table for each workload, links and who leaves: rows by splits."""
-    alike: dict[tuple[str, str, str], list[Cell]] = {}
-    for cell in cells:
-        alike.setdefault((cell.workload, cell.links, cell.faults), []).append(cell)
-    each = "\n\n".join(_group(", ".join(of), found, rows, ended) for of, found in alike.items())
-    return f"""## Accuracy at the end, less FedAvg's
-
-Points, with their interval: **bold** where all of it is over or under zero. The line of `{REFERENCE}`
-has its accuracy in %, as all lines have in a cell without it.
-
-{each}"""
-
-
-def _group(title: str, cells: Sequence[Cell], rows: Sequence[Row], ended: Ended) -> str:
-    lines = [[row.name, *(_at(cell, row, ended) for cell in cells)] for row in rows]
-    return table((title, *(cell.split for cell in cells)), [line for line in lines if any(line[1:])])
-
-
-def _at(cell: Cell, row: Row, ended: Ended) -> str:
-    found = ended.get((cell.name, row.name))
-    if found is None:
-        return ""
-    reference = _reference(cell, ended)
-    if reference is None or row.name == REFERENCE:
-        return _mean(found[1], lambda r: r.accuracy)
-    return str(lead(found[1], reference))
-
-
-def _reference(cell: Cell, ended: Ended) -> Finals | None:
-    found = ended.get((cell.name, REFERENCE))
-    return None if found is None else found[1]
-
-
-def _cell(cell: Cell, ended: Ended) -> str:
-    reference = _reference(cell, ended)
-    found = [of for (at, _), of in ended.items() if at == cell.name]
-    found.sort(key=lambda of: statistics.fmean(r.accuracy for r in of[1]))
-    target = statistics.fmean(r.accuracy for r in reference or found[0][1]) - BELOW
-    lines = [_line(match, finals, reference, target) for match, finals in found]
-    to = f"to {target:.1f} %"
-    head = ("", "accuracy, %", "less FedAvg", "at half the time, less FedAvg's end", f"seconds {to}")
-    more = (
-        f"MB up {to}",
-        f"MB down {to}",
-        "MB, both ways",
-        "worst tenth, %",
-        "updates",
-        "staleness",
-        "tuned to",
-    )
-    whose = f"`{REFERENCE}`'s" if reference else "the lowest row's"
-    of_target = f"{to.removeprefix('to ')} is {whose} accuracy less {BELOW:g}"
-    return f"## {cell.name}\n\nThe worst first; {of_target}.\n\n{table((*head, *more), lines)}"
-
-
-def _line(match: Match, finals: Finals, reference: Finals | None, target: float) -> list[str]:
-    against = half = ""
-    if reference is not None and match.row.name != REFERENCE:
-        against = str(lead(finals, reference))
-        half = str(half_way(finals, reference))
-    there = [at for r in finals if (at := reached(r, target)) is not None]
-    some = "" if len(there) == len(finals) else f" ({len(there)} of {len(finals)})"
-    return [
-        match.row.name,
-        _mean(finals, lambda r: r.accuracy),
-        against,
-        half,
-        _average([seconds for seconds, _, _ in there], 0) + some,
-        _average([up for _, up, _ in there], 2) + some,
-        _average([down for _, _, down in there], 2) + some,
-        _mean(finals, lambda r: r.up_mb + r.down_mb),
-        _mean(finals, lambda r: r.worst_tenth),
-        _mean(finals, lambda r: r.updates, 0),
-        _mean(finals, lambda r: r.staleness),
-        tuned_to(match, finals),
-    ]
-
-
-def _mean(finals: Finals, figure: Figure, digits: int = 1) -> str:
-    return _average([value for r in finals if (value := figure(r)) is not None], digits)
-
-
-def _average(values: Sequence[float], digits: int) -> str:
-    return f"{statistics.fmean(values):.{digits}f}" if values else "-"
-
-
-def tuned_to(match: Match, finals: Finals) -> str:
-    """The setting that a row has ended at; †: a neighbour of it was left."""
-    setting = ", ".join(f"{key.rsplit('.', 1)[1]} {value:g}" for key, value in finals[0].setting.items())
-    return setting + ("" if match.progress.settled else " †")
-
-
-def _not_run(cells: Sequence[Cell], ended: Ended) -> str:
+def _not_run(ended: Ended) -> str:
     """Which cells have no row, and in how many cells each row is: the rest of them was not run."""
-    names = [f"`{cell.name}`" for cell in CELLS if cell not in cells]
+    run = {cell for cell, _ in ended}
+    names = [f"`{cell.name}`" for cell in CELLS if cell.name not in run]
     kinds = f"{len(WORKLOADS)} workloads, {len(SPLITS)} splits, {len(LINKS)} links, {len(FAULTS)} faults"
     counts = Counter(row for _, row in ended)
     lines = [

@@ -364,13 +364,22 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
     which = [row("fedavg"), row("fedbuff"), row("port")]
     play.play(play.matches([CELL], which[:1], tmp_path), 60, silent, Runner(lambda setting: 80.0))
     play.play(play.matches([CELL], which[1:2], tmp_path), 60, silent, Runner(lambda setting: 83.0))
-    text = page.text(play.matches(cells.CELLS, which, tmp_path))
-    assert "| fedbuff/raw | **+3.0 (+3.0 to +3.0)** |" in text
-    assert "seconds to 79.0 %" in text
-    assert "port" not in text.split("## Not run")[0].split("## Accuracy")[1]
-    assert "`digits/dirichlet-0.1/link/leavers`" in text.split("## Not run")[1]
-    assert f"`{CELL.name}`" not in text.split("## Not run")[1]
-    assert "| 1 | `fedavg/raw`, `fedbuff/raw` |" in text
+    made = page.pages(play.matches(cells.CELLS, which, tmp_path), {"digits": "## Looked at\n\nBy eye.\n"})
+    digits, study = made["arena-digits.md"], made["arena.md"]
+    assert "| fedbuff/raw | **+3.0 (+3.0 to +3.0)** |" in digits
+    assert "seconds to 79.0 %" in digits
+    assert "port" not in digits
+    assert "By eye." in digits
+    assert CELL.name not in "".join(text for name, text in made.items() if name != "arena-digits.md")
+    assert "`digits/dirichlet-0.1/link/leavers`" in study
+    assert "| 1 | `fedavg/raw`, `fedbuff/raw` |" in study
+
+
+def test_every_page_of_the_arena_leads_to_the_others() -> None:
+    made = page.pages([], {})
+    for name in made.keys() - {"arena.md"}:
+        assert f"]({name})" in made["arena.md"]
+        assert "](arena.md)" in made[name]
 
 
 def finals(accuracies: dict[str, list[float]], chain: str = "raw") -> Any:
