@@ -111,7 +111,7 @@ class PartKind:
         """
         name = name_of(part)
         if not name:
-            raise ConfigError(f"{place}: a {self.word} needs a name of its own: write name = '...' in it")
+            raise ConfigError(f"{place}: this {self.word} needs a name of its own: write name = '...' in it")
         known = self._let_in.get(name)
         if name in self.built_in or name in self._entries or not (known is None or _same(known, part)):
             raise ConfigError(f"{place}: there is another {self.word} {name!r} already: rename this one")

@@ -222,6 +222,18 @@ def test_a_near_word_is_offered_once(words: list[str], tmp_path: Path) -> None:
     assert done.stderr.replace("\n", " ").count("Did you mean") == 1, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("word", "guessed"), [("--server", ""), ("--insecur", "--insecure"), ("--identiy", "--identity")]
+)
+def test_nobody_is_led_into_the_clear_by_a_guess(word: str, guessed: str, tmp_path: Path) -> None:
+    """The spelling nearest to `--server`, which operators' commands do not have, is `--insecure`."""
+    done = anabranch("admin", "status", word, "127.0.0.1:7070", cwd=tmp_path)
+    assert done.returncode == 2
+    said = done.stderr.replace("\n", " ").partition("Did you mean")[2]
+    assert bool(said) == bool(guessed)
+    assert guessed in said
+
+
 def test_the_list_of_commands_needs_none_of_them() -> None:
     code = """
 import sys

@@ -195,7 +195,7 @@ def kind() -> PartKind:
     [
         ("", AppError, "own.py has no attribute 'Mine'"),
         ("class Mien: pass", AppError, "did you mean 'Mien'?"),
-        ("class Mine: pass", ConfigError, "a widget needs a name of its own: write name = '...' in it"),
+        ("class Mine: pass", ConfigError, "this widget needs a name of its own: write name = '...' in it"),
         ("class Mine: name = 'mine'", ConfigError, "is no widget: it lacks turn; see docs/extending.md"),
         (
             "class Mine: name, turn = 'plain', 1",

@@ -127,9 +127,17 @@ class _Commands(TyperGroup):
             Console(stderr=True).print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
-            if "Did you mean" in getattr(error, "message", ""):  # typer's, which click 8.4 would say again
-                vars(error)["possibilities"] = None
+            _guess_once(error)
             raise
+
+
+def _guess_once(error: Exception) -> None:
+    """What a word that is none may have meant; nobody is led into the clear by a guess at `--server`."""
+    said = vars(error)
+    if "Did you mean" in said.get("message", ""):  # typer's, which click 8.4 would say again
+        said["possibilities"] = None
+    elif said.get("possibilities") and not said.get("option_name", "").startswith("--i"):
+        said["possibilities"] = [guess for guess in said["possibilities"] if guess != "--insecure"]
 
 
 app = typer.Typer(
