@@ -30,3 +30,16 @@ def read_again(of: Stateful, state: Any) -> Any:
     arrays: dict[str, Any] = {}
     meta = json.loads(json.dumps(packed(state, "state", arrays), allow_nan=False))
     return unpacked(meta, arrays, of.state_type)
+
+
+def numbers_in(state: Any) -> int:
+    """How many values a state holds, those of its arrays too."""
+    arrays: dict[str, Any] = {}
+    plain = packed(state, "state", arrays)
+    return _leaves(plain) + sum(int(array.size) for array in arrays.values())
+
+
+def _leaves(plain: Any) -> int:
+    if isinstance(plain, dict | list):
+        return sum(map(_leaves, plain.values() if isinstance(plain, dict) else plain))
+    return 1

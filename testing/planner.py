@@ -19,6 +19,7 @@ from anabranch.core.parts import PartKind
 from anabranch.core.rng import seed_of
 from anabranch.strategies.submodels.registry import PLANNERS
 from anabranch.testing.data import frozen, read_again
+from anabranch.testing.elsewhere import came_to
 from anabranch.testing.kind import check_of_kind
 from anabranch.testing.models import SPEC, tensors
 
@@ -46,6 +47,12 @@ def life(
         state = of.released(state, part) if i % 5 == 4 else of.applied(state, part, i + 1)
         drift = drift + np.float32(0.01) * np.random.default_rng(i).standard_normal(drift.size).astype("f4")
     return state, found
+
+
+def life_as_text(of: Planner) -> tuple[str, list[str]]:
+    """The same, for another process."""
+    state, found = life(of)
+    return frozen(of, state), [repr(part) for part in found]
 
 
 class PlannerConformance:
@@ -85,6 +92,10 @@ class PlannerConformance:
         (before, part), (after, again) = plans
         assert part == again, "what it remembers is not all in its state"
         assert frozen(lived, before) == frozen(restarted, after)
+
+    def test_another_process_comes_to_the_same(self) -> None:
+        """As a server does that is started again. There a set of texts has another order."""
+        assert life_as_text(self.make()) == came_to(life_as_text, self.make())
 
     def test_a_submodel_is_of_the_models_own_units_or_tensors(self) -> None:
         for part in life(self.make())[1]:

@@ -70,6 +70,12 @@ class RuleConformance:
     def test_one_row_is_no_error(self, rule: Rule, matrix: Any) -> None:
         assert np.isfinite(rule.combine(rows_of(matrix[:1]), np.zeros(SIZE))).all()
 
+    def test_rows_of_zeros_are_no_error(self, rule: Rule) -> None:
+        """Devices may have learned nothing: such rows have no length to be divided by."""
+        for rows in (np.zeros((5, SIZE)), np.concatenate([np.zeros((3, SIZE)), np.ones((4, SIZE))])):
+            assert np.isfinite(rule.combine(rows_of(rows), np.zeros(SIZE))).all()
+        assert not rule.combine(rows_of(np.zeros((5, SIZE))), np.zeros(SIZE)).any()
+
     def test_a_coordinate_that_no_row_covers_is_zero(self, rule: Rule, matrix: Any) -> None:
         covered = np.arange(SIZE - 2)
         rows = [Row(row[: SIZE - 2].astype(np.float32), covered) for row in matrix]

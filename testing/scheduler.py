@@ -16,6 +16,7 @@ from anabranch.core.parts import PartKind
 from anabranch.strategies.schedulers.registry import SCHEDULERS
 from anabranch.strategies.schedulers.scheduler import Scheduler
 from anabranch.testing.data import frozen, read_again
+from anabranch.testing.elsewhere import came_to
 from anabranch.testing.kind import check_of_kind
 
 CLIENTS = tuple(f"c{i}" for i in range(6))
@@ -50,6 +51,12 @@ def life(of: Scheduler, tasks: int = 40) -> tuple[Any, list[Plan]]:
     return state, plans
 
 
+def life_as_text(of: Scheduler) -> tuple[str, list[str]]:
+    """The same, for another process."""
+    state, plans = life(of)
+    return frozen(of, state), [repr((plan.local, plan.uplink)) for plan in plans]
+
+
 class SchedulerConformance:
     """Write the fixture `scheduler`: yours, of whatever parameters; with `params` of several."""
 
@@ -76,6 +83,10 @@ class SchedulerConformance:
         ]
         before, after = [(plan.local, plan.uplink, frozen(scheduler, plan.state)) for plan in plans]
         assert before == after
+
+    def test_another_process_comes_to_the_same(self, scheduler: Scheduler) -> None:
+        """As a server does that is started again. There a set of texts has another order."""
+        assert life_as_text(scheduler) == came_to(life_as_text, scheduler)
 
     def test_admitting_changes_nothing_and_refuses_with_a_reason(self, scheduler: Scheduler) -> None:
         state = life(scheduler)[0]

@@ -12,14 +12,16 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import CODEC_STAGES, make_codec
 from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.model.chains import parse_chain
-from anabranch.core.model.params import SparseVector, dense
+from anabranch.core.model.params import SparseVector, Vector, dense
 from anabranch.core.parts import PartKind
 from anabranch.testing.kind import check_of_kind
 from anabranch.testing.payloads import damaged, laplace, model
 
 SPEC = model()
 LAYOUT = Layout.of(SPEC)
+CODED = np.concatenate([np.arange(*run) for run in LAYOUT.groups[0].runs])  # the rest travels as it is
 DAMAGES = 200
+ROUGHLY = 0.35
 
 
 def verdict(codec: Codec, data: bytes, layout: Layout) -> str:
@@ -37,6 +39,19 @@ def verdict(codec: Codec, data: bytes, layout: Layout) -> str:
         assert 0 <= indices[0] <= indices[-1] < layout.size
     assert dense(decoded).shape == (layout.size,)
     return "taken"
+
+
+def how_far_off(codec: Codec, x: Vector) -> float:
+    """By which part of itself what arrives is too long or too short, to be as near as it can be.
+
+    Or on average, where that is less: a stage that draws may send what is long, and right in the mean.
+    """
+    arrived = dense(codec.decode(codec.encode(x, LAYOUT), LAYOUT))
+    sent, found = x[CODED].astype(np.float64), arrived[CODED].astype(np.float64)
+    along = float(found @ sent)
+    if not along:
+        return 1.0
+    return min(abs(along / float(found @ found) - 1), abs(along / float(sent @ sent) - 1))
 
 
 class StageConformance:
@@ -70,6 +85,11 @@ class StageConformance:
         found = dense(codec.decode(payload, LAYOUT)).astype(np.float64)
         np.testing.assert_array_equal(x, given, "the values to be encoded have changed")
         assert (np.abs(found - x) <= np.abs(x).astype(np.float64).max() + 1e-30).all()
+
+    def test_what_arrives_is_of_the_direction_and_size_of_what_was_sent(self, codec: Codec) -> None:
+        """Of values of one size at least: a stage may have a step of its own, or bounds."""
+        off = [how_far_off(codec, laplace(SPEC.size, s) * np.float32(10.0 ** (3 * s))) for s in range(4)]
+        assert min(off) < ROUGHLY, "what arrives is another vector, or of another length: is its scale sent?"
 
     def test_zeros_stay_zeros(self, codec: Codec) -> None:
         zeros = np.zeros(SPEC.size, np.float32)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anabranch.core.engine.answers import checked_step, checked_task
 from anabranch.core.engine.strategy import Context, State, Step, Strategy, may_publish
 from anabranch.core.kept_state import lost
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector
@@ -16,14 +17,17 @@ from anabranch.core.model.submodels import Coordinates
 from anabranch.core.model.updates import Ask, LocalPlan, Task, Update, Verdict
 from anabranch.core.parts import PartKind
 from anabranch.strategies.registry import STRATEGIES
-from anabranch.testing.data import frozen, read_again
+from anabranch.testing.data import frozen, numbers_in, read_again
+from anabranch.testing.elsewhere import came_to
 from anabranch.testing.kind import check_of_kind
 
 SIZE = 5
 SPEC = ParamSpec.of({"w": np.zeros(SIZE, np.float32)})
+LONG = 256  # updates of a run that goes on for long
+BESIDE = "draw of core.rng alone, read no clock but context.now, and remember nothing but in the state"
 
 
-def update(strategy: Strategy, number: int, staleness: int) -> Update:
+def update(strategy: Strategy, number: int, staleness: int, scale: float = 1.0) -> Update:
     """One of the whole model, every third sparse, or, of every other where it takes sub-models, of a part.
 
     As on a server nobody can write to the values.
@@ -33,7 +37,7 @@ def update(strategy: Strategy, number: int, staleness: int) -> Update:
     if strategy.supports_submodels and number % 2:
         part = Coordinates(np.flatnonzero(rng.random(SIZE) < 0.5))
         part = part if part.size else Coordinates(np.array([number % SIZE]))
-    delta = rng.standard_normal(SIZE if part is None else part.size).astype(np.float32)
+    delta = (scale * rng.standard_normal(SIZE if part is None else part.size)).astype(np.float32)
     delta.flags.writeable = False
     sent: Delta = delta
     if part is None and number % 3 == 2:
@@ -53,30 +57,47 @@ def start(strategy: Strategy) -> tuple[State, Any]:
     return strategy.init(vector), vector
 
 
-def run(strategy: Strategy, count: int, *, restarts: bool = False) -> list[Step]:
+def run(strategy: Strategy, count: int, *, restarts: bool = False, scale: float = 1.0) -> list[Step]:
     """`count` updates, each as fresh as its number is even; the steps, deeply copied.
 
-    `restarts`: before each of them the server begins anew, with what a snapshot has.
+    `restarts`: before each of them the server begins anew, with what a snapshot has, and with a strategy that
+    remembers nothing.
     """
+    made = copy.deepcopy(strategy)
     state, vector = start(strategy)
     steps = []
     for i in range(count):
         staleness = i % 2
         if restarts:
-            state, vector = read_again(strategy, state), vector.copy()
-        step = strategy.step(
-            state, vector, update(strategy, i, staleness), context(strategy, vector, staleness)
-        )
+            strategy, state, vector = copy.deepcopy(made), read_again(strategy, state), vector.copy()
+        sent, was = update(strategy, i, staleness, scale), vector.copy()
+        step = strategy.step(state, vector, sent, context(strategy, vector, staleness))
+        check_step(strategy, step, vector, was)
         state, vector = step.state, vector if step.vector is None else step.vector
         steps.append(copy.deepcopy(step))
     return steps
 
 
+def check_step(strategy: Strategy, step: Step, vector: Any, was: Any) -> None:
+    """It is one that a server takes. `vector` is what the step was given, and `was` what it was before."""
+    checked_step(step, f"strategy {strategy.name!r}", SPEC)
+    if step.vector is None:
+        assert np.array_equal(vector, was), "it gives no vector and has changed the model: change a copy"
+    else:
+        assert np.isfinite(step.vector).all(), "a model that is not finite: reject what would make it so"
+
+
+def steps_as_text(strategy: Strategy) -> list[tuple[str, str, str]]:
+    """What twelve updates come to, for another process."""
+    steps = run(strategy, 12)
+    return [(frozen(strategy, s.state), repr(s.decision), repr(s.vector)) for s in steps]
+
+
 def check_equal(strategy: Strategy, ones: list[Step], others: list[Step]) -> None:
     """To the bit."""
     for a, b in zip(ones, others, strict=True):
-        assert frozen(strategy, a.state) == frozen(strategy, b.state)
-        assert a.decision == b.decision
+        assert frozen(strategy, a.state) == frozen(strategy, b.state), BESIDE
+        assert a.decision == b.decision, BESIDE
         if a.vector is None or b.vector is None:
             assert a.vector is b.vector
         else:
@@ -99,8 +120,26 @@ class StrategyConformance:
         check_equal(strategy, run(strategy, 12), run(strategy, 12))
 
     def test_a_restart_changes_nothing(self, strategy: Strategy) -> None:
-        """Whenever it comes: what is kept is neither the model itself nor the array of another field."""
-        check_equal(strategy, run(strategy, 12), run(strategy, 12, restarts=True))
+        """Whenever it comes: what is kept is neither in `self`, nor the model itself, nor another's array."""
+        made = copy.deepcopy(strategy)
+        check_equal(strategy, run(strategy, 12), run(made, 12, restarts=True))
+
+    def test_another_process_comes_to_the_same(self, strategy: Strategy) -> None:
+        """As a server does that is started again. There a set of texts has another order."""
+        there = came_to(steps_as_text, strategy)
+        assert steps_as_text(strategy) == there, f"hash() and sets of texts differ by process; {BESIDE}"
+
+    def test_an_update_of_zeros_is_no_obstacle(self, strategy: Strategy) -> None:
+        """A device may have learned nothing: its update has no length to be divided by."""
+        run(strategy, 12, scale=0.0)
+
+    def test_what_is_remembered_does_not_grow_with_the_updates(self, strategy: Strategy) -> None:
+        """Those of four devices, a run long. Each snapshot has all of it."""
+        steps = run(strategy, LONG)
+        sizes = [numbers_in(s.state) if s.vector is not None else 0 for s in steps]
+        early, late = max(sizes[: LONG // 2]), max(sizes[LONG // 2 :])
+        if early:  # else it waits for more updates than these
+            assert late <= 1.5 * early, f"the state holds {late} values after {LONG} updates, {early} by half"
 
     def test_a_version_is_published_exactly_with_a_vector(self, strategy: Strategy) -> None:
         for step in run(strategy, 12):
@@ -149,6 +188,7 @@ class StrategyConformance:
         assert strategy.admit(state, ask, context(strategy, vector, 0)) is None
         assert frozen(strategy, state) == before
         plan = strategy.plan(state, ask, local, context(strategy, vector, 0))
+        checked_task(plan, f"strategy {strategy.name!r}", strategy.state_type, local)
         kept = {f.name for f in fields(LocalPlan)} - {"proximal_mu"}
         assert all(getattr(plan.local, name) == getattr(local, name) for name in kept)
 

@@ -1,0 +1,205 @@
+"""Parts that are wrong, each in a way of its own, for the kits to notice; another process can import them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anabranch.compress.quantisers import NOT_SENT
+from anabranch.compress.stage import Coded, Dense, Role, StageContext, Stream, ValuesStage, take
+from anabranch.core.engine.strategy import AsyncStrategy, Context, Plan, Refusal, State, Step, published
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.model.params import Vector, add_scaled, dense
+from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Update, Verdict
+from anabranch.strategies.robust.rows import Floats, Rows
+
+
+@dataclass(frozen=True)
+class Remembered:
+    number: int = 0
+    model: Vector | None = None
+    table: dict[str, int] = field(default_factory=dict)
+
+
+class Plain(AsyncStrategy):
+    """Half of each update is added; what is wrong comes in a subclass."""
+
+    name: ClassVar[str] = "wrong"
+    state_type: ClassVar[type[Any]] = Remembered
+
+    def init(self, vector: Vector) -> State:
+        return Remembered()
+
+    def next(self, state: State, vector: Vector) -> State:
+        return replace(state, number=state.number + 1)
+
+    def weight(self, update: Update) -> float:
+        return 0.5
+
+    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+        weight = self.weight(update)
+        add_scaled(vector, weight, update.delta)
+        return Step(self.next(state, vector), vector, published(context.staleness, weight))
+
+
+class KeepsTheModel(Plain):
+    """Momentum by the model itself: none until a restart, some in the first step after one."""
+
+    def next(self, state: State, vector: Vector) -> State:
+        if state.model is not None:
+            vector += np.float32(0.1) * (vector - state.model)
+        return replace(state, model=vector)
+
+
+class NumbersAsKeys(Plain):
+    """From the fifth update on."""
+
+    def next(self, state: State, vector: Vector) -> State:
+        table = {state.number: 1} if state.number > 4 else {}
+        return Remembered(state.number + 1, None, table)
+
+
+class DenseAlone(Plain):
+    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+        added: Any = update.delta
+        return Step(state, vector + np.float32(0.5) * added, published(context.staleness, 0.5))
+
+
+class WritesTheUpdate(Plain):
+    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+        if isinstance(update.delta, np.ndarray):
+            update.delta[:] *= 0.5
+        return super().step(state, vector, update, context)
+
+
+class Counting(Plain):
+    """Four at a time; a task that is lost holds its place for ever."""
+
+    def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
+        return Refusal(Reason.AT_CAPACITY, "four train") if state.number >= 4 else None
+
+    def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        return Plan(replace(state, number=state.number + 1), local)
+
+    def next(self, state: State, vector: Vector) -> State:
+        return replace(state, number=max(0, state.number - 1))
+
+
+class CountsInSelf(Plain):
+    """A device's rank, as it was first seen: the second time all are known."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+
+    def weight(self, update: Update) -> float:
+        return 1 / (1 + self.seen.setdefault(update.client_id, len(self.seen)))
+
+
+class ByHash(Plain):
+    def weight(self, update: Update) -> float:
+        return 1 / (1 + hash(update.client_id) % 1_000_003)
+
+
+class InTheOrderOfASet(Plain):
+    """What comes first of a set of a hundred texts: of two processes hardly ever the same."""
+
+    def weight(self, update: Update) -> float:
+        return 1 / (1 + int(next(iter({str(number) for number in range(100)}))))
+
+
+class Normalises(Plain):
+    def weight(self, update: Update) -> float:
+        return 1 / float(np.linalg.norm(dense(update.delta)))
+
+
+class KeepsAll(Plain):
+    def next(self, state: State, vector: Vector) -> State:
+        return Remembered(state.number + 1, None, {**state.table, f"u{state.number}": 1})
+
+
+class ChangesWhatItHolds(Plain):
+    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+        step = super().step(state, vector, update, context)
+        held = Decision(Verdict.HELD, context.staleness, 0.5)
+        return step if state.number % 2 else replace(step, vector=None, decision=held)
+
+
+class GrowsBeyondNumbers(Plain):
+    def weight(self, update: Update) -> float:
+        return 1e38
+
+
+class AnothersNumber(Plain):
+    def weight(self, update: Update) -> Any:
+        return np.float32(0.5)
+
+
+@dataclass(frozen=True)
+class Halves(ValuesStage):
+    """Right: half floats of the largest value, and that."""
+
+    name: ClassVar[str] = "halves"
+    number: ClassVar[int] = 204
+
+    def raw_max(self, k: int, n: int) -> int:
+        return 4 + 2 * k
+
+    def encode(self, value: Dense, context: StageContext) -> Coded:
+        x = value.gather()
+        if not np.isfinite(x).all():
+            raise InvalidUpdate(NOT_SENT)
+        scale = np.abs(x).max()
+        codes = (x / (scale or 1)).astype("<f2")
+        streams = {Role.SCALES: scale.astype("<f4").tobytes(), Role.CODES: codes.tobytes()}
+        return Coded(x.size, {role: Stream.of(data) for role, data in streams.items()})
+
+    def decode(self, coded: Coded, context: StageContext) -> Dense:
+        (scale,) = np.frombuffer(take(coded, Role.SCALES, 4), "<f4")
+        codes = np.frombuffer(take(coded, Role.CODES, 2 * coded.k), "<f2")
+        return Dense.of(codes.astype(np.float32) * scale)
+
+
+@dataclass(frozen=True)
+class Unscaled(Halves):
+    """A tenth of what was sent."""
+
+    name: ClassVar[str] = "unscaled"
+    number: ClassVar[int] = 201
+
+    def decode(self, coded: Coded, context: StageContext) -> Dense:
+        return Dense.of(super().decode(coded, context).gather() * np.float32(0.1))
+
+
+@dataclass(frozen=True)
+class Nothing(Halves):
+    name: ClassVar[str] = "nothing"
+    number: ClassVar[int] = 202
+
+    def decode(self, coded: Coded, context: StageContext) -> Dense:
+        return Dense.of(np.zeros_like(super().decode(coded, context).gather()))
+
+
+@dataclass(frozen=True)
+class Backwards(Halves):
+    """The values arrive in another order."""
+
+    name: ClassVar[str] = "backwards"
+    number: ClassVar[int] = 203
+
+    def decode(self, coded: Coded, context: StageContext) -> Dense:
+        return Dense.of(super().decode(coded, context).gather()[::-1].copy())
+
+
+@dataclass(frozen=True)
+class UnitRows:
+    """A rule that takes of each row its direction alone."""
+
+    name: ClassVar[str] = "unit_rows"
+    remembers: ClassVar[bool] = False
+
+    def combine(self, rows: Rows, before: Floats) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found: Floats = rows.mean(1 / rows.distances(np.zeros(rows.size)))
+        return found
