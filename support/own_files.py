@@ -17,6 +17,10 @@ from pathlib import Path
 from types import ModuleType
 
 __path__: list[str] = []  # or nothing would be looked for in here
+_NO_PACKAGE = (
+    "a file that is named by its path is in no package: import {name} without the dot, "
+    "or name the part by its module, as package.module:Class"
+)
 
 
 def module_name(file: Path) -> str:
@@ -34,11 +38,15 @@ class _FileFinder(MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002 - the protocol's
         target: ModuleType | None = None,  # noqa: ARG002 - the protocol's
     ) -> ModuleSpec | None:
-        """None for a name that is none of these."""
+        """None for another name. Raises `ImportError` for what would lie beside one of the files."""
         package, _, name = fullname.rpartition(".")
         if package != __name__:
             return None
-        return spec_from_file_location(fullname, os.fsdecode(bytes.fromhex(name.rpartition("_")[2])))
+        try:
+            file = os.fsdecode(bytes.fromhex(name.rpartition("_")[2]))
+        except ValueError:
+            raise ImportError(_NO_PACKAGE.format(name=name), name=fullname) from None
+        return spec_from_file_location(fullname, file)
 
 
 sys.meta_path.append(_FileFinder())

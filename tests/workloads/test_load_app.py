@@ -96,6 +96,21 @@ def test_a_process_that_is_spawned_finds_the_file_of_what_it_is_given(tmp_path: 
     assert load(f"{path}:length_of").__module__ == length_of.__module__, "one name for one file"
 
 
+def test_a_file_that_imports_by_a_dot_is_told_that_it_is_in_no_package(tmp_path: Path) -> None:
+    package = tmp_path / "of_dots"
+    package.mkdir()
+    (package / "words_of_dots.py").write_text("WORDS = 2\n")
+    (package / "strict.py").write_text("from .words_of_dots import WORDS\n")
+    with pytest.raises(
+        AppError, match=r"strict.py:1\): ImportError: .* in no package: import words_of_dots "
+    ):
+        load(f"{package / 'strict.py'}:WORDS")
+    dotted, plain = "from .words_of_dots import WORDS", "from words_of_dots import WORDS"
+    either = f"try:\n    {dotted}\nexcept ImportError:\n    {plain}\n"
+    (package / "either.py").write_text(either)
+    assert load(f"{package / 'either.py'}:WORDS") == 2
+
+
 def test_an_instance_is_used_as_it_is_and_app_is_the_default(file: Path) -> None:
     assert load_app(f"{file}:instance", "ignored").data_path == "from the file"
     assert load_app(str(file)).name == "App"
