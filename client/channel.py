@@ -46,6 +46,7 @@ RECONNECT_MAX_S = 20.0
 CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it goes again after a second
 CONNECT_S_MAX = 16.0  # over a long link TLS takes three round trips; a call may end first: the next waits on
 NO_CONNECTION = "failed to connect to all addresses"
+NO_SUCH_NUMBER = "Value out of range: "  # protobuf's words of a number that a field does not hold
 HUNG_UP = "the connection was closed in TLS's handshake"  # of which gRPC says that it is OK
 HTTP_STATUS = "Received http2 header with status: "  # gRPC's words where no gRPC has answered
 OTHER_PORT = (
@@ -189,6 +190,8 @@ def mapped_errors(address: str, plain: bool = False) -> Iterator[None]:
             check_not_guarded(address)
         raise found from error
     except (grpc.FutureCancelledError, ValueError) as error:
+        if (why := str(error)).startswith(NO_SUCH_NUMBER):
+            raise ConfigError(f"no such number can be asked for: {why[len(NO_SUCH_NUMBER) :]}") from error
         raise Unavailable(f"{address}: the call was cut off, as its connection was closed") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from anabranch.client.servers import Servers
 from anabranch.client.tracing import traced
 from anabranch.core.errors import AnabranchError, ClocksDisagree, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.identity.certificates import SET_CLOCK, lifetime, time_text
+from anabranch.identity.certificates import SET_CLOCK, Kind, lifetime, new_papers, time_text
 from anabranch.identity.wallet import Wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
@@ -121,8 +122,16 @@ class Link:
             self._connect_s = min(self._connect_s, max(CONNECT_S, ROUND_TRIPS * took_s))
 
     def _renew(self, wallet: Wallet, now: float) -> None:
-        """Get a newer certificate; what fails is tried again later, the old one still counts for a while."""
+        """Get a newer certificate; what fails is tried again later, the old one still counts for a while.
+
+        An operator's, as evaluators have, no server renews: it is said once when it ends.
+        """
         begin, end = lifetime(wallet.certificate)
+        if (peer := wallet.peer).kind is Kind.OPERATOR:
+            self._not_before = math.inf
+            until = f"the certificate of operator {peer.name!r} counts until {time_text(end)}"
+            log.warning("%s, and no server renews it: before then, %s", until, new_papers(peer.kind))
+            return
         self._not_before = now + min(RETRY_S, (end - begin) / RETRIES_MIN)
         request = devices.RenewCertificateRequest(signing_request=wallet.request())
         try:

@@ -13,7 +13,7 @@ from wire import Served, server_config
 
 from anabranch.cli.admin import versions
 from anabranch.client.operator import OF_THE_RUN, OF_THE_SERVER, OperatorClient, RunStatus
-from anabranch.core.errors import InvalidUpdate, Unavailable, UnknownVersion
+from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable, UnknownVersion
 from anabranch.server.manifest import Manifest, write_manifest
 
 
@@ -81,6 +81,15 @@ def test_a_call_over_a_connection_that_was_closed_meanwhile(tmp_path: Path, mani
         client.close()
         with pytest.raises(Unavailable, match="the call was cut off, as its connection was closed"):
             client.status()
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 64])
+def test_a_version_that_no_message_holds(tmp_path: Path, manifest: Manifest, version: int) -> None:
+    """It was said that the connection had been closed, as a program's own closing of it raises the same."""
+    with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as client:
+        with pytest.raises(ConfigError, match=f"no such number can be asked for: {version}$"):
+            client.export(tmp_path / "model", version)
+        assert client.status().version == 0, "the connection is as it was"
 
 
 def test_the_best_is_by_what_the_run_is_judged_by(tmp_path: Path, manifest: Manifest) -> None:

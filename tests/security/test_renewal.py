@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from federations import BASE, first_weights
 from guarded import federation, shown_serial
 
 from anabranch.client.agent import Agent
+from anabranch.client.link import Link
 from anabranch.client.transport import GrpcTransport
+from anabranch.core.errors import NotAuthenticated
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.wallet import read_wallet
 from anabranch.server.verify import verify
@@ -63,3 +66,31 @@ def test_no_update_is_lost_while_certificates_change(tmp_path: Path, push: str) 
         assert kept.peer.serial in watcher.own - {wallet.peer.serial}
     report = verify(guarded.data_dir, ca_sha256=guarded.authority.sha256)
     assert (report.problems, report.signed) == ((), status.updates_applied)
+
+
+def test_an_evaluator_is_told_once_that_its_certificate_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No server renews an operator's: asked to, it said every half a minute, for a month, `join again`."""
+    with federation(tmp_path, first_weights()) as guarded:
+        peer = (wallet := guarded.operator("alice")).peer
+        hours = [peer.not_after - left_s for left_s in (0.2, 0.1, 0.05, -1.0)]
+        clock = [peer.not_before + 400.0, *hours]
+        link = Link(guarded.address, wallet=wallet, now=lambda: clock[0])
+        try:
+            with caplog.at_level(logging.WARNING):
+                link.stub()
+                assert not caplog.messages, "it is not due"
+                for _ in hours[:-1]:
+                    del clock[0]
+                    link.stub()
+            del clock[0]
+            with pytest.raises(NotAuthenticated, match="have others made by `anabranch admin operator`"):
+                link.stub()
+        finally:
+            link.close()
+    (told,) = caplog.messages
+    assert told.startswith("the certificate of operator 'alice' counts until ")
+    assert told.endswith(
+        ", and no server renews it: before then, have others made by `anabranch admin operator`"
+    )
