@@ -11,6 +11,7 @@ of: `versions 120 to 180`. What lasts is said again after pauses that double.
 | a stall             | warning | first after `STALL_S`, or the shortest open lease if that is longer  |
 | devices that starve | warning | first after `STARVING_S` without a task                              |
 | a write that hangs  | warning | first after `HANG_S`; info when it is over                           |
+| a small fleet       | warning | at version 1, where it took more updates than there are devices      |
 | quarantine          | warning | each; info where it ends                                             |
 | a rollback          | warning | each                                                                 |
 | a masked sum lost   | warning | each                                                                 |
@@ -46,6 +47,7 @@ from anabranch.core.effects import (
 )
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.updates import FLAWS, Reason, Verdict
+from anabranch.host import rare_versions
 from anabranch.host.standstill import WANTS_ONE, Pause
 from anabranch.reports.text import bytes_text, counted, duration_text
 from anabranch.server.glance import Glance
@@ -289,6 +291,8 @@ class Chronicle:
         # What waits for its sum may be of a later version, or of before this server's start.
         receipts = self._glance().receipts
         found = [receipt for u in published.update_ids if (receipt := receipts.get(u)) is not None]
+        if rare := rare_versions.said_of(published, self._glance().clients_enrolled):
+            _say(logging.WARNING, rare, version=published.version, updates=len(published.update_ids))
         self._versions = self._versions or _Versions(first=published.version)
         self._versions.last = published.version
         self._versions.updates += len(published.update_ids)

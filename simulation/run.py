@@ -53,6 +53,7 @@ from anabranch.simulation.executors.choice import chosen, make_executor, settled
 from anabranch.simulation.executors.names import EXECUTORS
 from anabranch.simulation.executors.recalling import RecallingExecutor
 from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
+from anabranch.simulation.first_version import FirstVersion
 from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.interruption import Interruptions
 from anabranch.simulation.keepers import Keepers
@@ -66,7 +67,6 @@ from anabranch.simulation.standstill import Standstill
 from anabranch.simulation.storage import EMPTY, Storage
 from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.transfers import lines_of
-from anabranch.simulation.unmoved import Unmoved
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import World
@@ -353,7 +353,7 @@ class Simulation:
         self._evaluator = Evaluator(
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
         )
-        self.world.observers += (self._evaluator.observe, Unmoved(versions, problem).observe)
+        self.world.observers += (self._evaluator.observe, FirstVersion(versions, problem, config).observe)
         self.world.taken_back.append(self._evaluator.taken_back)
 
     @property

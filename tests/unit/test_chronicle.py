@@ -100,6 +100,26 @@ def test_a_version_has_its_own_updates_though_some_came_before_this_server_or_an
     ]
 
 
+def test_a_buffer_that_is_large_beside_its_fleet_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """At the first version alone: by the next there may be more devices, or it was heard."""
+    log = Logged(caplog, buffer_size=3)
+    log.bench.enrol("a", "b")
+    for number in range(6):
+        log.work("ab"[number % 2], float(number))
+    first, *later = log.lines()
+    assert first[0] == "WARNING"
+    assert first[1].startswith("version 1 took 3 updates, and 2 devices are enrolled: ")
+    assert "WARNING" not in [level for level, _ in later]
+
+
+def test_a_buffer_of_as_many_as_there_are_devices_is_as_good_as_any(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, buffer_size=2)
+    log.bench.enrol("a", "b")
+    for number in range(2):
+        log.work("a", float(number))
+    assert log.lines() == [("INFO", "version 1: 2 updates, staleness 0.0 on average")]
+
+
 def test_lines_of_versions_come_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
     """Once a second at first; a day of a busy server is no more than a line a minute."""
     log = Logged(caplog, buffer_size=1)

@@ -1,6 +1,7 @@
-"""A simulated run that learns nothing says so at its first version, and not by its last curve.
+"""A simulated run that learns nothing, or slowly, says so at its first version, and not by its last curve.
 
-An App's `train` that computes new weights beside the model, and does not write them into it, fails nowhere.
+An App's `train` that computes new weights beside the model, and does not write them into it, fails nowhere;
+nor does a buffer that is large beside its fleet.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from anabranch.core import events as ev
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect, Published
+from anabranch.host import rare_versions
 from anabranch.simulation.problem import Problem
 from anabranch.simulation.versions import Versions
 
@@ -24,19 +27,22 @@ UNMOVED = (
 )
 
 
-class Unmoved:
+class FirstVersion:
     """Looks at the first version that is published; it changes nothing in the run."""
 
-    def __init__(self, versions: Versions, problem: Problem) -> None:
+    def __init__(self, versions: Versions, problem: Problem, config: Config) -> None:
         self._versions, self._problem, self._over = versions, problem, False
+        self._devices = config.fleet.clients
 
     def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:  # noqa: ARG002
-        """Warn where it is the model of before."""
+        """Warn where it is the model of before, or took more updates than there are devices."""
         if self._over:
             return
-        version = next((effect.version for effect in effects if isinstance(effect, Published)), 0)
-        if not version:
+        published = next((effect for effect in effects if isinstance(effect, Published)), None)
+        if published is None:
             return
         self._over = True
         if np.array_equal(self._versions.engine.vector, self._problem.spec.flatten(self._problem.initial)):
-            log.warning(UNMOVED, version)
+            log.warning(UNMOVED, published.version)
+        if rare := rare_versions.said_of(published, self._devices):
+            log.warning("%s", rare)

@@ -1,4 +1,4 @@
-"""A run whose `train` changes nothing says so as soon as there is a version."""
+"""A run that learns nothing, or slowly, says so as soon as there is a version."""
 
 from __future__ import annotations
 
@@ -42,3 +42,15 @@ def test_a_train_that_changes_nothing_is_told_once(
     assert [text.startswith("version 1 has the weights that the run began with") for text in told] == [
         True
     ] * said
+
+
+@pytest.mark.parametrize(("clients", "times"), [(2, 1), (3, 0)])
+def test_a_buffer_that_is_large_beside_its_fleet_is_told_once(
+    clients: int, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gathers three."""
+    result = simulate(config(fleet={"clients": clients}), app=Ones())
+    assert result.versions > 2
+    told = [text for r in caplog.records if "devices are enrolled" in (text := r.getMessage())]
+    assert len(told) == times
+    assert all(text.startswith("version 1 took 3 updates, and 2 devices are enrolled") for text in told)
