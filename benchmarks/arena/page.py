@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arena import deadlines, published, stepped, tables
+from benchmarks.arena import chains, deadlines, published, stepped, tables
 from benchmarks.arena.cells import CELLS, DEVICES, EVALUATIONS, FAULTS, LEAVERS, LINKS, SPLITS, WORKLOADS
 from benchmarks.arena.picture import SPARSELY, TITLE, drawn
 from benchmarks.arena.play import Match, matches
@@ -53,7 +53,7 @@ def pages(all_matches: Sequence[Match], notes: Mapping[str, str]) -> dict[str, s
             notes.get("limits"),
             _not_run(ended),
         ),
-        FINDINGS: (_findings_title(), notes.get("findings"), *compared),
+        FINDINGS: (_findings_title(), notes.get("findings"), *compared, chains.section(ended)),
     }
     for workload in WORKLOADS:
         titled = (_workload_title(workload), notes.get(workload))

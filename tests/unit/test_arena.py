@@ -25,6 +25,7 @@ intervals = benchmark("arena.intervals")
 page = benchmark("arena.page")
 picture = benchmark("arena.picture")
 play = benchmark("arena.play")
+chains = benchmark("arena.chains")
 rows = benchmark("arena.rows")
 runs = benchmark("arena.runs")
 standings = benchmark("arena.standings")
@@ -484,6 +485,35 @@ def test_tuned_steps_are_held_against_the_end_of_rounds_and_a_row_may_be_missing
     assert f"| {CELL.name}, raw | {line}" in said
     assert said.count("dirichlet-0.3") == 0
     assert stepped.section({(CELL.name, rounds): fedavg}) == ""
+
+
+def test_a_chain_is_chosen_by_the_seeds_of_the_tuning_and_counted_by_the_fresh_ones(tmp_path: Path) -> None:
+    """FedBuff's tuning is misled: by the sparse chain it ends lower, where it had seemed to end higher."""
+    narrow = replace(CELL, links="link")
+    tuned = {
+        "fedavg, Nesterov/raw": 80,
+        "fedavg, Nesterov/sparse": 84,
+        "fedbuff/raw": 81,
+        "fedbuff/sparse": 86,
+    }
+    tested = {**tuned, "fedbuff/raw": 85, "fedbuff/sparse": 83}
+
+    def runner(name: str, run: Any, names: Sequence[str], config: Config) -> Any:
+        height = (tested if run.part == "test" else tuned)[name]
+        found = Runner(lambda setting: float(height))(name, run, names, config)
+        sparsely = name.endswith("sparse")
+        return replace(found, up_mb=1.0 if sparsely else 5.0, down_mb=1.0)
+
+    of = [row(name, chain) for name in ("fedavg, Nesterov", "fedbuff") for chain in ("raw", "sparse")]
+    assert play.play(play.matches([narrow, CELL], of, tmp_path), 60, silent, runner)
+    found = play.matches([narrow, CELL], of, tmp_path)
+    said = chains.section({(m.cell.name, m.row.name): (m, m.finals) for m in found})
+    assert "| rounds with momentum | 1 | 1 / 0 / 0 | +4.0 (+4.0 to +4.0) | 3.0 |  |  |  |" in said
+    assert (
+        "| FedBuff | 1 | 0 / 0 / 1 | -2.0 (-2.0 to -2.0) | 3.0 | 1 / 0 / 0 | 0 / 0 / 1 | 0 / 0 / 1 |" in said
+    )
+    assert "FedAsync" not in said
+    assert chains.section({}) == ""
 
 
 def test_who_stands_against_rounds_with_a_deadline_is_counted_by_who_leaves() -> None:

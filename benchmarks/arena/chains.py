@@ -1,0 +1,94 @@
+"""What the sparse chain does to each strategy on narrow links, and how they stand by the better chain."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks.arena.cells import CELLS, WORKLOADS
+from benchmarks.arena.play import Match
+from benchmarks.arena.rows import RAW, SPARSE
+from benchmarks.arena.standings import MARK, WORDS, lead, tally
+from benchmarks.arena.store import Record
+from benchmarks.arena.tables import Ended
+from benchmarks.arena.tuning import TUNING_SEEDS, VALIDATION, Run
+from benchmarks.studies import table
+
+NARROW = "link"
+ALSO = {
+    "fedbuff, Nesterov": "FedBuff with that momentum",
+    "fedasync": "FedAsync",
+    "teasq": "TEASQ-Fed",
+    "port": "PORT",
+    "fadas": "FADAS",
+    "ca2fl": "CA2FL",
+}
+SAID: Mapping[str, str] = {**WORDS, **ALSO}
+
+
+class Both(NamedTuple):
+    """A strategy in a cell by both chains: what it came to, and which of them the tuning seeds chose."""
+
+    raw: Sequence[Record]
+    sparse: Sequence[Record]
+    best: Sequence[Record]
+
+
+def section(ended: Ended) -> str:
+    """What the page says of them; empty where nobody has gone both ways."""
+    parts = [part for workload in WORKLOADS if (part := _workload(workload, ended))]
+    if not parts:
+        return ""
+    head = f"""## The sparse chain, and whole values
+
+On narrow links, for each strategy in the cells in which it has ended by both: in how many the sparse chain
+ends over whole values by the whole interval / level with them / under them, by how many points in the mean of
+these cells, from the least to the most, and by how many times fewer bytes, both ways. Then in how many of the
+cells that {WORDS[MARK]} have as well it ends over / level with / under these: both by whole values, both by
+the sparse chain, and each by the chain that its own tuning seeds did better by."""
+    return "\n\n".join((head, *parts))
+
+
+def _workload(workload: str, ended: Ended) -> str:
+    met = {name: dict(_both(workload, name, ended)) for name in SAID}
+    lines = [_line(name, cells, met[MARK]) for name, cells in met.items() if cells]
+    head = ("", "cells", "sparse, whole", "points", "bytes", "whole", "sparse", "each by its best")
+    return f"### {workload.capitalize()}\n\n{table(head, lines)}" if lines else ""
+
+
+def _both(workload: str, name: str, ended: Ended) -> Iterator[tuple[str, Both]]:
+    for cell in CELLS:
+        whole, chained = (ended.get((cell.name, f"{name}/{chain}")) for chain in (RAW, SPARSE))
+        if (cell.workload, cell.links) != (workload, NARROW) or whole is None or chained is None:
+            continue
+        best = max((whole, chained), key=lambda way: _tuned(way[0]))
+        yield cell.name, Both(whole[1], chained[1], best[1])
+
+
+def _tuned(match: Match) -> float:
+    """What its point came to on the seeds of the tuning, on the validation part."""
+    best = match.progress.best
+    assert best is not None
+    found = (match.found(Run(best, 1.0, seed, VALIDATION)) for seed in TUNING_SEEDS)
+    return statistics.fmean(record.accuracy for record in found if record is not None)
+
+
+def _line(name: str, cells: Mapping[str, Both], mark: Mapping[str, Both]) -> list[str]:
+    leads = [lead(both.sparse, both.raw) for both in cells.values()]
+    means = [interval.mean for interval in leads]
+    fewer = statistics.fmean(_bytes(both.raw) / _bytes(both.sparse) for both in cells.values())
+    line = [SAID[name], str(len(cells)), str(tally(leads)), _points(means), f"{fewer:.1f}"]
+    common = [(both, mark[at]) for at, both in cells.items() if at in mark and name != MARK]
+    return line + [
+        str(tally(lead(mine[way], theirs[way]) for mine, theirs in common)) if common else ""
+        for way in range(len(Both._fields))
+    ]
+
+
+def _bytes(of: Sequence[Record]) -> float:
+    return statistics.fmean(record.up_mb + record.down_mb for record in of)
+
+
+def _points(means: Sequence[float]) -> str:
+    return f"{statistics.fmean(means):+.1f} ({min(means):+.1f} to {max(means):+.1f})"
