@@ -24,7 +24,7 @@ from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.parts import PARTS, code_digests
 from anabranch.simulation.run import open_simulation
-from anabranch.support.code import changed_code, check_trusted, let_in
+from anabranch.support.code import changed_code, check_trusted, is_of, let_in
 from anabranch.support.shelf import ScratchShelf
 from anabranch.workloads.app import App
 from anabranch.workloads.registry import check_installed
@@ -99,7 +99,7 @@ def replay_run(
 
 def _changed(result: Result, config: Config, app: App | None) -> list[str]:
     """Parts of others with other code than the run was made with; of the App's, where it is there."""
-    known = {p: d for p, d in result.code.items() if app is not None or p != config.run.workload}
+    known = {p: d for p, d in result.code.items() if app is not None or not is_of(p, config.run.workload)}
     return changed_code(known, code_digests(config, app))
 
 

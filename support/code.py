@@ -22,8 +22,9 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.parts import PartKind, is_code
 from anabranch.core.spelling import did_you_mean
-from anabranch.support.own_code import told
+from anabranch.support.own_code import is_own, told
 from anabranch.support.own_files import module_name
+from anabranch.support.own_imports import neighbours
 
 _FILES: dict[str, Path] = {}  # that were loaded, by the paths that named them
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -66,16 +67,25 @@ def source_digests(
 ) -> dict[str, str]:
     """Of the parts of others that a run names, and of its App: place -> a digest that no layout changes.
 
-    It is of the file that has the part, without its comments, not of what that imports; of an installed part
-    the place is `module:Class`. Empty where there is no source to read. `app` None: without it. `also`: parts
-    that settings name within a text.
+    It is of the file that has the part, without its comments; of an installed part the place is
+    `module:Class`. Empty where there is no source to read. What that file imports from its own folder has
+    digests too, as `words.py of mine.py:App`. `app` None: without it. `also`: parts that settings name within
+    a text.
     """
     named = [*((kind, name) for kind in kinds for _, name in kind.named_in(config)), *also]
     found = [(name, kind.find(name)) for kind, name in named if _is_of_others(kind, name)]
     parts = {_place(name, part): part for name, part in found}
     if app is not None:
         parts[config.run.workload] = getattr(app, "adapted", app)
-    return {place: _source_digest(part) for place, part in parts.items()}
+    digests = {place: _source_digest(part) for place, part in parts.items()}
+    for place, part in parts.items():
+        digests |= {f"{name} of {place}": _file_digest(file) for name, file in _neighbours(part).items()}
+    return digests
+
+
+def is_of(place: str, workload: str) -> bool:
+    """Whether a place of `source_digests` is the App's, or of what its file imports."""
+    return place == workload or place.endswith(f" of {workload}")
 
 
 def changed_code(known: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -93,12 +103,31 @@ def _place(name: str, part: Any) -> str:
 
 
 def _source_digest(part: Any) -> str:
-    is_code_itself = inspect.isclass(part) or inspect.isroutine(part) or inspect.ismodule(part)
     try:
-        body = _definitions(part if is_code_itself else type(part))
+        return _digest(_definitions(_code_of(part)))
     except (OSError, TypeError, SyntaxError):
         return ""
+
+
+def _file_digest(file: Path) -> str:
+    try:
+        return _digest(ast.parse(file.read_bytes()).body)
+    except (OSError, SyntaxError, ValueError):
+        return ""
+
+
+def _digest(body: Sequence[ast.stmt]) -> str:
     return hashlib.sha256("\n".join(map(ast.dump, body)).encode()).hexdigest()
+
+
+def _code_of(part: Any) -> Any:
+    is_code_itself = inspect.isclass(part) or inspect.isroutine(part) or inspect.ismodule(part)
+    return part if is_code_itself else type(part)
+
+
+def _neighbours(part: Any) -> dict[str, Path]:
+    file = getattr(inspect.getmodule(_code_of(part)), "__file__", None)
+    return neighbours(Path(file)) if file and file.endswith(".py") and is_own(file) else {}
 
 
 def _definitions(target: Any) -> Sequence[ast.stmt]:

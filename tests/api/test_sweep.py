@@ -150,6 +150,24 @@ def test_runs_of_an_app_that_was_changed_are_not_mixed(tmp_path: Path) -> None:
     assert ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=1, out=out, **SMALL)
 
 
+def test_runs_of_an_app_whose_neighbour_was_changed_are_not_mixed(tmp_path: Path) -> None:
+    file, near, out = tmp_path / "mine.py", tmp_path / "near_to_mine.py", tmp_path / "runs"
+    file.write_text(f"from near_to_mine import RATE\n{OWN}".replace("1.0", "RATE"))
+    near.write_text("import far_from_mine\nRATE = far_from_mine.RATE\n")
+    (tmp_path / "far_from_mine.py").write_text("RATE = 1.0\n")
+    (tmp_path / "unused.py").write_text("RATE = 1.0\n")
+    first = ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=1, out=out, **SMALL)
+    (tmp_path / "unused.py").write_text("RATE = 2.0\n")
+    near.write_text(f"# A comment.\n{near.read_text()}")
+    again = ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=1, out=out, **SMALL)
+    assert again.runs[0].result == first.runs[0].result
+    (tmp_path / "far_from_mine.py").write_text("RATE = 0.9\n")
+    with pytest.raises(
+        ConfigError, match=r"other code.*: the code of far_from_mine\.py of \S*mine\.py:App has ch"
+    ):
+        ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=2, out=out, **SMALL)
+
+
 def test_processes_beside_each_other_give_the_same(tmp_path: Path) -> None:
     grid: dict[str, list[Any]] = {"strategy": ["fedasync"]}
     here = ab.sweep("synthetic", grid, seeds=2, **SMALL)

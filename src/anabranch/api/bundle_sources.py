@@ -6,16 +6,13 @@ no key, no data and no other work in the same folder travels by accident.
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from anabranch.core.errors import AppError, ConfigError
-
-OURS = "anabranch"
+from anabranch.core.errors import ConfigError
+from anabranch.support.own_imports import OURS, imports_of, local_files
 
 
 @dataclass
@@ -34,8 +31,8 @@ class Sources:
         self.files.add(file)
         if file.suffix != ".py":
             return
-        for names, needed in _imports(file):
-            found = [path for name in names for path in _local(self.root, name)]
+        for names, needed in imports_of(file):
+            found = [path for name in names for path in local_files(self.root, name)]
             for path in found:
                 self.follow(path)
             top = names[0].partition(".")[0]
@@ -69,58 +66,8 @@ class Sources:
         return found
 
 
-def module_of(file: Path) -> tuple[Path, str]:
-    """The folder from which a file is imported, above the packages that it lies in, and its name there."""
-    root, parts = file.parent, [file.stem]
-    while (root / "__init__.py").is_file():
-        parts.insert(0, root.name)
-        root = root.parent
-    return root, ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 def _check_plain(file: Path, root: Path) -> None:
     """Raises `ConfigError` for a link: it would bring what lies elsewhere."""
     below = [file, *(folder for folder in file.parents if folder.is_relative_to(root) and folder != root)]
     if any(path.is_symlink() for path in below) or not file.is_file():
         raise ConfigError(f"{file} is a link, or no file: a bundle has files alone, copy what it should have")
-
-
-def _local(root: Path, name: str) -> Iterator[Path]:
-    """The files below `root` that importing a module of this name runs; none where it is of elsewhere."""
-    parts = name.split(".")
-    if parts[0] in sys.stdlib_module_names or parts[0] == OURS:
-        return
-    for count in range(1, len(parts) + 1):
-        place = root.joinpath(*parts[:count])
-        yield from (file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
-
-
-def _imports(file: Path) -> Iterator[tuple[list[str], bool]]:
-    """Of each import of a file the names that may be modules, and whether the App cannot do without it."""
-    try:
-        tree = ast.parse(file.read_bytes(), str(file))
-    except (SyntaxError, ValueError) as error:
-        raise AppError(f"{file}: it cannot be read: {error}") from error
-    _, own = module_of(file)
-    package = own if file.name == "__init__.py" else own.rpartition(".")[0]
-    optional = set(_optional(tree))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield [alias.name], node not in optional
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - (node.level - 1)] if node.level else []
-            start = ".".join(part for part in [*above, node.module or ""] if part)
-            yield [start, *(f"{start}.{alias.name}" for alias in node.names)], node not in optional
-
-
-def _optional(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is imported inside `try`, or for types alone."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Try) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
-            yield from _below(node.body)
-
-
-def _below(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    for statement in body:
-        yield from ast.walk(statement)

@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from anabranch.api.bundle_sources import Sources, module_of
+from anabranch.api.bundle_sources import Sources
 from anabranch.client.bundles import read_bundle, unpack
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.identity.bundle import Bundle, open_bundle, pack
 from anabranch.identity.files import write_private
 from anabranch.identity.signers import checked_signers, read_signer
+from anabranch.support.own_imports import module_of
 from anabranch.workloads.app import load_app
 from anabranch.workloads.bundled import bundled_spec
 
