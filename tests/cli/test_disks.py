@@ -65,6 +65,17 @@ def test_nobody_need_hear_what_is_wrong(streams: str, tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=tmp_path, timeout=600).returncode == exit_code
 
 
+@pytest.mark.parametrize(
+    "command", [[*SIMULATE, "run"], ["init", "digits", "--out", "model"], ["config", "show"]]
+)
+def test_an_answer_for_which_there_is_no_room_is_told_of_stdout(command: list[str], tmp_path: Path) -> None:
+    exit_code, line = said(command, tmp_path, *shell('exec "$@" >/dev/full'))
+    assert (exit_code, line) == (
+        OUTCOMES[StoreFull].exit_code,
+        "error: stdout: no space left on the disk: make room",
+    )
+
+
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     words = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
     exit_code, line = said([*SIMULATE, str(tmp_path / "run")], tmp_path, *shell(words))

@@ -135,6 +135,27 @@ def test_runs_side_by_side_end_and_none_begins(customised: str, tmp_path: Path) 
     assert "finished" not in ended
 
 
+ALONE = """        try:
+            open("pressed", "x").close()
+            os.kill(os.getppid(), signal.SIGINT)  # of the command alone, as a supervisor stops it
+        except FileExistsError:
+            pass
+        signal.alarm(120)  # where nobody passes it on
+        signal.pause()
+"""
+
+
+def test_runs_side_by_side_end_where_the_command_alone_is_told(tmp_path: Path) -> None:
+    told = APP[: APP.index("        try:\n")] + ALONE + APP[APP.index("    def evaluate") :]
+    (tmp_path / "mine.py").write_text(told)
+    (tmp_path / "run.toml").write_text(LONG)
+    runs = ["--seeds", "0..1", "--parallel", "2", "--out", "runs"]
+    interrupted(None, "simulate", "run.toml", *runs, cwd=tmp_path)
+    assert all((folder / RESULT_FILE).exists() for folder in (tmp_path / "runs").iterdir() if folder.is_dir())
+    ended = [Result.read(file.parent).status for file in (tmp_path / "runs").glob(f"*/{RESULT_FILE}")]
+    assert set(ended) == {"interrupted"}
+
+
 # In its fourth training.
 COUNTING = "        self.done = getattr(self, 'done', 0) + 1\n        if self.done < 4:\n            return\n"
 LATER = APP.replace("        try:\n", COUNTING + "        try:\n")

@@ -84,6 +84,24 @@ def test_who_serves_goes_on_when_nobody_reads_its_warnings_any_more() -> None:
     assert (process.returncode, json.loads(told)["kind"]) == (7, "told")
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_work_goes_on_when_nobody_reads_its_progress_any_more(as_json: bool) -> None:
+    code = (
+        "import sys, threading; from anabranch.cli.output import Output, Ticker; "
+        "ticker = Ticker(Output(sys.argv[1] == 'True')); ticker.show('first', it='first'); "
+        "sys.stdin.readline(); ticker.show('second', it='second'); "
+        "[each.join() for each in threading.enumerate() if each.name == 'anabranch-ticker']; sys.exit(7)"
+    )
+    command = [sys.executable, "-c", code, str(as_json)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert b"first" in process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, told = process.communicate(b"\n", timeout=600)
+    assert (process.returncode, told) == (7, b"")
+
+
 def test_a_narrow_terminal_breaks_no_word_of_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

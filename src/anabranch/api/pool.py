@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -14,7 +16,7 @@ from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.names import RAY
-from anabranch.simulation.executors.pool import DeafContext, lost_workers_told, prepare_worker
+from anabranch.simulation.executors.pool import DeafContext, DeafProcess, lost_workers_told, prepare_worker
 
 PROCESSES = "processes"
 PLACES = (PROCESSES, RAY)  # `on` of sweeps and tunings
@@ -57,9 +59,19 @@ def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     with lost_workers_told(), RunProcesses(count, DeafContext(), _begin, begun) as pool:
         try:
             yield pool
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, KeyboardInterrupt):
+                _pass_on_interrupt()
             raise
+
+
+def _pass_on_interrupt() -> None:
+    """To the workers: of a terminal's Ctrl-C they have heard, of `kill -INT` this process alone has."""
+    for worker in multiprocessing.active_children():
+        if isinstance(worker, DeafProcess) and worker.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGINT)
 
 
 class RunProcesses(ProcessPoolExecutor):
@@ -97,9 +109,9 @@ class _Interrupt:
             raise KeyboardInterrupt
 
     def take(self, *_: object) -> None:
-        """As the handler of SIGINT."""
+        """As the handler of SIGINT. One that is passed on does not break off how the first one ends."""
         self.came = True
-        if self.in_run:
+        if self.in_run and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
             raise KeyboardInterrupt
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -19,9 +19,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from anabranch.core.errors import NO_SPACE, StoreFull, disk_error
 from anabranch.core.text import LAYOUT, visible
 
 STDOUT, STDERR = 1, 2
+NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 PLAIN_EVERY_S = 2.0
 UNBROKEN_CHARS_MAX = 40  # of a word in a table: a digest may be broken, a name may not
 ASCII = str.maketrans({"±": "+/-", "\N{EN DASH}": "-", "…": "..."})  # of the signs that commands print
@@ -98,7 +100,8 @@ class Output:
             table.add_row(*line)
         if room < 0:  # a line that the terminal wraps can be read, a broken word cannot
             table.width = _least(columns)
-        self.console.print(table, markup=False, crop=False)
+        with self._unless_closed(STDOUT):
+            self.console.print(table, markup=False, crop=False)
 
     def _json(self, data: Mapping[str, Any]) -> None:
         with self._unless_closed(STDOUT):
@@ -117,7 +120,9 @@ class Output:
             closed = self._terminals if error.errno == errno.EIO else []
             if self._serves and error.errno == errno.EPIPE:
                 closed = [stream]
-            if not closed:  # of a file it is the disk
+            if not closed and error.errno in NO_SPACE:  # and not that of the folder which is worked on
+                raise disk_error(NAMES[stream], error) from error
+            if not closed:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for number in closed:
@@ -218,8 +223,10 @@ class Ticker:
             self._thread.start()
 
     def _go_on(self) -> None:
-        while not self._over.wait(PLAIN_EVERY_S):
-            self._print()
+        # Work is not lost for its progress: of a reader that has gone or a full disk the answer will tell.
+        with suppress(OSError, StoreFull):
+            while not self._over.wait(PLAIN_EVERY_S):
+                self._print()
 
     def _print(self) -> None:
         assert self._shown is not None
