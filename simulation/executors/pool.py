@@ -81,12 +81,9 @@ def worker_pool(
     work that finds no idle one.
     """
     check_seen([source.app], f"simulate(workers={workers})")
-    try:
-        begun = (open_source, source, multiprocessing.get_start_method(allow_none=True))
+    begun = (open_source, source, multiprocessing.get_start_method(allow_none=True))
+    with lack_of_locks_told("train with --workers 0"):
         pool = ProcessPoolExecutor(workers, DeafContext(), _begin, begun)
-    except OSError as error:  # its locks are files of a folder in memory
-        hint = ", where worker processes have their locks: let it be written to, or train with --workers 0"
-        raise disk_error("/dev/shm", error, hint) from error  # noqa: S108 - named, not used
     try:
         pool.submit(_nothing)
     except Exception as error:
@@ -96,6 +93,16 @@ def worker_pool(
             "and keep in it only what can be pickled; or train with --workers 0"
         ) from error
     return pool
+
+
+@contextmanager
+def lack_of_locks_told(otherwise: str) -> Iterator[None]:
+    """Raises `StoreError` with the fix where no pool can be made: its locks are files in memory."""
+    try:
+        yield
+    except OSError as error:
+        hint = f", where worker processes have their locks: let it be written to, or {otherwise}"
+        raise disk_error("/dev/shm", error, hint) from error  # noqa: S108 - named, not used
 
 
 def check_seen(apps: Iterable[App | None], call: str) -> None:

@@ -56,6 +56,20 @@ def test_a_disk_that_is_really_full(arguments: list[str], tmp_path: Path) -> Non
     assert f"{arguments[-1]}: no space left on the disk" in line
 
 
+@pytest.mark.parametrize("command", ["simulate", "tune"])
+def test_runs_side_by_side_that_have_no_place_for_their_locks(command: str, tmp_path: Path) -> None:
+    arguments = [command, "synthetic", "--updates", "4", "--parallel", "2", "--out", "runs"]
+    more = ["--seeds", "0..1"] if command == "simulate" else ["--no-defaults", "--range", "client.steps=1..2"]
+    words = [*own_disk(Path("/dev/shm"), "4k,ro"), sys.executable, "-m", "anabranch.cli.main"]
+    done = subprocess.run(
+        [*words, *arguments, *more], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == OUTCOMES[StoreError].exit_code, done.stderr
+    (line,) = done.stderr.strip().splitlines()  # below a bar, if there is one
+    assert line.startswith("error: /dev/shm cannot be used: Read-only file system")
+    assert line.endswith("or let one run come after the other: parallel = 1")
+
+
 @pytest.mark.parametrize("streams", [">&-", "<&- >&-", ">/dev/full"])
 def test_nobody_need_hear_what_is_wrong(streams: str, tmp_path: Path) -> None:
     exit_code, line = said(["replay", "gone", "--json"], tmp_path, *shell(f'exec "$@" {streams}'))

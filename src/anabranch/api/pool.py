@@ -16,7 +16,13 @@ from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.names import RAY
-from anabranch.simulation.executors.pool import DeafContext, DeafProcess, lost_workers_told, prepare_worker
+from anabranch.simulation.executors.pool import (
+    DeafContext,
+    DeafProcess,
+    lack_of_locks_told,
+    lost_workers_told,
+    prepare_worker,
+)
 
 PROCESSES = "processes"
 PLACES = (PROCESSES, RAY)  # `on` of sweeps and tunings
@@ -56,7 +62,9 @@ def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """So many of them; what nobody has begun is given up where something is raised inside."""
     # Not forked: neither torch's threads nor gRPC's survive that.
     begun = (multiprocessing.get_start_method(allow_none=True),)
-    with lost_workers_told(), RunProcesses(count, DeafContext(), _begin, begun) as pool:
+    with lack_of_locks_told("let one run come after the other: parallel = 1"):
+        made = RunProcesses(count, DeafContext(), _begin, begun)
+    with lost_workers_told(), made as pool:
         try:
             yield pool
         except BaseException as error:
