@@ -75,8 +75,9 @@ def test_nobody_need_hear_what_is_wrong(streams: str, tmp_path: Path) -> None:
     exit_code, line = said(["replay", "gone", "--json"], tmp_path, *shell(f'exec "$@" {streams}'))
     assert (exit_code, "gone is not there" in line) == (OUTCOMES[FolderMissing].exit_code, True)
     command = [sys.executable, "-m", "anabranch.cli.main", "replay", "gone"]
-    command = [*shell('exec "$@" <&- >&- 2>&-'), *command]
-    assert subprocess.run(command, cwd=tmp_path, timeout=600).returncode == exit_code
+    for unheard in ("<&- >&- 2>&-", ">/dev/full 2>/dev/full"):
+        words = [*shell(f'exec "$@" {unheard}'), *command]
+        assert subprocess.run(words, cwd=tmp_path, timeout=600).returncode == exit_code, unheard
 
 
 @pytest.mark.parametrize(

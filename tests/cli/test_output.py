@@ -67,6 +67,25 @@ def test_who_serves_goes_on_when_nobody_reads_any_more(as_json: bool, serves: bo
     assert (process.returncode == 7) is serves
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_who_serves_goes_on_where_the_disk_of_its_log_is_full(as_json: bool, tmp_path: Path) -> None:
+    """What finds no room is lost; a later line is not, nor is it said twice."""
+    code = (
+        "import os, sys; from anabranch.cli.output import Output; "
+        "output = Output(sys.argv[1] == 'True', serves=True); output.event('first', 'first'); "
+        "kept = os.dup(1); os.dup2(os.open('/dev/full', os.O_WRONLY), 1); "
+        "[output.event(text, text) for text in ('second', 'third')]; "
+        "os.dup2(kept, 1); output.event('fourth', 'fourth'); sys.exit(7)"
+    )
+    command = [sys.executable, "-c", code, str(as_json)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert [json.loads(line)["kind"] if as_json else line for line in done.stdout.splitlines()] == [
+        "first",
+        "fourth",
+    ]
+
+
 def test_who_serves_goes_on_when_nobody_reads_its_warnings_any_more() -> None:
     """And what is told on stdout has its reader still."""
     code = (

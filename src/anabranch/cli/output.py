@@ -39,8 +39,8 @@ class _Console(Console):
 class Output:
     """One command's voice. With `as_json` every line on stdout is one JSON object.
 
-    One that `serves` goes on when nobody reads it any more, such as a `grep` that has seen enough; any other
-    is there to be read, and ends.
+    One that `serves` goes on when nobody reads it any more, such as a `grep` that has seen enough, or the
+    disk of its log is full; any other is there to be read, and ends.
     """
 
     def __init__(self, as_json: bool = False, serves: bool = False) -> None:
@@ -120,14 +120,26 @@ class Output:
             closed = self._terminals if error.errno == errno.EIO else []
             if self._serves and error.errno == errno.EPIPE:
                 closed = [stream]
-            if not closed and error.errno in NO_SPACE:  # and not that of the folder which is worked on
-                raise disk_error(NAMES[stream], error) from error
-            if not closed:
+            if not closed and error.errno in NO_SPACE:
+                self._leave_out(stream, error)
+            elif not closed:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for number in closed:
                 os.dup2(nowhere, number)
             os.close(nowhere)
+
+    def _leave_out(self, stream: int, error: OSError) -> None:
+        """A line for which there is no room: of who serves it is lost, and the next one may have room."""
+        if not self._serves:  # and it is not the disk of the folder that is worked on
+            raise disk_error(NAMES[stream], error) from error
+        kept, nowhere = os.dup(stream), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream)
+        (sys.stdout if stream == STDOUT else sys.stderr).flush()  # of what came through a part is kept there
+        os.dup2(kept, stream)
+        for number in (kept, nowhere):
+            os.close(number)
+        self.console = self._console(self.as_json)  # and in this one all of it
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import errno
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import anabranch
 from anabranch.cli.main import INTERRUPTED
-from anabranch.cli.output import json_line
+from anabranch.cli.output import STDERR, STDOUT, json_line
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import (
@@ -34,7 +36,6 @@ from anabranch.core.errors import (
 from anabranch.core.text import LAYOUT, visible
 from anabranch.support.heap import uncollected
 
-STDOUT = 1
 NO_THREAD = "can't start new thread"  # the interpreter's own words
 
 # Of each command or group of commands its module and its line in the list of all, in their order there. The
@@ -252,22 +253,25 @@ def _said(error: AnabranchError) -> int:
         sys.unraisablehook = lambda _: None
     text = masked_text(str(error))
     if "--json" in sys.argv:
-        _write_out(json_line({"kind": "error", "error": type(error).__name__, "detail": text}))
+        with _heard_or_not(STDOUT):
+            sys.stdout.write(json_line({"kind": "error", "error": type(error).__name__, "detail": text}))
+            sys.stdout.flush()
     if (logs := sys.modules.get("anabranch.cli.logs")) is not None and logs.is_json():
         logs.log.error("%s", text)  # whoever reads a server's stderr line by line can read this one, too
         return outcome_of(error).exit_code
     console, line = Console(stderr=True, highlight=False, emoji=False), visible(f"error: {text}", LAYOUT)
-    console.print(line, style="red", markup=False, soft_wrap=True)
+    with _heard_or_not(STDERR):
+        console.print(line, style="red", markup=False, soft_wrap=True)
     return outcome_of(error).exit_code
 
 
-def _write_out(line: str) -> None:
-    """To stdout, whose reader may have gone, or its disk be full: what is wrong is on stderr all the same."""
+@contextmanager
+def _heard_or_not(stream: int) -> Iterator[None]:
+    """Its reader may have gone, or its disk be full: the other stream and the exit code say what is wrong."""
     try:
-        sys.stdout.write(line)
-        sys.stdout.flush()
+        yield
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # nor does the interpreter, at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # nor does the interpreter, at its end
 
 
 def _masked_traceback(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
