@@ -77,6 +77,7 @@ PARTIAL = ".partial"  # after the name of a backup that is not finished
 NAMED = ("blobs", "log", "packs", "shelf", "snapshots")  # only what the database and the end of the log need
 SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, BACKUP, *NAMED}
 SPARED |= {"spool", "models", NOISE_KEY, ASIDE, REBUILDING}
+OR_ELSEWHERE = "make room, or name another place"
 PAGES = 1024  # of the database, between two signs of progress
 ROUNDS_MAX = 10  # so often files may be gone before they were copied
 
@@ -278,7 +279,10 @@ class _Copying:
         )
 
     def _database(self) -> None:
-        """The database as it is at one moment, whatever is written meanwhile."""
+        """The database as it is at one moment, whatever is written meanwhile.
+
+        Of a busy one the file alone says too little: its newest pages may all lie in SQLite's log still.
+        """
         source, target = self._source / SQLITE_FILE, self._target / SQLITE_FILE
         for path in (target, target.with_name(f"{SQLITE_FILE}-wal"), target.with_name(f"{SQLITE_FILE}-shm")):
             path.unlink(missing_ok=True)
@@ -300,6 +304,9 @@ class _Copying:
                 here.backup(there, pages=PAGES, progress=told)
                 there.execute("PRAGMA journal_mode=DELETE")  # one file, to be read from any disk
         except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                why = f"{source} cannot be copied to {self._target}: no space left on the disk"
+                raise StoreFull(f"{why}: {OR_ELSEWHERE}") from error
             raise StoreError(f"{source} cannot be copied: {error}") from error
         sync_file(target)
         self._copied += target.stat().st_size
@@ -393,8 +400,7 @@ class _Copying:
         needed = sum(_size(self._source / name) for name in names if not (self._target / name).exists())
         if needed > (free := free_bytes(self._target)):
             raise StoreFull(
-                f"{self._target} has {free} bytes free, and {needed} are to be copied there: make room, or "
-                "name another place"
+                f"{self._target} has {free} bytes free, and {needed} are to be copied there: {OR_ELSEWHERE}"
             )
 
     def _copy(self, named: list[tuple[Path, str]]) -> None:
@@ -479,7 +485,7 @@ def _copy_all(source: Path, target: Path, tell: Tell) -> None:
     files = [path for path in sorted(source.rglob("*")) if path.is_file() and path.name != LOCK]
     total, done = sum(_size(path) for path in files), 0
     if total > (free := free_bytes(target)):
-        raise StoreFull(f"{target} has {free} bytes free, and {total} are to be copied there")
+        raise StoreFull(f"{target} has {free} bytes free, and {total} are to be copied there: {OR_ELSEWHERE}")
     for path in files:
         name = path.relative_to(source)
         if str(name) != BACKUP:

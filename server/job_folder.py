@@ -47,11 +47,19 @@ def note_of(job: Path) -> JobNote:
     try:
         return from_plain(json.loads(file.read_text(encoding="utf-8")), JobNote, _converter)
     except FileNotFoundError:
-        raise FolderMissing(f"there is no job {job.name!r} in {job.parent}") from None
+        why = _no_job(job) if job.is_dir() else f"there is no job {job.name!r} in {job.parent}"
+        raise FolderMissing(why) from None
     except OSError as error:
         raise disk_error(file, error) from error
     except ValueError as error:
         raise DataError(f"{file} cannot be read: {error}; put its copy back, or add the job anew") from None
+
+
+def _no_job(job: Path) -> str:
+    return (
+        f"{job} has no {NOTE}, and is no job without: move it away, and add the job by `anabranch admin jobs "
+        f"add {job.name}`; a {DATA} folder that it had goes to the new one's place, while no server runs"
+    )
 
 
 def names_in(folder: Path) -> list[str]:
@@ -79,6 +87,8 @@ def add(
     if not all(pattern.strip() for pattern in devices):
         raise ConfigError("devices: an empty pattern is no device's name: leave it out for all, or name some")
     taken = ConfigError(f"there is a job {name!r} in {folder}: choose another name")
+    if job.is_dir() and not (job / NOTE).exists():
+        raise ConfigError(_no_job(job))
     if job.exists():
         raise taken
     make_private_folder(folder)

@@ -237,6 +237,23 @@ def test_a_disk_without_room_for_a_copy_is_said_with_what_to_do(served: Served, 
     assert "are to be copied there: make room, or name another place" in done.stderr
 
 
+def test_a_database_for_which_there_is_no_room_elsewhere_is_said_to_be_whole(tmp_path: Path) -> None:
+    """Its newest pages lie in SQLite's own log, so its file is small. It was said to be full itself."""
+    (data := tmp_path / "data").mkdir()
+    (disk := tmp_path / "disk").mkdir()
+    with closing(sqlite3.connect(data / SQLITE_FILE)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE things (value BLOB)")
+        database.execute("INSERT INTO things VALUES (zeroblob(1000000))")
+        database.commit()
+        words = "import sys; from pathlib import Path; from anabranch.server.backup import _Copying"
+        words += "; _Copying(*map(Path, sys.argv[1:]), lambda *_: None)._database()"
+        command = [*own_disk(disk, "256k"), sys.executable, "-c", words, str(data), str(disk)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    said = f"StoreFull: {data / SQLITE_FILE} cannot be copied to {disk}: no space left on the disk: make room"
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize("served", ["log"], indirect=True)
 def test_one_that_is_ended_leaves_nothing(served: Served, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data" / "slow")  # a file that takes long to copy

@@ -31,13 +31,13 @@ from anabranch.client.operator import open_operator
 from anabranch.client.run import ClientOptions
 from anabranch.client.stopping import Bell
 from anabranch.core.config.tables import merge
-from anabranch.core.errors import ConfigError, StoreCorrupt, Unavailable
+from anabranch.core.errors import ConfigError, FolderMissing, StoreCorrupt, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, KIB
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import jobs_pb2
 from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
 from anabranch.server.job import JobState
-from anabranch.server.job_folder import NOTE, SETTINGS, add, set_stopped
+from anabranch.server.job_folder import DATA, NOTE, SETTINGS, add, note_of, set_stopped
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
 from anabranch.server.writer import Writer
@@ -466,6 +466,19 @@ def test_a_job_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="empty pattern"):
         add_job(tmp_path / "jobs", "three", None, tmp_path / "model", devices=["ward-*", ""])
     assert not (tmp_path / "jobs" / "three").exists()
+
+
+def test_a_folder_without_a_note_is_said_to_be_no_job(tmp_path: Path) -> None:
+    """As where data were moved there by hand: one order said that there is such a job, another none."""
+    jobs = tmp_path / "jobs"
+    (jobs / "moved" / DATA).mkdir(parents=True)
+    why = rf"moved has no {re.escape(NOTE)}, and is no job without: move it away, and add the job"
+    with pytest.raises(ConfigError, match=why):
+        with_job(tmp_path, "moved")
+    with pytest.raises(FolderMissing, match=why):
+        note_of(jobs / "moved")
+    with pytest.raises(FolderMissing, match="there is no job 'gone'"):
+        note_of(jobs / "gone")
 
 
 def test_of_two_who_add_jobs_of_one_name_at_once_one_is_told(tmp_path: Path) -> None:
