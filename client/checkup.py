@@ -44,6 +44,7 @@ from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
 OK, WARN, FAIL = "ok", "warn", "fail"
 SHAPES_DIFFER = "Using a target size"  # of torch's warning, where a loss broadcasts
 NAMES_MAX = 4  # that are listed
+ROWS_MAX = 1000  # that are looked for in another part of the data
 SEED = 2**62 + 1  # as tasks have them: what takes 32 bits only is seen here
 
 
@@ -152,6 +153,7 @@ class Checkup:
         self._mine = data_of(self._app, shard)
         yield Finding(OK, "data", f"shard 0/{self._shards}: {self._described(self._mine)}")
         yield from (Finding(WARN, "data", flaw) for flaw in self._not_finite())
+        yield from self._another_shard()
         if isinstance(self._mine, Streamed) and self._mine.is_loader:
             yield Finding(WARN, "data", "a DataLoader's batches are its own: client.batch_size says nothing")
             if getattr(self._mine.source, "persistent_workers", False):
@@ -164,6 +166,20 @@ class Checkup:
             else:
                 self._held_out = found if role == "test" or self._held_out is None else self._held_out
                 yield Finding(OK, "data", f"the {role} part: {self._described(found)}")
+                if _has_all(found, self._mine):
+                    text = "has all that shard 0 trains on, so what is measured on it is no test"
+                    yield Finding(WARN, "data", f"the {role} part {text}")
+
+    def _another_shard(self) -> Iterator[Finding]:
+        if self._shards == 1:
+            return
+        try:
+            other = data_of(self._app, shard_of(self._config, 1, self._shards))
+        except AnabranchError:
+            return  # it is of another device, which may be the only one to have it
+        if len(other) == len(self._mine) and _has_all(other, self._mine):
+            text = "are the same examples: let `data` go by shard.index, unless each device brings its own"
+            yield Finding(WARN, "data", f"shards 0 and 1 of {self._shards} {text}")
 
     def _training(self) -> Iterator[Finding]:
         with warnings.catch_warnings(record=True) as said:
@@ -324,6 +340,15 @@ class Checkup:
         self._app.kept = b""
         frozen = self._trainer.spec.frozen(self._initial)
         return self._trainer.train(vector, frozen, self._mine, self._short(), SEED, None, part)
+
+
+def _has_all(there: Examples, mine: Examples) -> bool:
+    """Whether every example of one part is in another, as far as arrays in memory show it."""
+    if isinstance(there, Streamed) or isinstance(mine, Streamed):
+        return False
+    looked_for = range(0, len(mine), -(-len(mine) // ROWS_MAX))
+    known = {(x.tobytes(), y.tobytes()) for x, y in zip(there.x, there.y, strict=True)}
+    return all((mine.x[row].tobytes(), mine.y[row].tobytes()) in known for row in looked_for)
 
 
 def _frozen_norms(model: Any, averaged: Collection[str]) -> list[str]:
