@@ -49,6 +49,7 @@ def pages(all_matches: Sequence[Match], notes: Mapping[str, str]) -> dict[str, s
             _title(),
             _in_short(finals),
             notes.get("summary"),
+            _each_cell(finals),
             _how(),
             notes.get("limits"),
             _not_run(ended),
@@ -98,7 +99,7 @@ Every row of this workload's cells, of [the arena]({STUDY}), which says how it w
 
 
 def _in_short(finals: Mapping[tuple[str, str], Finals]) -> str:
-    """The picture, and in how many cells each is over each."""
+    """In how many cells each is over each."""
     found = standings(CELLS, finals)
 
     def each(counted: Callable[..., Count]) -> str:
@@ -111,18 +112,10 @@ def _in_short(finals: Mapping[tuple[str, str], Finals]) -> str:
         ]
         return table(("", *(f"against {WORDS[theirs]}" for theirs in AGAINST)), lines)
 
-    sparsely = sum(standing.chain == SPARSE for standing in found)
-    chains = f"`{SPARSELY}`: all travel by the sparse chain ({sparsely} cells), else whole."
     return f"""## In short
 
-![{TITLE}, by cell]({PICTURE})
-
-Accuracy at the end of the same time less that of {WORDS[MARK]}, by cell: the mean of five paired seeds and
-its interval. A ring is level with them, an arrow is beyond the edge.
-{chains if sparsely else "All travel whole."}
-
 In how many of these {len(found)} cells a strategy ends over another by the whole interval / level with it /
-under it:
+under it, at the end of the same time, all tuned alike:
 
 {each(count)}
 
@@ -130,6 +123,19 @@ In how many it is sooner / no sooner and no later / later at what plain rounds b
 {BELOW:g} point; a run that never was there counts with all of its time:
 
 {each(soonness)}"""
+
+
+def _each_cell(finals: Mapping[tuple[str, str], Finals]) -> str:
+    """The picture of every cell."""
+    sparsely = sum(standing.chain == SPARSE for standing in standings(CELLS, finals))
+    chains = f"`{SPARSELY}`: all travel by the sparse chain ({sparsely} cells), else whole."
+    return f"""## Cell by cell
+
+![{TITLE}, by cell]({PICTURE})
+
+Accuracy at the end of the same time less that of {WORDS[MARK]}, by cell: the mean of five paired seeds and
+its interval. A ring is level with them, an arrow is beyond the edge.
+{chains if sparsely else "All travel whole."}"""
 
 
 def _how() -> str:
