@@ -1,4 +1,4 @@
-"""What the sparse chain does to each strategy on narrow links, and how they stand by the better chain."""
+"""What the sparse chain does to each strategy, and how they stand by the better chain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.arena.cells import CELLS, WORKLOADS
+from benchmarks.arena.cells import CELLS, LINKS, WORKLOADS, Cell
 from benchmarks.arena.play import Match
 from benchmarks.arena.rows import RAW, SPARSE
 from benchmarks.arena.standings import MARK, WORDS, lead, tally
@@ -15,7 +15,7 @@ from benchmarks.arena.tables import Ended
 from benchmarks.arena.tuning import TUNING_SEEDS, VALIDATION, Run
 from benchmarks.studies import table
 
-NARROW = "link"
+STEADY = "steady"
 ALSO = {
     "fedbuff, Nesterov": "FedBuff with that momentum",
     "fedasync": "FedAsync",
@@ -25,6 +25,7 @@ ALSO = {
     "ca2fl": "CA2FL",
 }
 SAID: Mapping[str, str] = {**WORDS, **ALSO}
+LINKS_SAID = {"compute": "fast links", "link": "narrow links"}
 
 
 class Both(NamedTuple):
@@ -37,30 +38,32 @@ class Both(NamedTuple):
 
 def section(ended: Ended) -> str:
     """What the page says of them; empty where nobody has gone both ways."""
-    parts = [part for workload in WORKLOADS if (part := _workload(workload, ended))]
-    if not parts:
+    parts = [_part(workload, links, ended) for workload in WORKLOADS for links in LINKS]
+    if not any(parts):
         return ""
     head = f"""## The sparse chain, and whole values
 
-On narrow links, for each strategy in the cells in which it has ended by both: in how many the sparse chain
-ends over whole values by the whole interval / level with them / under them, by how many points in the mean of
-these cells, from the least to the most, and by how many times fewer bytes, both ways. Then in how many of the
-cells that {WORDS[MARK]} have as well it ends over / level with / under these: both by whole values, both by
-the sparse chain, and each by the chain that its own tuning seeds did better by."""
-    return "\n\n".join((head, *parts))
+For each strategy, in the cells in which it has ended by both and nobody leaves (where devices do, rounds have
+a deadline that is right for whole values alone): in how many the sparse chain ends over whole values by the
+whole interval / level with them / under them, by how many points in the mean of these cells, from the least
+to the most, and by how many times fewer bytes, both ways. Then in how many of the cells that {WORDS[MARK]}
+have as well it ends over / level with / under these: both by whole values, both by the sparse chain, and each
+by the chain that its own tuning seeds did better by."""
+    return "\n\n".join((head, *filter(None, parts)))
 
 
-def _workload(workload: str, ended: Ended) -> str:
-    met = {name: dict(_both(workload, name, ended)) for name in SAID}
-    lines = [_line(name, cells, met[MARK]) for name, cells in met.items() if cells]
+def _part(workload: str, links: str, ended: Ended) -> str:
+    cells = [c for c in CELLS if (c.workload, c.links, c.faults) == (workload, links, STEADY)]
+    met = {name: dict(_both(cells, name, ended)) for name in SAID}
+    lines = [_line(name, both, met[MARK]) for name, both in met.items() if both]
     head = ("", "cells", "sparse, whole", "points", "bytes", "whole", "sparse", "each by its best")
-    return f"### {workload.capitalize()}\n\n{table(head, lines)}" if lines else ""
+    return f"### {workload.capitalize()}, {LINKS_SAID[links]}\n\n{table(head, lines)}" if lines else ""
 
 
-def _both(workload: str, name: str, ended: Ended) -> Iterator[tuple[str, Both]]:
-    for cell in CELLS:
+def _both(cells: Sequence[Cell], name: str, ended: Ended) -> Iterator[tuple[str, Both]]:
+    for cell in cells:
         whole, chained = (ended.get((cell.name, f"{name}/{chain}")) for chain in (RAW, SPARSE))
-        if (cell.workload, cell.links) != (workload, NARROW) or whole is None or chained is None:
+        if whole is None or chained is None:
             continue
         best = max((whole, chained), key=lambda way: _tuned(way[0]))
         yield cell.name, Both(whole[1], chained[1], best[1])

@@ -505,13 +505,17 @@ def test_a_chain_is_chosen_by_the_seeds_of_the_tuning_and_counted_by_the_fresh_o
         return replace(found, up_mb=1.0 if sparsely else 5.0, down_mb=1.0)
 
     of = [row(name, chain) for name in ("fedavg, Nesterov", "fedbuff") for chain in ("raw", "sparse")]
-    assert play.play(play.matches([narrow, CELL], of, tmp_path), 60, silent, runner)
-    found = play.matches([narrow, CELL], of, tmp_path)
+    where = [narrow, replace(narrow, faults="leavers"), replace(CELL, split="dirichlet-0.3")]
+    assert play.play(play.matches(where, of, tmp_path), 60, silent, runner)
+    found = play.matches(where, of, tmp_path)
     said = chains.section({(m.cell.name, m.row.name): (m, m.finals) for m in found})
     assert "| rounds with momentum | 1 | 1 / 0 / 0 | +4.0 (+4.0 to +4.0) | 3.0 |  |  |  |" in said
     assert (
         "| FedBuff | 1 | 0 / 0 / 1 | -2.0 (-2.0 to -2.0) | 3.0 | 1 / 0 / 0 | 0 / 0 / 1 | 0 / 0 / 1 |" in said
     )
+    assert said.count("| FedBuff | 1 |") == len(where[1:]), "not where devices leave"
+    assert "### Digits, narrow links" in said
+    assert "### Digits, fast links" in said
     assert "FedAsync" not in said
     assert chains.section({}) == ""
 
