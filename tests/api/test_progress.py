@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from typing import Any
 
 import pytest
@@ -58,3 +60,20 @@ def test_a_bar_shows_per_cent_and_what_counts() -> None:
         bar._bar.refresh()
     assert "25%" in screen.getvalue()
     assert "updates/s, accuracy 25.00 %" in screen.getvalue()
+
+
+class Full(io.StringIO):
+    """A stream on a full disk, or of a terminal that was closed."""
+
+    def write(self, text: str) -> int:
+        """Never."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_work_is_lost_for_a_bar_that_cannot_be_written(terminal: bool) -> None:
+    done = False
+    with LiveBar(console=Console(file=Full(), force_terminal=terminal, force_interactive=False)) as bar:
+        bar.show(0.5, "half")
+        done = True
+    assert done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from importlib import import_module
 from types import TracebackType
@@ -80,13 +81,15 @@ class LiveBar:
             self._page(f'<progress value="{share:.3f}"></progress> {100 * share:.0f} %{left}, {escape(text)}')
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        with suppress(OSError):
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        with suppress(OSError):  # no work is lost for its bar: a terminal is closed, the disk of a log full
+            self._bar.stop()
 
 
 def _notebook_page() -> Callable[[str], None] | None:

@@ -51,12 +51,12 @@ class Output:
     def say(self, text: str) -> None:
         """A line for people; programs are not bothered with it."""
         if not self.as_json:
-            with self._unless_closed(STDOUT):
+            with self.unless_closed(STDOUT):
                 self.console.print(_written(text, self.console), soft_wrap=True, markup=False)
 
     def warn(self, text: str) -> None:
         """A line for people that is no answer: on stderr, whoever reads stdout."""
-        with self._unless_closed(STDERR):
+        with self.unless_closed(STDERR):
             console = self._console(stderr=True)
             console.print(_written(text, console), style="yellow", soft_wrap=True, markup=False)
 
@@ -100,11 +100,11 @@ class Output:
             table.add_row(*line)
         if room < 0:  # a line that the terminal wraps can be read, a broken word cannot
             table.width = _least(columns)
-        with self._unless_closed(STDOUT):
+        with self.unless_closed(STDOUT):
             self.console.print(table, markup=False, crop=False)
 
     def _json(self, data: Mapping[str, Any]) -> None:
-        with self._unless_closed(STDOUT):
+        with self.unless_closed(STDOUT):
             sys.stdout.write(json_line(data))
             sys.stdout.flush()
 
@@ -112,7 +112,7 @@ class Output:
         return (_Console if self._serves else Console)(stderr=stderr, highlight=False, emoji=False)
 
     @contextmanager
-    def _unless_closed(self, stream: int) -> Iterator[None]:
+    def unless_closed(self, stream: int) -> Iterator[None]:
         """What a closed terminal does not take goes nowhere: who writes has still to end in order."""
         try:
             yield
@@ -258,6 +258,7 @@ class Ticker:
     ) -> None:
         self._over.set()
         if self._live is not None:
-            self._live.stop()
+            with self.output.unless_closed(STDOUT):
+                self._live.stop()
         elif self._thread.is_alive():
             self._thread.join()
