@@ -20,6 +20,7 @@ from anabranch.identity.certificates import Kind, Peer
 from anabranch.server.counting import OURS, Behaviour, behaviour_name
 from anabranch.server.gate import Gate
 from anabranch.server.members import LOOK_S
+from anabranch.server.outage import Outage
 from anabranch.server.rpc_errors import Context, abort
 from anabranch.server.unreadable import Continuation
 
@@ -60,10 +61,13 @@ class TakesPlaces(aio.ServerInterceptor):
     It stands behind what counts calls, which remembers the handlers, and before what reads requests.
     `places`: None where members may have as many calls as they like. A request that is one message is here
     within `request_s` seconds, or its call is cut. What is not ours and streams ends with the certificate.
+    `outage`: says what devices are told where the register fails; None where callers are told it as it is.
     """
 
-    def __init__(self, gate: Gate, places: Places | None, request_s: float) -> None:
-        self._gate, self._places, self._request_s = gate, places, request_s
+    def __init__(
+        self, gate: Gate, places: Places | None, request_s: float, outage: Outage | None = None
+    ) -> None:
+        self._gate, self._places, self._request_s, self._outage = gate, places, request_s, outage
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: HandlerCallDetails
@@ -106,8 +110,12 @@ class TakesPlaces(aio.ServerInterceptor):
                 self._places.take(peer, context)
             await self._gate.check(peer)
         except AnabranchError as error:
-            await _refuse(context, error)
+            await _refuse(context, self._told(error))
         return peer
+
+    def _told(self, error: AnabranchError) -> Exception:
+        """By a register's own error a device would discard its result, and end."""
+        return error if self._outage is None else self._outage.told(error)
 
     def _while_it_counts(self, begin: Begin, behaviour: Behaviour) -> Behaviour:
         """For services that ask no gate before each message that goes out."""
@@ -121,7 +129,7 @@ class TakesPlaces(aio.ServerInterceptor):
                 await answering
             except AnabranchError as error:
                 answering.cancel()  # it writes no more
-                await _refuse(context, error)
+                await _refuse(context, self._told(error))
             finally:
                 answering.cancel()
 
@@ -153,7 +161,7 @@ async def _written(behaviour: Behaviour, request: Any, context: Context) -> None
         await context.write(response)
 
 
-async def _refuse(context: Context, error: AnabranchError) -> NoReturn:
+async def _refuse(context: Context, error: Exception) -> NoReturn:
     """End a call with the status of the error; one whose member does not read even that is let go."""
     task = asyncio.current_task()
     assert task is not None, "gRPC runs each call in a task"

@@ -36,6 +36,7 @@ from anabranch.server.job_list import ListsJobs
 from anabranch.server.joining import Joining
 from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
+from anabranch.server.outage import Outage
 from anabranch.server.places import Places, TakesPlaces
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import ServerIdentity, join_address, uses_tls
@@ -175,12 +176,16 @@ class Ports:
         return [*counting, *behind_counting, ReadsRequests()]
 
     def _takes_places(self, admin: bool, identity: ServerIdentity | None) -> list[TakesPlaces]:
-        """Where there are members. An operator may have as many calls as it likes on its own port."""
+        """Where there are members. An operator may have as many calls as it likes on its own port.
+
+        And is told there what is wrong with the register.
+        """
         if identity is None:
             return []
         limits, gate = self._limits, gate_of(identity, OPERATORS if admin else CALLERS, job=None)
-        places = None if admin else Places(limits.member_calls_max)
-        return [TakesPlaces(gate, places, limits.upload_idle_s)]
+        if admin:
+            return [TakesPlaces(gate, None, limits.upload_idle_s)]
+        return [TakesPlaces(gate, Places(limits.member_calls_max), limits.upload_idle_s, Outage())]
 
     async def _open_to_join(self, identity: ServerIdentity) -> str:
         """For strangers: few calls at a time, and no connection for long."""

@@ -6,16 +6,22 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from commands import anabranch, answer
+from federations import BASE, first_weights
 from guarded import Federation, federation, issued
 from wire import Served
 
-from anabranch.core.errors import ConfigError, NotAuthenticated
+from anabranch.client.agent import Agent
+from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import DAY_S, REGISTER, Authority
 from anabranch.identity.certificates import Kind, new_key, signing_request
+from anabranch.workloads.app import Shard
+from anabranch.workloads.synthetic import Synthetic
 
 
 @contextmanager
@@ -53,14 +59,54 @@ def test_a_server_does_not_start_on_an_older_register(tmp_path: Path) -> None:
             guarded.device(wallet).enrol()
 
 
-def test_a_register_that_is_replaced_under_a_server_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_register_that_is_away_for_a_while_costs_no_result(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its folder was moved, or is on a disk that was gone: a device gave its result up, and ended."""
+    with federation(tmp_path, first_weights(), DEFAULT_LIMITS, **BASE) as guarded:
+        register = guarded.folder / "ca" / REGISTER
+        away = register.with_name("away")
+        heard: list[str] = []
+
+        def on_event(kind: str, **data: Any) -> None:
+            if kind == "trained" and not heard:
+                register.rename(away)
+            elif kind == "failed":
+                heard.append(data["error"])
+                if away.exists():
+                    away.rename(register)
+
+        wallet, shard = guarded.joined("device-1"), Shard("train", 0, 4)
+        agent = Agent(
+            Synthetic(),
+            guarded.transport(wallet),
+            "device-1",
+            shard,
+            tmp_path / "device",
+            tasks_max=2,
+            on_event=on_event,
+        )
+        done = agent.run()
+        assert set(heard) == {"Unavailable"}
+        assert done.answered == guarded.operators(guarded.operator()).status().updates_applied == 2
+    (said,) = {line for line in caplog.messages if "keep their updates" in line}
+    assert "register.db is gone" in said
+
+
+def test_a_register_that_is_replaced_under_a_server_lets_nobody_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with federation(tmp_path) as guarded:
         device = guarded.device(guarded.joined("device-1"))
         device.enrol()
+        operator = guarded.operator()
         backup = shutil.copy(guarded.folder / "ca" / REGISTER, tmp_path / "backup")
         take_back(guarded, Path(backup))
-        with pytest.raises(grpc.RpcError, match="was replaced: restart the server"):
+        with pytest.raises(grpc.RpcError, match="the server's store cannot do it now; its log says why"):
             device.ask()
+        assert any("was replaced: restart the server" in line for line in caplog.messages)
+        with pytest.raises(StoreError, match="was replaced: restart the server"):
+            guarded.operators(operator).status()
         with again(guarded):
             guarded.device(device.wallet).enrol()
 
