@@ -346,9 +346,17 @@ def _has_all(there: Examples, mine: Examples) -> bool:
     """Whether every example of one part is in another, as far as arrays in memory show it."""
     if isinstance(there, Streamed) or isinstance(mine, Streamed):
         return False
-    looked_for = range(0, len(mine), -(-len(mine) // ROWS_MAX))
-    known = {(x.tobytes(), y.tobytes()) for x, y in zip(there.x, there.y, strict=True)}
-    return all((mine.x[row].tobytes(), mine.y[row].tobytes()) in known for row in looked_for)
+    looked_for = slice(None, None, -(-len(mine) // ROWS_MAX))
+    missing = set(_rows(mine.x[looked_for], mine.y[looked_for]))
+    for row in _rows(there.x, there.y):  # of which no copy is kept: they may be larger than the memory
+        missing.discard(row)
+        if not missing:
+            return True
+    return False
+
+
+def _rows(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Iterator[tuple[bytes, bytes]]:
+    return ((a.tobytes(), b.tobytes()) for a, b in zip(x, y, strict=True))
 
 
 def _frozen_norms(model: Any, averaged: Collection[str]) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -42,11 +43,11 @@ class _FileFinder(MetaPathFinder):
         package, _, name = fullname.rpartition(".")
         if package != __name__:
             return None
-        try:
-            file = os.fsdecode(bytes.fromhex(name.rpartition("_")[2]))
-        except ValueError:
-            raise ImportError(_NO_PACKAGE.format(name=name), name=fullname) from None
-        return spec_from_file_location(fullname, file)
+        with suppress(ValueError):  # nor is every name that ends in digits, such as model_10, one of them
+            spec = spec_from_file_location(fullname, os.fsdecode(bytes.fromhex(name.rpartition("_")[2])))
+            if spec is not None:
+                return spec
+        raise ImportError(_NO_PACKAGE.format(name=name), name=fullname)
 
 
 sys.meta_path.append(_FileFinder())

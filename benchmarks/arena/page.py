@@ -114,8 +114,9 @@ def _in_short(finals: Mapping[tuple[str, str], Finals]) -> str:
 
     return f"""## In short
 
-In how many of these {len(found)} cells a strategy ends over another by the whole interval / level with it /
-under it, at the end of the same time, all tuned alike:
+A cell is a workload, how its data are shared out, the links, and whether devices leave. In how many of
+{len(found)} cells a strategy ends over another by the whole interval / level with it / under it, at the end
+of the same time, all tuned alike:
 
 {each(count)}
 
@@ -128,14 +129,14 @@ In how many it is sooner / no sooner and no later / later at what plain rounds b
 def _each_cell(finals: Mapping[tuple[str, str], Finals]) -> str:
     """The picture of every cell."""
     sparsely = sum(standing.chain == SPARSE for standing in standings(CELLS, finals))
-    chains = f"`{SPARSELY}`: all travel by the sparse chain ({sparsely} cells), else whole."
+    marked = f"`{SPARSELY}`: all travel by the sparse chain ({sparsely} cells), else whole."
     return f"""## Cell by cell
 
 ![{TITLE}, by cell]({PICTURE})
 
 Accuracy at the end of the same time less that of {WORDS[MARK]}, by cell: the mean of five paired seeds and
 its interval. A ring is level with them, an arrow is beyond the edge.
-{chains if sparsely else "All travel whole."}"""
+{marked if sparsely else "All travel whole."}"""
 
 
 def _how() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from commands import anabranch
 from torch.utils.data import DataLoader, TensorDataset
 
-from anabranch.client.checkup import Checkup, Finding
+from anabranch.client.checkup import Checkup, Finding, _has_all
 from anabranch.core.config.tables import Config
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
@@ -188,6 +189,18 @@ def test_what_will_not_work_fails(app: App, about: str, words: str) -> None:
 def test_data_that_are_not_finite_are_counted() -> None:
     told = [f.text for f in checked(NotANumber()) if f.level == "warn"]
     assert f"x has {int((X > 2).sum())} of 96 values that are not finite" in told
+
+
+def test_a_part_that_is_looked_through_is_not_copied() -> None:
+    """It may be mapped from a disk, and larger than the memory."""
+    there = Examples(np.arange(1 << 20, dtype=np.float32).reshape(-1, 64), np.zeros(1 << 14, np.int64))
+    mine = Examples(there.x[:10], there.y[:10] + 1)
+    tracemalloc.start()
+    found = _has_all(there, mine)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not found
+    assert most < there.x.nbytes / 4
 
 
 class Frozen(Sound):

@@ -105,6 +105,10 @@ def test_a_file_that_imports_by_a_dot_is_told_that_it_is_in_no_package(tmp_path:
         AppError, match=r"strict.py:1\): ImportError: .* in no package: import words_of_dots "
     ):
         load(f"{package / 'strict.py'}:WORDS")
+    for number, line in enumerate(["from .words_10 import WORDS", "from . import words_10"]):  # as hex, too
+        (package / f"strict{number}.py").write_text(f"{line}\n")
+        with pytest.raises(AppError, match=r"in no package: import words_10 without the dot"):
+            load(f"{package / f'strict{number}.py'}:WORDS")
     dotted, plain = "from .words_of_dots import WORDS", "from words_of_dots import WORDS"
     either = f"try:\n    {dotted}\nexcept ImportError:\n    {plain}\n"
     (package / "either.py").write_text(either)
