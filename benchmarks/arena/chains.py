@@ -11,7 +11,7 @@ from benchmarks.arena.play import Match
 from benchmarks.arena.rows import RAW, SPARSE
 from benchmarks.arena.standings import MARK, WORDS, lead, tally
 from benchmarks.arena.store import Record
-from benchmarks.arena.tables import Ended
+from benchmarks.arena.tables import TITLES, Ended
 from benchmarks.arena.tuning import TUNING_SEEDS, VALIDATION, Run
 from benchmarks.studies import table
 
@@ -57,7 +57,7 @@ def _part(workload: str, links: str, ended: Ended) -> str:
     met = {name: dict(_both(cells, name, ended)) for name in SAID}
     lines = [_line(name, both, met[MARK]) for name, both in met.items() if both]
     head = ("", "cells", "sparse, whole", "points", "bytes", "whole", "sparse", "each by its best")
-    return f"### {workload.capitalize()}, {LINKS_SAID[links]}\n\n{table(head, lines)}" if lines else ""
+    return f"### {TITLES[workload]}, {LINKS_SAID[links]}\n\n{table(head, lines)}" if lines else ""
 
 
 def _both(cells: Sequence[Cell], name: str, ended: Ended) -> Iterator[tuple[str, Both]]:

@@ -14,7 +14,7 @@ from benchmarks.arena.play import Match, matches
 from benchmarks.arena.rows import CAP, CHAINS, DEADLINES_S, HORIZON_S, NUMBERS, ROWS, SPARSE, TUNED
 from benchmarks.arena.standings import AGAINST, BELOW, MARK, MET, WORDS, Count, count, soonness, standings
 from benchmarks.arena.store import RESULTS
-from benchmarks.arena.tables import Ended, Finals
+from benchmarks.arena.tables import TITLES, Ended, Finals
 from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
 from benchmarks.studies import table
 
@@ -22,7 +22,6 @@ NOTES = Path(__file__).with_name("notes")
 PAGES = Path(__file__).parents[2] / "docs" / "studies"
 STUDY, FINDINGS = "arena.md", "arena-findings.md"
 PICTURE = "arena.svg"
-SAID = {"digits": "Digits", "fashion-mnist": "Fashion-MNIST", "text": "Text", "regression": "Regression"}
 
 
 def write(results: Path = RESULTS) -> None:
@@ -76,7 +75,7 @@ def _finals(ended: Ended) -> Mapping[tuple[str, str], Finals]:
 
 
 def _title() -> str:
-    each = _list(f"[{SAID[workload]}]({page_of(workload)})" for workload in WORKLOADS)
+    each = _list(f"[{TITLES[workload]}]({page_of(workload)})" for workload in WORKLOADS)
     return f"""# The arena
 
 Made by `python -m benchmarks.arena page` of what `python -m benchmarks.arena run` has left in
@@ -93,7 +92,7 @@ same time unless it says otherwise."""
 
 
 def _workload_title(workload: str) -> str:
-    return f"""# The arena: {SAID[workload]}
+    return f"""# The arena: {TITLES[workload]}
 
 Every row of this workload's cells, of [the arena]({STUDY}), which says how it was run."""
 

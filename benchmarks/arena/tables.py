@@ -12,6 +12,8 @@ from benchmarks.arena.standings import BELOW, half_way, lead, reached
 from benchmarks.arena.store import Record
 from benchmarks.studies import table
 
+TITLES = {"digits": "Digits", "fashion-mnist": "Fashion-MNIST", "text": "Text", "regression": "Regression"}
+
 Finals = Sequence[Record]
 Ended = Mapping[tuple[str, str], tuple[Match, Finals]]  # by the names of a cell and a row
 Figure = Callable[[Record], float | None]
