@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -45,4 +46,10 @@ class FirstVersion:
         if np.array_equal(self._versions.engine.vector, self._problem.spec.flatten(self._problem.initial)):
             log.warning(UNMOVED, published.version)
         if rare := rare_versions.said_of(published, self._devices):
-            log.warning("%s", rare)
+            _warn(rare)
+
+
+@lru_cache
+def _warn(text: str) -> None:
+    """Once in a process: a sweep has many runs of one fleet."""
+    log.warning("%s", text)

@@ -140,7 +140,8 @@ def test_a_tracker_is_a_callback() -> None:
 def test_a_run_that_is_simulated_anew_for_its_replay_is_told_to_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = small(out=tmp_path / "run", settings={"run.trackers": ["jsonl"], "run.keep_payloads": False})
+    settings = {"run.trackers": ["jsonl"], "run.keep_payloads": False}
+    run = small(strategy="fedasync", out=tmp_path / "run", settings=settings)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == len(run.history)
     run.replay()
@@ -305,7 +306,11 @@ def test_an_app_that_keeps_its_split_goes_by_it(caplog: pytest.LogCaptureFixture
     app = Keeping()
     for seed in range(2):
         ab.simulate(
-            app, fleet=ab.Fleet(clients=4, split=ab.Dirichlet(0.3)), seed=seed, until=ab.Until(updates=10)
+            app,
+            strategy="fedasync",
+            fleet=ab.Fleet(clients=4, split=ab.Dirichlet(0.3)),
+            seed=seed,
+            until=ab.Until(updates=10),
         )
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == []
 
@@ -323,7 +328,7 @@ def test_a_split_that_an_app_does_not_go_by_is_warned_of_once(
     app: Any, fleet: ab.Fleet, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for seed in range(2):
-        ab.simulate(app, fleet=fleet, seed=seed, until=ab.Until(updates=10))
+        ab.simulate(app, strategy="fedasync", fleet=fleet, seed=seed, until=ab.Until(updates=10))
     found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(found) == bool(said)
     assert said in "".join(found)
@@ -362,14 +367,16 @@ def test_an_app_of_arrays_for_which_an_accelerator_is_asked_is_told(
             app, ClientTable(**{key.removeprefix("client."): value for key, value in settings.items()})
         )
     else:
-        ab.simulate(app, fleet=ab.Fleet(clients=4), settings=settings, until=ab.Until(updates=10))
+        fleet, until = ab.Fleet(clients=4), ab.Until(updates=10)
+        ab.simulate(app, strategy="fedasync", fleet=fleet, settings=settings, until=until)
     found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(found) == len(said)
     assert all(words in line for words, line in zip(said, found, strict=True))
 
 
 def test_a_target_that_is_never_measured_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    ab.simulate(Prices(), fleet=ab.Fleet(clients=4), until=ab.Until(updates=20, accuracy=0.9))
+    until = ab.Until(updates=20, accuracy=0.9)
+    ab.simulate(Prices(), strategy="fedasync", fleet=ab.Fleet(clients=4), until=until)
     found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(found) == 1
     assert found[0].startswith("the target is of the accuracy, and evaluate returns none, but mse")

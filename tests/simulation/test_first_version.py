@@ -8,6 +8,7 @@ import pytest
 from fleets import Ones, config
 
 from anabranch.core.model.updates import LocalPlan
+from anabranch.simulation import first_version
 from anabranch.simulation.run import simulate
 from anabranch.workloads.app import App, Examples
 
@@ -48,9 +49,11 @@ def test_a_train_that_changes_nothing_is_told_once(
 def test_a_buffer_that_is_large_beside_its_fleet_is_told_once(
     clients: int, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It gathers three."""
-    result = simulate(config(fleet={"clients": clients}), app=Ones())
-    assert result.versions > 2
+    """It gathers three. A sweep has many runs of one fleet, in one process."""
+    first_version._warn.cache_clear()
+    for seed in range(2):
+        result = simulate(config(fleet={"clients": clients}, run={"seed": seed}), app=Ones())
+        assert result.versions > 2
     told = [text for r in caplog.records if "devices are enrolled" in (text := r.getMessage())]
     assert len(told) == times
     assert all(text.startswith("version 1 took 3 updates, and 2 devices are enrolled") for text in told)
