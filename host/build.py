@@ -93,7 +93,7 @@ class Blueprint:
             *length_doubts(config, strategy),
             *idle(config, strategy),
         ):
-            _warn(text)
+            warn_once(text)
         if config.secagg.on:
             check_masking(masks)
             cohorts = partial(cohorts_of, config, spec, strategy)
@@ -160,8 +160,8 @@ def device_tables(config: Config) -> dict[str, Any]:
 
 
 @lru_cache
-def _warn(text: str) -> None:
-    """Once in a process, whatever is made of the configuration in it."""
+def warn_once(text: str) -> None:
+    """Once in a process, however many runs or looks at a configuration there are in it; nothing, if empty."""
     if text:
         log.warning(text)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect, Published
 from anabranch.host import rare_versions
+from anabranch.host.build import warn_once
 from anabranch.simulation.problem import Problem
 from anabranch.simulation.versions import Versions
 
@@ -45,11 +45,4 @@ class FirstVersion:
         self._over = True
         if np.array_equal(self._versions.engine.vector, self._problem.spec.flatten(self._problem.initial)):
             log.warning(UNMOVED, published.version)
-        if rare := rare_versions.said_of(published, self._devices):
-            _warn(rare)
-
-
-@lru_cache
-def _warn(text: str) -> None:
-    """Once in a process: a sweep has many runs of one fleet."""
-    log.warning("%s", text)
+        warn_once(rare_versions.said_of(published, self._devices))  # a sweep has many runs of one fleet

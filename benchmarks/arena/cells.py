@@ -46,6 +46,7 @@ SPLITS: dict[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 LINKS = ("compute", "link")
+LINKS_SAID = {"compute": "fast links", "link": "narrow links"}
 FAULTS = ("steady", "leavers")
 
 

@@ -6,13 +6,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.arena.cells import CELLS, LINKS, WORKLOADS, Cell
-from benchmarks.arena.play import Match
+from benchmarks.arena.cells import CELLS, LINKS, LINKS_SAID, WORKLOADS, Cell
 from benchmarks.arena.rows import RAW, SPARSE
 from benchmarks.arena.standings import MARK, WORDS, lead, tally
 from benchmarks.arena.store import Record
 from benchmarks.arena.tables import TITLES, Ended
-from benchmarks.arena.tuning import TUNING_SEEDS, VALIDATION, Run
 from benchmarks.studies import table
 
 STEADY = "steady"
@@ -25,7 +23,6 @@ ALSO = {
     "ca2fl": "CA2FL",
 }
 SAID: Mapping[str, str] = {**WORDS, **ALSO}
-LINKS_SAID = {"compute": "fast links", "link": "narrow links"}
 
 
 class Both(NamedTuple):
@@ -65,16 +62,8 @@ def _both(cells: Sequence[Cell], name: str, ended: Ended) -> Iterator[tuple[str,
         whole, chained = (ended.get((cell.name, f"{name}/{chain}")) for chain in (RAW, SPARSE))
         if whole is None or chained is None:
             continue
-        best = max((whole, chained), key=lambda way: _tuned(way[0]))
+        best = max((whole, chained), key=lambda way: way[0].tuned)
         yield cell.name, Both(whole[1], chained[1], best[1])
-
-
-def _tuned(match: Match) -> float:
-    """What its point came to on the seeds of the tuning, on the validation part."""
-    best = match.progress.best
-    assert best is not None
-    found = (match.found(Run(best, 1.0, seed, VALIDATION)) for seed in TUNING_SEEDS)
-    return statistics.fmean(record.accuracy for record in found if record is not None)
 
 
 def _line(name: str, cells: Mapping[str, Both], mark: Mapping[str, Both]) -> list[str]:
@@ -90,7 +79,7 @@ def _line(name: str, cells: Mapping[str, Both], mark: Mapping[str, Both]) -> lis
 
 
 def _bytes(of: Sequence[Record]) -> float:
-    return statistics.fmean(record.up_mb + record.down_mb for record in of)
+    return statistics.fmean(record.both_ways_mb for record in of)
 
 
 def _points(means: Sequence[float]) -> str:

@@ -26,21 +26,20 @@ PICTURE = "arena.svg"
 
 def write(results: Path = RESULTS) -> None:
     """Make them and their pictures, with what was found by looking."""
-    found = matches(CELLS, ROWS, results)
+    ended = ended_of(matches(CELLS, ROWS, results))
     notes = {path.stem: path.read_text(encoding="utf-8") for path in NOTES.glob("*.md")}
-    finals = _finals(_ended(found))
+    finals = _finals(ended)
     drawings = {PICTURE: drawn(standings(CELLS, finals)), published.PICTURE: published.drawn(finals)}
-    for name, text in (pages(found, notes) | drawings).items():
+    for name, text in (pages(ended, notes) | drawings).items():
         (PAGES / name).write_text(text, encoding="utf-8")
 
 
-def pages(all_matches: Sequence[Match], notes: Mapping[str, str]) -> dict[str, str]:
-    """The pages of what has ended of these, by their files' names.
+def pages(ended: Ended, notes: Mapping[str, str]) -> dict[str, str]:
+    """The pages of what has ended, by their files' names.
 
     `notes` are what was found by looking: the `summary` and the `limits` of the study, the `findings`, and
     what there is to say of a workload, by its name.
     """
-    ended = _ended(all_matches)
     finals = _finals(ended)
     compared = (part.section(finals) for part in (stepped, deadlines, published))
     made = {
@@ -66,7 +65,8 @@ def page_of(workload: str) -> str:
     return f"arena-{workload}.md"
 
 
-def _ended(all_matches: Sequence[Match]) -> Ended:
+def ended_of(all_matches: Sequence[Match]) -> Ended:
+    """Those of which every seed has been run."""
     return {(m.cell.name, m.row.name): (m, finals) for m in all_matches if (finals := m.finals)}
 
 

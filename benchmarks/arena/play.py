@@ -13,7 +13,7 @@ from benchmarks.arena.cells import Cell
 from benchmarks.arena.rows import TUNED, Row
 from benchmarks.arena.runs import record_of
 from benchmarks.arena.store import RESULTS, Record, Store, key_of
-from benchmarks.arena.tuning import SEEDS, TEST, Progress, Run, fresh, progress
+from benchmarks.arena.tuning import SEEDS, TEST, Progress, Run, fresh, mean, progress
 
 Runner = Callable[[str, Run, Sequence[str], Config], Record]
 
@@ -52,6 +52,12 @@ class Match:
     def waits(self) -> bool:
         """Whether nothing can be run of it until another row's point is found."""
         return self.like is not None and self.progress.best is None
+
+    @property
+    def tuned(self) -> float:
+        """What the point that it has found came to in the tuning, in all of the time; 0 without one."""
+        best = self.progress.best
+        return 0.0 if best is None else mean(best, 1.0, self._score)
 
     @property
     def finals(self) -> list[Record]:

@@ -76,4 +76,4 @@ def _steps(cell: Cell, runs: Runs) -> str:
 
 
 def _megabytes(runs: Runs) -> float:
-    return sum(record.up_mb + record.down_mb for record in runs)
+    return sum(record.both_ways_mb for record in runs)

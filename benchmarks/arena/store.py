@@ -40,6 +40,11 @@ class Record:
     model_sha256: str
     curve: list[list[float]]
 
+    @property
+    def both_ways_mb(self) -> float:
+        """Up and down, of all devices."""
+        return self.up_mb + self.down_mb
+
 
 def key_of(layers: Iterable[Tables]) -> str:
     """A digest of the settings that a run is given; those that it leaves at their defaults are no part of it.

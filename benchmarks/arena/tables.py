@@ -96,7 +96,7 @@ def _line(match: Match, finals: Finals, reference: Finals | None, target: float)
         _average([seconds for seconds, _, _ in there], 0) + some,
         _average([up for _, up, _ in there], 2) + some,
         _average([down for _, _, down in there], 2) + some,
-        _mean(finals, lambda r: r.up_mb + r.down_mb),
+        _mean(finals, lambda r: r.both_ways_mb),
         _mean(finals, lambda r: r.worst_tenth),
         _mean(finals, lambda r: r.updates, 0),
         _mean(finals, lambda r: r.staleness),

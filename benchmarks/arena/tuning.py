@@ -91,12 +91,12 @@ def progress(grid: Grid, score: Score) -> Progress:
     """What comes next of a row, of all that was run."""
     if missing := _missing(_tuning(grid.points, SHORT), score):
         return Progress(missing, None)
-    ranked = sorted(grid.points, key=lambda point: -_mean(point, SHORT, score))
+    ranked = sorted(grid.points, key=lambda point: -mean(point, SHORT, score))
     ended = ranked[:KEPT]
     if missing := _missing(_tuning(ended, 1.0), score):
         return Progress(missing, None)
     while True:
-        best = max(ended, key=lambda point: _mean(point, 1.0, score))
+        best = max(ended, key=lambda point: mean(point, 1.0, score))
         near = [point for point in grid.neighbours(best) if point not in ended]
         if not near or len(ended) == KEPT + MORE:
             return Progress(fresh(best, score), best, not near)
@@ -119,5 +119,6 @@ def _missing(runs: Sequence[Run], score: Score) -> list[Run]:
     return [run for run in runs if score(run) is None]
 
 
-def _mean(point: Setting, share: float, score: Score) -> float:
+def mean(point: Setting, share: float, score: Score) -> float:
+    """What a point came to on the tuning's seeds, on the validation part, in so much of the time."""
     return statistics.fmean(score(run) or 0.0 for run in _tuning([point], share))

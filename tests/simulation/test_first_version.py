@@ -8,7 +8,7 @@ import pytest
 from fleets import Ones, config
 
 from anabranch.core.model.updates import LocalPlan
-from anabranch.simulation import first_version
+from anabranch.host import build
 from anabranch.simulation.run import simulate
 from anabranch.workloads.app import App, Examples
 
@@ -50,7 +50,7 @@ def test_a_buffer_that_is_large_beside_its_fleet_is_told_once(
     clients: int, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It gathers three. A sweep has many runs of one fleet, in one process."""
-    first_version._warn.cache_clear()
+    build.warn_once.cache_clear()
     for seed in range(2):
         result = simulate(config(fleet={"clients": clients}, run={"seed": seed}), app=Ones())
         assert result.versions > 2

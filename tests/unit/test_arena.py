@@ -365,7 +365,8 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
     which = [row("fedavg"), row("fedbuff"), row("port")]
     play.play(play.matches([CELL], which[:1], tmp_path), 60, silent, Runner(lambda setting: 80.0))
     play.play(play.matches([CELL], which[1:2], tmp_path), 60, silent, Runner(lambda setting: 83.0))
-    made = page.pages(play.matches(cells.CELLS, which, tmp_path), {"digits": "## Looked at\n\nBy eye.\n"})
+    ended = page.ended_of(play.matches(cells.CELLS, which, tmp_path))
+    made = page.pages(ended, {"digits": "## Looked at\n\nBy eye.\n"})
     digits, study = made["arena-digits.md"], made["arena.md"]
     assert "| fedbuff/raw | **+3.0 (+3.0 to +3.0)** |" in digits
     assert "seconds to 79.0 %" in digits
@@ -377,7 +378,7 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
 
 
 def test_every_page_of_the_arena_leads_to_the_others() -> None:
-    made = page.pages([], {})
+    made = page.pages({}, {})
     for name in made.keys() - {"arena.md"}:
         assert f"]({name})" in made["arena.md"]
         assert "](arena.md)" in made[name]
@@ -508,7 +509,7 @@ def test_a_chain_is_chosen_by_the_seeds_of_the_tuning_and_counted_by_the_fresh_o
     where = [narrow, replace(narrow, faults="leavers"), replace(CELL, split="dirichlet-0.3")]
     assert play.play(play.matches(where, of, tmp_path), 60, silent, runner)
     found = play.matches(where, of, tmp_path)
-    said = chains.section({(m.cell.name, m.row.name): (m, m.finals) for m in found})
+    said = chains.section(page.ended_of(found))
     assert "| rounds with momentum | 1 | 1 / 0 / 0 | +4.0 (+4.0 to +4.0) | 3.0 |  |  |  |" in said
     assert (
         "| FedBuff | 1 | 0 / 0 / 1 | -2.0 (-2.0 to -2.0) | 3.0 | 1 / 0 / 0 | 0 / 0 / 1 | 0 / 0 / 1 |" in said

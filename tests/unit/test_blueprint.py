@@ -27,7 +27,7 @@ SPEC = ParamSpec.of(WEIGHTS)
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
     """What other tests' configurations were warned of, these are warned of again."""
-    build._warn.cache_clear()
+    build.warn_once.cache_clear()
 
 
 def config(strategy: str = "fedasync", **tables: Any) -> Config:
