@@ -45,7 +45,10 @@ from anabranch.identity.tokens import new_token
 KEY, CERTIFICATE, REGISTER = "ca.key", "ca.pem", "register.db"
 DAY_S = 86400.0
 AUTHORITY_LIFE_S = 3650 * DAY_S
-FIX = "make one with `anabranch admin ca init`"
+FIX = (
+    "name the folder that has the federation's (--folder, identity.folder), or put your copy of it back; "
+    "where there never was one, `anabranch admin ca init` makes it"
+)
 
 
 def authority_exists(folder: Path) -> bool:
@@ -95,7 +98,7 @@ class Authority:
         """The authority in a folder. Raises `ConfigError` where there is none, or it is damaged."""
         if not authority_exists(folder):
             _check_key_lost(folder)
-            raise ConfigError(f"{folder} has no authority: {FIX}")
+            raise ConfigError(f"{folder} {'has no authority' if folder.exists() else 'is not there'}: {FIX}")
         tighten(
             folder,
             folder / KEY,

@@ -40,6 +40,7 @@ class Standings:
         self._known: dict[str, str] = {}  # those asked for last are last
         self._stale: set[str] = set()  # known of before the newest commit that was seen
         self._version, self._counter = -1, b""
+        self.changes = 0  # how often the register was written to, as far as was seen
 
     def close(self) -> None:
         """Let go of the file."""
@@ -95,6 +96,7 @@ class Standings:
         counter = self._commits()  # first: of what comes in between nothing is taken for known
         ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
         if version != self._version:
+            self._check_newer()
             self._stale = set(self._known)
         self._version, self._counter = version, counter
         asked = [serial for serial in serials if serial not in self._known or serial in self._stale]
@@ -106,6 +108,16 @@ class Standings:
         while len(self._known) > KEPT_MAX:
             self._stale.discard(oldest := next(iter(self._known)))
             del self._known[oldest]
+
+    def _check_newer(self) -> None:
+        """Raises `StoreError` where a backup was copied over it: who was revoked since is good there."""
+        ((changes,),) = self._connection.execute("SELECT count FROM changes").fetchall()
+        if changes < self.changes:
+            raise StoreError(
+                f"{self._path} was taken back to an older one under the server: stop it, say so with "
+                "`anabranch admin ca restored`, revoke again whom that one takes for good, and start it"
+            )
+        self.changes = changes
 
     def _commits(self) -> bytes:
         try:

@@ -325,10 +325,11 @@ async def until_over(
 
 def check_done(run: LiveRun) -> None:
     """Raises what has stopped the writer, and `ConfigError` for a register that was taken back meanwhile."""
-    if run.identity is not None:
-        check_register(Path(run.config.server.data_dir), run.identity.authority)
     if run.writer.failure is not None:
-        raise run.writer.failure
+        raise run.writer.failure  # first: the data may be there no more, and what is noted beside them
+    if run.identity is not None:
+        identity = run.identity
+        check_register(Path(run.config.server.data_dir), identity.authority, identity.members.changes)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import re
 
 from anabranch.core.engine.rates import Rates
 from anabranch.core.errors import NotAuthenticated, Overloaded
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import Limits
 from anabranch.identity.certificates import certificate_der
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningServicer
@@ -46,8 +46,8 @@ def source_of(peer: str) -> str:
 class Joining(Guarded, JoiningServicer):
     """See protos/v1/identity.proto for what each call means."""
 
-    def __init__(self, members: Members, life_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.gate, self.outage = Gate(), Outage()  # the token is all that a caller has
+    def __init__(self, members: Members, life_s: float, limits: Limits, outage: Outage) -> None:
+        self.gate, self.outage = Gate(), outage  # the token is all that a caller has
         self._members, self._life_s = members, life_s
         self._failures = Rates(limits.join_failures_per_minute, limits.join_failures_per_minute)
 

@@ -41,6 +41,11 @@ class Members:
         self._called = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def changes(self) -> int:
+        """How often the register was written to, as far as was seen."""
+        return self._standings.changes
+
     async def check(self, peer: Peer) -> None:
         """`Authority.check`, without holding anybody up.
 

@@ -118,7 +118,7 @@ class Ports:
 
     def __init__(self, run: LiveRun, insecure: bool = False) -> None:
         self._run = run
-        self._begin(run.config, run.limits, run.identity, insecure, run.writer.metrics)
+        self._begin(run.config, run.limits, run.identity, insecure, run.writer.metrics, run.outage)
 
     def _begin(
         self,
@@ -127,6 +127,7 @@ class Ports:
         identity: ServerIdentity | None,
         insecure: bool,
         metrics: Metrics | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self._config, self._limits = config, limits
         self._identity, self._insecure = identity, insecure
@@ -134,6 +135,8 @@ class Ports:
         self._health = health.aio.HealthServicer()
         self._servers: list[Any] = []
         self._metrics = metrics
+        # The run's, where there is one: a register that fails there and here is said once.
+        self._outage = outage or Outage()
 
     async def open(self) -> None:
         """Take calls. Raises `PortInUse`."""
@@ -185,7 +188,7 @@ class Ports:
         limits, gate = self._limits, gate_of(identity, OPERATORS if admin else CALLERS, job=None)
         if admin:
             return [TakesPlaces(gate, None, limits.upload_idle_s)]
-        return [TakesPlaces(gate, Places(limits.member_calls_max), limits.upload_idle_s, Outage())]
+        return [TakesPlaces(gate, Places(limits.member_calls_max), limits.upload_idle_s, self._outage)]
 
     async def _open_to_join(self, identity: ServerIdentity) -> str:
         """For strangers: few calls at a time, and no connection for long."""
@@ -202,7 +205,7 @@ class Ports:
             options=list((dict(options(limits, STRANGERS_MAX)) | of_strangers).items()),
             maximum_concurrent_rpcs=limits.joins_at_once_max,
         )
-        joining = Joining(identity.members, self._config.identity.certificate_s, limits)
+        joining = Joining(identity.members, self._config.identity.certificate_s, limits, self._outage)
         add_JoiningServicer_to_server(joining, server)
         setting = f"identity.join_address (without it {JOIN_PORT_AFTER} after server.address)"
         return await self._start(server, setting, join_address(self._config), credentials)

@@ -16,18 +16,19 @@ from anabranch.identity.files import write_private
 FILE = "register.json"
 
 
-def check_register(data_dir: Path, authority: Authority) -> None:
-    """Remember how far the register is. Raises `ConfigError` if it had been further."""
+def check_register(data_dir: Path, authority: Authority, known: int = 0) -> None:
+    """Remember how far the register is. Raises `ConfigError` if it had been further, be it `known` alone."""
     path = data_dir / FILE
     seen = _read(path)
-    before, now = seen.get(authority.sha256, 0), authority.changes
+    noted, now = seen.get(authority.sha256, 0), authority.changes
+    before = max(noted, known)
+    if (furthest := max(before, now)) > noted:
+        write_private(path, json.dumps({**seen, authority.sha256: furthest}).encode())
     if now < before:
         raise ConfigError(
             f"{authority.folder} is older than this server has seen it ({now} of {before} changes): who was "
             "revoked since would be let in. Run `anabranch admin ca restored`, then revoke them again"
         )
-    if now > before:
-        write_private(path, json.dumps({**seen, authority.sha256: now}).encode())
 
 
 def _read(path: Path) -> dict[str, int]:

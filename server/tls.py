@@ -39,8 +39,9 @@ def check_address(address: str, insecure: bool, has_authority: bool) -> None:
     """Raises `ConfigError` for an address that is malformed, or open to others without protection."""
     if not (is_loopback(address) or insecure or has_authority):
         raise ConfigError(
-            f"address {address!r} can be reached by other machines, and no authority says who may: "
-            "make one with `anabranch admin ca init`, or use 127.0.0.1, or say --insecure"
+            f"address {address!r} can be reached by other machines, and identity.folder has no authority, "
+            "which says who may: name the folder that has it, make one with `anabranch admin ca init`, use "
+            "127.0.0.1, or say --insecure"
         )
 
 

@@ -69,7 +69,8 @@ def test_five_commands_make_a_federation(tmp_path: Path) -> None:
 def test_what_is_refused_says_what_to_do(tmp_path: Path) -> None:
     for arguments, said in [
         (("admin", "enrol", "a"), "ca init"),
-        (("admin", "revoke", "a"), "ca init"),
+        (("admin", "revoke", "a"), "anabranch-identity is not there: name the folder that has"),
+        (("admin", "members", "--folder", "."), "has no authority: name the folder"),
         (("admin", "status", "--admin", "10.0.0.1:7071"), "--identity"),
         (("admin", "status", "--identity", "nowhere"), "admin operator"),
     ]:

@@ -16,7 +16,7 @@ from guarded import Federation, federation, issued
 from wire import Served
 
 from anabranch.client.agent import Agent
-from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError
+from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import DAY_S, REGISTER, Authority
 from anabranch.identity.certificates import Kind, new_key, signing_request
@@ -89,7 +89,7 @@ def test_a_register_that_is_away_for_a_while_costs_no_result(
         done = agent.run()
         assert set(heard) == {"Unavailable"}
         assert done.answered == guarded.operators(guarded.operator()).status().updates_applied == 2
-    (said,) = {line for line in caplog.messages if "keep their updates" in line}
+    (said,) = [line for line in caplog.messages if "come again" in line]
     assert "register.db is gone" in said
 
 
@@ -109,6 +109,43 @@ def test_a_register_that_is_replaced_under_a_server_lets_nobody_in(
             guarded.operators(operator).status()
         with again(guarded):
             guarded.device(device.wallet).enrol()
+
+
+def test_a_register_over_which_a_backup_is_copied_lets_nobody_in_who_was_revoked(tmp_path: Path) -> None:
+    """The file is the same one, as `cp` leaves it: the server believed what it says by now."""
+    with federation(tmp_path) as guarded:
+        register = guarded.folder / "ca" / REGISTER
+        lost, kept = (guarded.device(guarded.joined(f"device-{n}")) for n in (1, 2))
+        operator = guarded.operator()
+        backup = register.read_bytes()
+        for device in (lost, kept):
+            device.enrol()
+        guarded.authority.revoke("device-1")
+        with pytest.raises(grpc.RpcError, match="is revoked"):
+            lost.ask()
+        register.write_bytes(backup)
+        for device in (lost, kept):
+            with pytest.raises(grpc.RpcError, match="the server's store cannot do it now"):
+                device.ask()
+        with pytest.raises(StoreError, match="was taken back to an older one under the server: stop it"):
+            guarded.operators(operator).status()
+        with pytest.raises(ConfigError, match="older than this server has seen it"), again(guarded):
+            pass
+        answer(anabranch(tmp_path, "admin", "ca", "restored", "--folder", "ca", "--json"))
+        with again(guarded):
+            guarded.device(kept.wallet).enrol()
+
+
+def test_data_that_are_moved_away_under_a_server_are_what_it_says(tmp_path: Path) -> None:
+    """And not what else is noted beside them, of a register that has changed since."""
+    with federation(tmp_path) as guarded:
+        operators = guarded.operators(guarded.operator())
+        guarded.data_dir.rename(tmp_path / "elsewhere")
+        with pytest.raises(Unavailable):
+            operators.pause()
+        guarded.served.close()
+        assert isinstance(guarded.served.error, StoreError)
+        assert "is not what this server has locked" in str(guarded.served.error)
 
 
 def test_a_restore_counts_every_time(authority: Authority) -> None:
