@@ -204,8 +204,8 @@ def check_mark(mark: Mark | None, history: History, seq: int) -> None:
     if mark is not None and mark.contradicts(history, seq):
         raise LogLost(
             f"the run's row, or the log up to event {seq}, is not what was acknowledged (`anabranch verify` "
-            "says more): restore a backup, or go on from here after `anabranch admin attest-restore`"
-            + or_own()
+            "says more): restore a backup, or go on from here after `anabranch admin attest-restore` (with "
+            "--database URL where it is in PostgreSQL)" + or_own()
         )
 
 

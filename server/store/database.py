@@ -70,6 +70,11 @@ _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"}
 _LOCKED = {sqlite3.SQLITE_BUSY, "55P03"}
 # Nobody answers, PostgreSQL ends or starts just then, or PgBouncer, by its only code, has no session of it.
 _ENDED = {None, "57P01", "57P02", "57P03", "08P01"}
+_UNWRITABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+_COPY = (
+    "if its folder cannot be written to, copy that to where it can: of a server that was killed SQLite reads "
+    "nothing otherwise"
+)
 _ANEW = "make it anew from the log beside it (`anabranch admin rebuild`), else restore a backup"
 
 
@@ -374,6 +379,8 @@ class Database:
             return StoreCorrupt(f"{why}; {_ANEW if self.is_sqlite else 'restore a backup'}")
         if code in _LOCKED:
             return StoreLocked(f"{why}; another process writes there: stop it, or use another database")
+        if code in _UNWRITABLE and not self._writes:
+            return StoreError(f"{why}; {_COPY}")
         of_postgresql = isinstance(error, OperationalError) and not self.is_sqlite
         if of_postgresql and code in _ENDED and doing == "opening":
             return StoreUnreachable(f"{self.name} cannot be reached: {_first_line(error)}")

@@ -17,10 +17,11 @@ from anabranch.server.store.schema import events, model_versions, snapshots
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
 
-ATTEST = (
+_GO_ON = (
     "nothing was changed: restore a backup or, to go on without what is lost, "
-    "say so with `anabranch admin attest-restore`"
+    "say so with `anabranch admin attest-restore{}`"
 )
+ATTEST, ATTEST_POSTGRESQL = _GO_ON.format(""), _GO_ON.format(" --database URL")
 # Of the tables themselves: a view of the same name (`overlay.py`) has what is in the log besides.
 _LAST_BROUGHT = {
     "updates": "SELECT max(seq) FROM main.updates",
@@ -99,12 +100,12 @@ def _run_on_sqlite(data_dir: Path, mark: Mark | None) -> str | None:
     return mark.run_id if mark is not None and Segments(data_dir).has(mark.run_id) else None
 
 
-def check_mark(mark: Mark | None, end: int, name: str) -> None:
+def check_mark(mark: Mark | None, end: int, name: str, advice: str) -> None:
     """Raises `LogLost` where the log ends before the mark."""
     if mark is not None and (lost := mark.lost(end)):
         raise LogLost(
             f"{name}: the log ends at event {end}, but was acknowledged up to event {mark.seq}: "
-            f"{lost} events are lost, and the updates among them; {ATTEST}"
+            f"{lost} events are lost, and the updates among them; {advice}"
         )
 
 

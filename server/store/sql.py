@@ -35,6 +35,8 @@ from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots, has_payload
 from anabranch.server.store.database import Database
 from anabranch.server.store.ending import (
+    ATTEST,
+    ATTEST_POSTGRESQL,
     check_alone,
     check_begins,
     check_files,
@@ -252,7 +254,7 @@ class SqlStore:
             return
         with self._reading() as connection:
             end = log_end(connection)
-            check_mark(mark, end, name)
+            check_mark(mark, end, name, ATTEST if self._database.is_sqlite else ATTEST_POSTGRESQL)
             if self._database.is_sqlite:
                 end = rows_end(connection)  # they come before a snapshot of what is in them
                 check_rows(connection, end, name)

@@ -116,6 +116,19 @@ def test_a_folder_that_is_not_the_locked_one_any_more_is_left_alone(on_disk: Bac
     store.close()
 
 
+def test_a_database_of_a_killed_server_where_nothing_can_be_written_says_what_helps(tmp_path: Path) -> None:
+    """SQLite makes an index beside its log; here that cannot be opened, as its name leads nowhere."""
+    store = open_store("", tmp_path / "data")
+    store.start(INFO)
+    killed = Path(shutil.copytree(tmp_path / "data", tmp_path / "killed"))
+    assert (killed / "anabranch.db-wal").stat().st_size > 0
+    (killed / "anabranch.db-shm").unlink()
+    (killed / "anabranch.db-shm").symlink_to("anabranch.db-shm")
+    with pytest.raises(StoreError, match=r"unable to open .*; if its folder cannot be written to, copy that"):
+        open_store("", killed).info()
+    store.close()
+
+
 class Letting(logging.Handler):
     """Lets go of a lock as soon as the log says that somebody waits for it."""
 

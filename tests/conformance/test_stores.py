@@ -239,3 +239,14 @@ def test_an_empty_database_is_not_taken_for_that_of_a_run_that_was_acknowledged(
     again = open_store(postgresql_url, tmp_path / "data")
     assert (again.start(INFO), again.mark()) == (INFO, mark)
     again.close()
+
+
+def test_a_log_that_ends_before_its_mark_says_how_to_go_on_without_what_is_lost(on_disk: Backend) -> None:
+    """By a command that finds the run, be it in PostgreSQL."""
+    store = on_disk.start()
+    store.append([asked("t1")])
+    store.acknowledge(Mark(INFO.run_id, 3, "ab" * 32))
+    store.close()
+    place = "" if on_disk.kind == "sqlite" else " --database URL"
+    with pytest.raises(LogLost, match=f"2 events are lost.* with `anabranch admin attest-restore{place}`$"):
+        on_disk.start()

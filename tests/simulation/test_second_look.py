@@ -152,7 +152,7 @@ def test_one_that_draws_by_its_seed_or_keeps_a_nan_goes_on(part: type[Any]) -> N
 def test_a_log_that_comes_to_something_else_may_be_a_parts_fault() -> None:
     info = RunInfo("run", "mine", {}, [], "00" * 32, 0.0)
     history, mark = History(info), Mark("run", 3, "00" * 32)
-    with pytest.raises(LogLost, match=r"after `anabranch admin attest-restore`$"):
+    with pytest.raises(LogLost, match=r"after `anabranch admin attest-restore` .*PostgreSQL\)$"):
         check_mark(mark, history, 3)
     STRATEGIES.named(Noisy)
     with pytest.raises(LogLost, match=r"; or strategy 'noisy' gives other results than it gave: it draws"):
