@@ -156,6 +156,30 @@ def test_runs_side_by_side_end_where_the_command_alone_is_told(tmp_path: Path) -
     assert set(ended) == {"interrupted"}
 
 
+FAILS = """        try:
+            open("first", "x").close()
+        except FileExistsError:
+            open("under_way", "w").close()  # a pipe: the other one reads there
+            signal.alarm(120)  # where nobody breaks it off
+            signal.pause()
+        open("under_way").close()
+        raise ValueError("the first one cannot train")
+"""
+
+
+def test_a_run_that_fails_is_told_while_others_are_under_way_which_go_on_later(tmp_path: Path) -> None:
+    """They may have taken hours, at whose end somebody read of an error that they all have."""
+    told = APP[: APP.index("        try:\n")] + FAILS + APP[APP.index("    def evaluate") :]
+    (tmp_path / "mine.py").write_text(told)
+    (tmp_path / "run.toml").write_text(LONG)
+    os.mkfifo(tmp_path / "under_way")
+    done = anabranch(tmp_path, "simulate", "run.toml", "--seeds", "0..1", "--parallel", "2", "--out", "runs")
+    assert (done.returncode, "the first one cannot train" in done.stderr) == (3, True), done.stderr
+    folders = [folder for folder in (tmp_path / "runs").iterdir() if folder.is_dir()]
+    ended = [Result.read(folder).status for folder in folders if (folder / RESULT_FILE).exists()]
+    assert ended == ["interrupted"] * 2, "whoever was broken off goes on"
+
+
 # In its fourth training.
 COUNTING = "        self.done = getattr(self, 'done', 0) + 1\n        if self.done < 4:\n            return\n"
 LATER = APP.replace("        try:\n", COUNTING + "        try:\n")

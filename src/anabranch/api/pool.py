@@ -59,7 +59,7 @@ def run_pool(count: int, on: str, table: RayTable, shared: bool) -> Iterator[Run
 
 @contextmanager
 def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """So many of them; what nobody has begun is given up where something is raised inside."""
+    """So many of them. Where something is raised inside, what is under way is broken off, and none begins."""
     # Not forked: neither torch's threads nor gRPC's survive that.
     begun = (multiprocessing.get_start_method(allow_none=True),)
     with lack_of_locks_told("let one run come after the other: parallel = 1"):
@@ -67,15 +67,14 @@ def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     with lost_workers_told(), made as pool:
         try:
             yield pool
-        except BaseException as error:
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            if isinstance(error, KeyboardInterrupt):
-                _pass_on_interrupt()
+            _pass_on_interrupt()  # else the error of one is told when all the others have ended
             raise
 
 
 def _pass_on_interrupt() -> None:
-    """To the workers: of a terminal's Ctrl-C they have heard, of `kill -INT` this process alone has."""
+    """To the workers, who have heard of a terminal's Ctrl-C, and of nothing else that ends the work."""
     for worker in multiprocessing.active_children():
         if isinstance(worker, DeafProcess) and worker.pid is not None:
             with suppress(ProcessLookupError):
