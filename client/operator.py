@@ -40,6 +40,7 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 ROLLBACK_S = 3600.0
+MAY_YET = "the order may be carried out yet: look before it is given again"
 UNKNOWN = "this run knows no client of that name: is it spelt so?"
 
 
@@ -502,8 +503,10 @@ class OperatorClient:
         except Unavailable as error:
             if not error.unanswered:
                 raise
-            more = "the order may be carried out yet: look before it is given again"
-            raise Unavailable(f"{error}; {more}") from error
+            raise Unavailable(f"{error}; {MAY_YET}") from error
+        except KeyboardInterrupt as stop:
+            stop.add_note(MAY_YET)
+            raise
 
     def _call(
         self,

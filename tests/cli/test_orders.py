@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from commands import anabranch, answer, serving
 
 from anabranch.core.errors import OUTCOMES, ConfigError
@@ -38,3 +43,22 @@ def test_a_rollback_of_nobody_names_the_options(tmp_path: Path) -> None:
     assert done.returncode == OUTCOMES[ConfigError].exit_code
     assert "--without CLIENT" in done.stderr
     assert "--everyone" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("pause", "interrupted: the order may be carried out yet: look before it is given again\n"),
+        ("status", "interrupted\n"),
+    ],
+)
+def test_an_order_that_is_interrupted_may_be_carried_out_yet(order: str, said: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at = f"127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "anabranch.cli.main", "admin", order, "--admin", at]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            caller, _ = silent.accept()  # it is under way
+            with caller:
+                process.send_signal(signal.SIGINT)
+                _, told = process.communicate(timeout=600)
+    assert (process.returncode, told) == (130, said)

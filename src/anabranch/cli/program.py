@@ -124,8 +124,9 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            Console(stderr=True).print("interrupted")
+        except KeyboardInterrupt as stop:
+            said = ": ".join(["interrupted", *getattr(stop, "__notes__", ())])
+            Console(stderr=True, highlight=False).print(said, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             _guess_once(error)
