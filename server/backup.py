@@ -143,6 +143,8 @@ def put_back(
     `authority`: None for a federation without one. Raises `ConfigError`, `DataError`, `StoreError`.
     """
     backup, tell = read_backup(source), tell or _quiet
+    if data_dir.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(f"{data_dir} lies in {source}, which stays as it is: name another place")
     refuse_private(stored_config(source))  # before anything is there, for which no server would start
     check_owner(data_dir)
     with on_disk(data_dir):
@@ -473,7 +475,10 @@ def _looked_over(folder: Path, proved: bool, tell: Tell, source: Path) -> Backup
         raise StoreCorrupt(f"the copy lacks the last {lost} events that were acknowledged")
     if proved:
         tell("proving it", 0, 0)
-        found = verify(folder, key_folder=source)  # the key of a private run is in no copy
+        # The key of a private run is in no copy.
+        found = verify(
+            folder, key_folder=source, tell=lambda seq: tell(f"proving it, event {seq} of {events}", 0, 0)
+        )
         if found.problems:
             raise StoreCorrupt(f"the copy is not sound: {'; '.join(found.problems)}")
         version = found.version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,9 @@ class VerifyReport:
         return [f"- {problem}" for problem in self.problems[:LISTED]]
 
 
+Tell = Callable[[int], None]  # the last event that is replayed
+
+
 def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
     """The run in a store that was not started, and what it started from. Raises `DataError`."""
     return stored_info(store, data_dir), read_manifest(kept_manifest(data_dir))
@@ -101,37 +104,54 @@ def verify(
     whole: bool = False,
     archive: Path | None = None,
     key_folder: Path | None = None,
+    tell: Tell | None = None,
 ) -> VerifyReport:
     """Check a server's data, from where it was proved last to the last event, and note how far it is proved.
 
     `whole`: from the first event that is kept; with an `archive` from the first of all. With `ca_sha256`
     every update must be signed by a device of that authority, or of those with a comma between. The noise key
-    of a private run is in `key_folder`, or else with the data. Raises `DataError` where there are no data,
-    `StoreCorrupt` where their beginning is lost.
+    of a private run is in `key_folder`, or else with the data. `tell` hears up to which event it is replayed.
+    Raises `DataError` where there are no data, `StoreCorrupt` where their beginning is lost.
     """
+    asked = _Asked(database, ca_sha256, whole, archive, key_folder or data_dir, tell or _quiet)
     for _ in range(TRIES):
-        report, moved = _verified(data_dir, database, ca_sha256, whole, archive, key_folder)
+        report, moved = _verified(data_dir, asked)
         if not moved:
             return report
     return replace(report, problems=(MOVED, *report.problems))
 
 
-def _verified(
-    data_dir: Path, database: str, ca_sha256: str, whole: bool, archive: Path | None, key_folder: Path | None
-) -> tuple[VerifyReport, bool]:
+@dataclass(frozen=True)
+class _Asked:
+    """See `verify`."""
+
+    database: str
+    ca_sha256: str
+    whole: bool
+    archive: Path | None
+    key_folder: Path
+    tell: Tell
+
+
+def _quiet(_: int) -> None:
+    """Tell nobody."""
+
+
+def _verified(data_dir: Path, asked: _Asked) -> tuple[VerifyReport, bool]:
     """What `verify` finds, and whether that may be because the log has lost its beginning meanwhile."""
-    store = open_data(database, data_dir, archive)
+    store, ca_sha256 = open_data(asked.database, data_dir, asked.archive), asked.ca_sha256
     try:
         info, manifest = stored_run(store, data_dir)
         config = Config.from_json(info.config)
-        key = kept_key(config, key_folder or data_dir, info.run_id)
+        key = kept_key(config, asked.key_folder, info.run_id)
         shelf = ScratchShelf(getattr(store, "shelf", None))  # what is read stays as it is
         blueprint = Blueprint.of(config, manifest.spec, key=key, masks=True, shelf=shelf)
         begin = partial(blueprint.engine, manifest.tensors)
         first = store.first()
         begins = first.applied_through_seq
         book = Proofbook(data_dir)
-        known = None if whole or archive is not None else book.read(store, info, ca_sha256, first)
+        anew = asked.whole or asked.archive is not None
+        known = None if anew else book.read(store, info, ca_sha256, first)
         proved_at = 0.0
         if known is not None:
             first, proved_at = Recovery(known.snapshot, known.seq, store.records(known.seq)), known.at
@@ -144,6 +164,7 @@ def _verified(
             for seq, found in _replayed(store, replayed, begin, proofs, history, events):
                 events = seq
                 problems += found
+                asked.tell(seq)
         except AnabranchError as error:
             problems.append(f"the log does not replay: {error}")
         problems += violations(engine)

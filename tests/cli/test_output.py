@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.cli.output import Output
+from anabranch.cli import output as output_module
+from anabranch.cli.output import Output, Ticker
 
 
 def test_a_figure_that_is_none_is_null(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +120,30 @@ def test_work_goes_on_when_nobody_reads_its_progress_any_more(as_json: bool) -> 
     process.stdout = None
     _, told = process.communicate(b"\n", timeout=600)
     assert (process.returncode, told) == (7, b"")
+
+
+def test_short_work_that_is_patient_shows_no_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_module, "PLAIN_EVERY_S", 3600.0)
+    with Ticker(Output(), patient=True) as ticker:
+        ticker.show("at work")
+    assert capsys.readouterr().out == ""
+    with Ticker(Output()) as ticker:
+        ticker.show("at work")
+    assert capsys.readouterr().out == "at work\n"
+
+
+def test_long_work_that_is_patient_shows_how_far_it_is(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_module, "PLAIN_EVERY_S", 0.01)
+    said = ""
+    with Ticker(Output(), patient=True) as ticker:
+        ticker.show("at work")
+        while not said:
+            said = capfd.readouterr().out
+    assert said.startswith("at work\n")
 
 
 def test_a_narrow_terminal_breaks_no_word_of_a_table(

@@ -75,9 +75,12 @@ def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, m
     made = back_up(tmp_path / "data", tmp_path / "backup", tell=lambda *progress: told.append(progress))
     assert (made.version, made.proved) == (UPDATES, True)
     assert read_backup(tmp_path / "backup") == made
-    assert [names[0] for names in told].index("proving it") == len(told) - 1
+    begun = told.index(("proving it", 0, 0))
+    assert list(dict.fromkeys(doing for doing, *_ in told[begun + 1 :])) == [
+        f"proving it, event {seq} of {made.events}" for seq in range(1, made.events + 1)
+    ]
     assert all(done <= total for _, done, total in told)
-    assert told[-2][1] == told[-2][2] > 0
+    assert told[begun - 1][1] == told[begun - 1][2] > 0
     assert not (tmp_path / f"backup{PARTIAL}").exists()
     assert {path.name for path in (tmp_path / "backup").iterdir()}.isdisjoint(
         {"spool", "models", "lock", "identity", "lost"}
@@ -101,7 +104,10 @@ def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, m
     with again:
         again.device().work()
         assert again.model().tolist() == before.tolist()
-    assert verify(tmp_path / "elsewhere", whole=True).problems == ()
+    heard: list[int] = []
+    found = verify(tmp_path / "elsewhere", whole=True, tell=heard.append)
+    assert found.problems == ()
+    assert list(dict.fromkeys(heard)) == list(range(1, found.events + 1))
     assert verify(tmp_path / "backup", whole=True).version == UPDATES
 
 
@@ -319,6 +325,10 @@ def test_where_none_is_put_back(served: Served, tmp_path: Path) -> None:
     (tmp_path / "my data" / "mine").touch()
     with pytest.raises(ConfigError, match=r"is not empty: .* example: mv '.*/my data' '.*/my data\.before'$"):
         put_back(tmp_path / "backup", tmp_path / "my data", None)
+    within = tmp_path / "backup" / "data"  # where the next one to be put back would have it in it
+    with pytest.raises(ConfigError, match=r"lies in .*/backup, which stays as it is"):
+        put_back(tmp_path / "backup", within, None)
+    assert not within.exists()
     with pytest.raises(DataError, match=f"has no {BACKUP}"):
         put_back(tmp_path / "data", tmp_path / "new", None)
     with pytest.raises(FolderMissing):

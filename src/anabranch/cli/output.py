@@ -212,11 +212,11 @@ class Ticker:
     """Progress of long work: a live line on a terminal, a plain line every few seconds elsewhere.
 
     Plain lines come from a thread of their own: they come although the work has nothing new to show. The
-    first one comes at once.
+    first one comes at once, or, of one that is `patient`, where the work lasts.
     """
 
-    def __init__(self, output: Output) -> None:
-        self.output = output
+    def __init__(self, output: Output, patient: bool = False) -> None:
+        self.output, self._patient = output, patient
         live = output.console.is_terminal and not output.as_json
         self._live = Live(console=output.console, refresh_per_second=8, transient=True) if live else None
         self._began_at = time.monotonic()
@@ -231,7 +231,8 @@ class Ticker:
         if self._live is not None:
             self._live.update(_written(text, self.output.console))
         elif first:
-            self._print()
+            if not self._patient:
+                self._print()
             self._thread.start()
 
     def _go_on(self) -> None:

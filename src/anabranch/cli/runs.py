@@ -15,7 +15,7 @@ from anabranch.api.comparing import compare as compare_runs
 from anabranch.api.live_result import report_of_data, same_before
 from anabranch.api.run import open_run
 from anabranch.cli.options import Archive, AsJson, Out, RunFolder
-from anabranch.cli.output import Output
+from anabranch.cli.output import Output, Ticker
 from anabranch.cli.parts import LoadCode, admit_data, admit_trackers
 from anabranch.cli.summary import summary
 from anabranch.core.errors import DataError, StoreCorrupt
@@ -28,7 +28,7 @@ from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import DEVICES, GROUPS, RESULT_FILE, Result
 from anabranch.reports.spreads import Spread, SpreadRow, grouped, over
-from anabranch.reports.text import NOTHING, bytes_text, duration_text
+from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text
 from anabranch.reports.trackers import tell_of
 from anabranch.support.folders import check_folder
 
@@ -175,9 +175,15 @@ def verify(
     """
     from anabranch.server.verify import verify as verify_data
 
-    admit_data(data_dir, database, load_code)
-    found = verify_data(data_dir, database, ",".join(sorted(ca_sha256 or ())), whole, archive)
     output = Output(as_json)
+    admit_data(data_dir, database, load_code)
+    signers = ",".join(sorted(ca_sha256 or ()))
+    with Ticker(output, patient=True) as ticker:
+
+        def tell(seq: int) -> None:
+            ticker.show(f"{data_dir}: replayed up to event {count_text(seq)}", events=seq)
+
+        found = verify_data(data_dir, database, signers, whole, archive, tell=tell)
     output.result(asdict(found))
     if found.problems:
         listed = found.listed
