@@ -14,7 +14,7 @@ from anabranch.cli.jobs import jobs_app
 from anabranch.cli.masked_sums import masked_lines, secagg_app
 from anabranch.cli.members import ca_app, enrol, invitations, members, operator, revoke
 from anabranch.cli.operating import operates
-from anabranch.cli.options import AsJson, ConfigFile, Overrides
+from anabranch.cli.options import AsJson, ConfigFile, Force, Overrides, check_new
 from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore, backup, rebuild, restore
 from anabranch.client.signals import ended_by_interrupt
@@ -298,6 +298,7 @@ def export(
         int,
         typer.Option(help="Of a model that grows: only the blocks and the head of this stage.", min=0),
     ] = 0,
+    force: Force = False,
     data_path: DataPath = "",
 ) -> None:
     """Write a version's weights as a safetensors file: the newest, the best, or another that is held.
@@ -313,6 +314,7 @@ def export(
         raise ConfigError("name one FILE to write, with --best or --version N or neither; --list says which")
     if out.suffix in OTHER_FORMATS:
         raise ConfigError(f"{out}: what is written is safetensors: name it {out.with_suffix('.safetensors')}")
+    check_new(out, force)
     if merge and stage:
         raise ConfigError("--stage or --merge: an App's plain model has no stages")
     if merge:

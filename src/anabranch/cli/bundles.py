@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import AsJson
+from anabranch.cli.options import AsJson, Force, check_new
 from anabranch.cli.output import Output
 from anabranch.reports.text import count_text
 
@@ -42,7 +42,11 @@ def key(
 def make(
     app: Annotated[str, typer.Argument(help="path/to/file.py:App.", metavar="APP")],
     key: KeyFile = SIGNER_FILE,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.", metavar="FILE")] = BUNDLE_FILE,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help=f"The file to write; {BUNDLE_FILE} if not given.", metavar="FILE"),
+    ] = None,
+    force: Force = False,
     name: Annotated[str, typer.Option("--name", help="Its name; the file's if not given.")] = "",
     include: Annotated[
         list[str] | None,
@@ -72,6 +76,9 @@ def make(
     """
     from anabranch.api.bundles import make_bundle
 
+    if out is not None:
+        check_new(out, force)
+    out = out or BUNDLE_FILE
     made = make_bundle(app, key, out, name=name, include=include or (), needs=needs or (), python=python)
     Output(as_json).result({"bundle": str(out), **_facts(made)}, f"{out}: {_text(made)}")
 

@@ -12,19 +12,24 @@ from anabranch.api.calibrating import Calibration, Foretold, MeasuredDevice
 from anabranch.api.calibrating import calibrate as calibrate_run
 from anabranch.api.run import open_run
 from anabranch.cli.next_steps import command_line
-from anabranch.cli.options import AsJson, RunFolder, writing
+from anabranch.cli.options import AsJson, Force, RunFolder, check_new, writing
 from anabranch.cli.output import Output
 from anabranch.cli.parts import LoadCode
 from anabranch.reports.text import NOTHING, count_text, duration_text, number_text, percent_text
 
+CALIBRATED = Path("calibrated.toml")
 SHOWN_MAX = 20  # devices
 
 
 def calibrate(
     folder: RunFolder,
-    out: Annotated[Path, typer.Option("--out", help="The file of settings to write.", metavar="FILE")] = Path(
-        "calibrated.toml"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help=f"The file of settings to write; {CALIBRATED} if not given.", metavar="FILE"
+        ),
+    ] = None,
+    force: Force = False,
     foretell: Annotated[
         bool, typer.Option("--foretell", help="Simulate the run with it, and say how far it was off.")
     ] = False,
@@ -33,6 +38,9 @@ def calibrate(
 ) -> None:
     """Measure the devices of a run by its log, and write a simulated fleet like them."""
     output = Output(as_json)
+    if out is not None:
+        check_new(out, force)
+    out = out or CALIBRATED
     found = calibrate_run(open_run(folder, load_code=load_code))
     with writing(out):
         found.save(out)

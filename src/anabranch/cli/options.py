@@ -36,6 +36,7 @@ Archive = Annotated[
     Path | None,
     typer.Option("--archive", help="The server.archive of what the log has dropped.", metavar="DIR"),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file, where there is one.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
 
 
@@ -63,6 +64,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--option {text!r}: write key=value")
     _, name, value = parse_override(f"option.{text}")
     return name, value
+
+
+def check_new(file: Path, force: bool) -> None:
+    """Raises `ConfigError` for a file that somebody has named, which is there, and may be any other one."""
+    if file.exists() and not force:
+        raise ConfigError(f"{file} is there already: name another file, or replace this one with --force")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.options import AsJson, writing
+from anabranch.cli.options import AsJson, Force, check_new, writing
 from anabranch.cli.output import Output, Ticker
 from anabranch.core.errors import ConfigError
 from anabranch.reports.text import count_text, counted, duration_text, percent_text
@@ -43,6 +43,7 @@ def trace(
         int, typer.Option("--synthetic", help="Write so many made-up phones.", metavar="N", min=0)
     ] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Of the made-up phones.", min=0)] = 0,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Read a trace and say what is in it; with a source, write it first."""
@@ -57,6 +58,8 @@ def trace(
         make = partial(mobiperf, mobiperf_down, mobiperf_up)
     elif phones:
         make = partial(synthetic, phones, seed)
+    if make is not None:
+        check_new(file, force)
     with Ticker(output) as ticker:
         if make is not None:
             _write(make, file, ticker)
