@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-from anabranch.client.signals import at_safe_points
 from anabranch.core.backoff import backed_off_s
 from anabranch.core.errors import AnabranchError, outcome_of
 from anabranch.core.rng import rank
-from anabranch.support.stop_signals import stop_signals
+from anabranch.support.stop_signals import at_safe_points, stop_signals
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import FunctionType
 from typing import Generic, TypeVar
@@ -99,10 +100,23 @@ def worker_pool(
 def lack_of_locks_told(otherwise: str) -> Iterator[None]:
     """Raises `StoreError` with the fix where no pool can be made: its locks are files in memory."""
     try:
+        _begin_tracker()
         yield
     except OSError as error:
         hint = f", where worker processes have their locks: let it be written to, or {otherwise}"
         raise disk_error("/dev/shm", error, hint) from error  # noqa: S108 - named, not used
+
+
+def _begin_tracker() -> None:
+    """Python's own process beside those of a pool, which is not to hear that a terminal was closed.
+
+    It lets go of the locks of who dies. Where it dies itself another one tells, by tracebacks, what it lacks.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def check_seen(apps: Iterable[App | None], call: str) -> None:

@@ -52,7 +52,13 @@ class App(anabranch.App):
 """
 
 
-def interrupted(code: str | None, *arguments: str, cwd: Path, **environment: str) -> str:
+def interrupted(
+    code: str | None,
+    *arguments: str,
+    cwd: Path,
+    ended: tuple[int, str] = (130, "interrupted"),
+    **environment: str,
+) -> str:
     """Run it in a process group of its own, as a terminal does, and see how it ends; what it has printed."""
     command = [sys.executable, *(["-c", code] if code else ["-m", "anabranch.cli.main"]), *arguments]
     done = subprocess.run(
@@ -64,7 +70,7 @@ def interrupted(code: str | None, *arguments: str, cwd: Path, **environment: str
         timeout=600,
         start_new_session=True,
     )
-    assert (done.returncode, done.stderr.strip()) == (130, "interrupted"), "below a bar, if there is one"
+    assert (done.returncode, done.stderr.strip()) == ended, "below a bar, if there is one"
     return done.stdout
 
 
@@ -135,22 +141,32 @@ def test_runs_side_by_side_end_and_none_begins(customised: str, tmp_path: Path) 
     assert "finished" not in ended
 
 
-ALONE = """        try:
+ALONE = """        signal.alarm(120)  # where nobody passes it on
+        try:
             open("pressed", "x").close()
+        except FileExistsError:  # both are at work
             os.kill(os.getppid(), signal.SIGINT)  # of the command alone, as a supervisor stops it
-        except FileExistsError:
-            pass
-        signal.alarm(120)  # where nobody passes it on
         signal.pause()
 """
 
 
-def test_runs_side_by_side_end_where_the_command_alone_is_told(tmp_path: Path) -> None:
-    told = APP[: APP.index("        try:\n")] + ALONE + APP[APP.index("    def evaluate") :]
+@pytest.mark.parametrize(
+    ("tells", "code", "says"),
+    [
+        ("os.kill(os.getppid(), signal.SIGINT)", 130, "interrupted"),
+        ("os.kill(os.getppid(), signal.SIGTERM)", 143, ""),
+        ("os.killpg(os.getpgid(0), signal.SIGHUP)", 129, ""),  # as a terminal does that is closed
+    ],
+)
+def test_runs_side_by_side_end_in_order_and_go_on_later(
+    tells: str, code: int, says: str, tmp_path: Path
+) -> None:
+    alone = ALONE.replace("os.kill(os.getppid(), signal.SIGINT)", tells)
+    told = APP[: APP.index("        try:\n")] + alone + APP[APP.index("    def evaluate") :]
     (tmp_path / "mine.py").write_text(told)
     (tmp_path / "run.toml").write_text(LONG)
     runs = ["--seeds", "0..1", "--parallel", "2", "--out", "runs"]
-    interrupted(None, "simulate", "run.toml", *runs, cwd=tmp_path)
+    interrupted(None, "simulate", "run.toml", *runs, cwd=tmp_path, ended=(code, says))
     assert all((folder / RESULT_FILE).exists() for folder in (tmp_path / "runs").iterdir() if folder.is_dir())
     ended = [Result.read(file.parent).status for file in (tmp_path / "runs").glob(f"*/{RESULT_FILE}")]
     assert set(ended) == {"interrupted"}

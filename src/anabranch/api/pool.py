@@ -118,7 +118,7 @@ class _Interrupt:
     def take(self, *_: object) -> None:
         """As the handler of SIGINT. One that is passed on does not break off how the first one ends."""
         self.came = True
-        if self.in_run and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+        if self.in_run and not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):
             raise KeyboardInterrupt
 
 

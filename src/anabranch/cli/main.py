@@ -29,7 +29,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _leave)
     gc.disable()  # modules stay, and nothing else is there yet: `loaded` enables it
     from anabranch.cli.program import run
-    from anabranch.client.signals import at_safe_points
+    from anabranch.support.stop_signals import at_safe_points
 
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, at_safe_points(before))

@@ -53,6 +53,7 @@ from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import count_text, duration_text
 from anabranch.simulation.executors.names import RAY
 from anabranch.simulation.run import RunProgress
+from anabranch.support.stop_signals import leaving_in_order
 
 Seconds = Annotated[
     float | None, typer.Option(help="End after so many virtual seconds: run.virtual_s_max.", min=0.0)
@@ -187,7 +188,7 @@ def _simulate_all(output: Output, settings: Config, wanted: SweepTable, out: Pat
     folder = out or run_folder(settings.run.name, settings.strategy.name, name)
     output.say(f"{len(wanted.choices) * len(seeds)} runs in {folder}; what has ended there is not run again")
     there = folder.absolute()
-    with writing(folder), coming_back():
+    with writing(folder), coming_back(), leaving_in_order():
         found = sweep(
             settings,
             wanted.choices,

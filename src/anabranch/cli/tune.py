@@ -29,6 +29,7 @@ from anabranch.cli.run_options import (
     run_source,
 )
 from anabranch.reports.tuning import fresh_table, fresh_text, front_table, ranges_table
+from anabranch.support.stop_signals import leaving_in_order
 
 Bytes = Annotated[
     int | None, typer.Option("--bytes", help="A budget of bytes, up and down: tune.bytes_max.", min=1)
@@ -108,7 +109,7 @@ def tune(
     table = said.over(given, [parse_range(text) for text in ranges or ()])
     folder = out or run_folder(settings.run.name, settings.strategy.name, "tune")
     there = folder.absolute()
-    with writing(folder), _shown(output, folder) as tell, coming_back():
+    with writing(folder), _shown(output, folder) as tell, coming_back(), leaving_in_order():
         found = carry_tuning(settings, table, there, tell, {})
     _tell(output, found)
 
