@@ -34,7 +34,8 @@ from anabranch.core.model.units import layer_text
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.own_code import on_device, own_name
 from anabranch.workloads.app import App, Examples
-from anabranch.workloads.calls import data_of, model_of
+from anabranch.workloads.batches import watched
+from anabranch.workloads.calls import data_of, model_of, train
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.objective import Objective
 from anabranch.workloads.resident import place
@@ -69,6 +70,7 @@ class Checkup:
         self._held_out: Examples | None = None
         self._result: TrainResult
         self._measured: dict[str, float] = {}
+        self._steps = 0  # that the trainings so far have shown
 
     def __iter__(self) -> Iterator[Finding]:
         """The findings, as they are made."""
@@ -166,7 +168,7 @@ class Checkup:
             else:
                 self._held_out = found if role == "test" or self._held_out is None else self._held_out
                 yield Finding(OK, "data", f"the {role} part: {self._described(found)}")
-                if _has_all(found, self._mine):
+                if not self._app.any_model and _has_all(found, self._mine):
                     text = "has all that shard 0 trains on, so what is measured on it is no test"
                     yield Finding(WARN, "data", f"the {role} part {text}")
 
@@ -207,6 +209,18 @@ class Checkup:
                 "training",
                 "the same task came to another result: a simulation will not repeat itself. Draw by `seed`",
             )
+        yield from self._whole_numbers()
+
+    def _whole_numbers(self) -> Iterator[Finding]:
+        """Arrays that an App of numpy trains in vain."""
+        whole = {name: array for name, array in self._initial.items() if array.dtype.kind in "biu"}
+        if not whole or self._app.any_model or not isinstance(self._trainer, NumpyTrainer):
+            return
+        model = {name: array.copy() for name, array in self._initial.items()}
+        train(self._app, model, self._mine, self._short(), SEED)
+        if changed := [name for name, array in whole.items() if not np.array_equal(model[name], array)]:
+            text = "whole numbers stay as they were when the run began: what is learned has a fraction"
+            yield Finding(WARN, "training", f"{_listed(changed)}: {text}, such as np.float64")
 
     def _stages(self) -> Iterator[Finding]:
         """Each stage by itself: whatever is no part of it is not there."""
@@ -294,11 +308,11 @@ class Checkup:
             yield Finding(WARN, "elastic push", "a ClientApp shows no local steps: take 'task' or 'overlap'")
             return
         own = type(self._app).train is not App.train or "train" in vars(self._app)
-        if own:
+        if own and not self._steps:
             yield Finding(
                 WARN,
                 "elastic push",
-                "works only if `train` draws its batches with anabranch.workloads.batches, which it may not",
+                "works only if `train` draws its batches with anabranch.workloads.batches, which it does not",
             )
         own_part = "train" if own else Objective.of(self._app).trains_otherwise
         why = own_part and f"its own {own_part}"
@@ -339,7 +353,11 @@ class Checkup:
     def _trained(self, vector: Vector, part: TensorSet | None = None) -> TrainResult:
         self._app.kept = b""
         frozen = self._trainer.spec.frozen(self._initial)
-        return self._trainer.train(vector, frozen, self._mine, self._short(), SEED, None, part)
+        with watched(self._count_step):
+            return self._trainer.train(vector, frozen, self._mine, self._short(), SEED, None, part)
+
+    def _count_step(self) -> None:
+        self._steps += 1
 
 
 def _has_all(there: Examples, mine: Examples) -> bool:

@@ -50,24 +50,32 @@ def played_in(thread: int) -> Played:
     from flwr.server.strategy import Strategy as LegacyStrategy
     from flwr.serverapp.strategy import Strategy
 
+    kinds = (Strategy, LegacyStrategy)
     found = Played()
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        own = frame.f_locals.get("self")
-        for strategy in (own, getattr(own, "strategy", None)):  # of the legacy API the Server has it
-            if not isinstance(strategy, Strategy | LegacyStrategy):
-                continue
+        if chain := _wrapped(frame.f_locals.get("self"), kinds):
             judge = found.judge
-            if isinstance(strategy, LegacyStrategy):
-                legacy = getattr(strategy, "evaluate_fn", None)
-                judge = partial(_by_legacy_strategy, strategy) if legacy else judge
+            if isinstance(chain[0], LegacyStrategy):
+                legacy = any(getattr(strategy, "evaluate_fn", None) for strategy in chain)
+                judge = partial(_by_legacy_strategy, chain[0]) if legacy else judge
             elif callable(given := frame.f_locals.get("evaluate_fn")):
                 judge = partial(_by_function, given)
-            asks_nodes = found.asks_nodes and getattr(strategy, "fraction_evaluate", 1.0) != 0.0
-            weighted_by = getattr(strategy, "weighted_by_key", found.weighted_by)
-            found = Played(type(strategy).__name__, judge, asks_nodes, weighted_by)
-            break
+            asks = all(getattr(strategy, "fraction_evaluate", 1.0) != 0.0 for strategy in chain)
+            keys = (s.weighted_by_key for s in chain if hasattr(s, "weighted_by_key"))
+            weighted_by = next(keys, found.weighted_by)
+            found = Played(type(chain[0]).__name__, judge, found.asks_nodes and asks, weighted_by)
         frame = frame.f_back
+    return found
+
+
+def _wrapped(own: Any, kinds: tuple[type, ...]) -> list[Any]:
+    """A frame's strategy, and those that it wraps; of the legacy API the Server has it."""
+    strategy = own if isinstance(own, kinds) else getattr(own, "strategy", None)
+    found = []
+    while isinstance(strategy, kinds) and strategy not in found:
+        found.append(strategy)
+        strategy = getattr(strategy, "strategy", None)
     return found
 
 

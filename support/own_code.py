@@ -38,6 +38,7 @@ TRACEBACK = "Traceback (most recent call last):\n"
 _WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal " + re.escape(TRACEBACK))
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _RAISED = re.compile(r"^\S.*", re.MULTILINE | re.DOTALL)  # below its frames, which are set in
+_SEED_BITS = re.compile(r"\bseed\b.*2\*\*32|\brandom_state\b.*4294967295", re.IGNORECASE)
 _where: ContextVar[str] = ContextVar("where", default="")
 
 
@@ -158,6 +159,8 @@ def _said(error: BaseException) -> str:
     text = "\n".join(what.splitlines()[:MESSAGE_LINES_MAX])
     if isinstance(error, ModuleNotFoundError):
         text += f": {_gone(error.name or '') or how_to_install(error.name) or 'install it'}"
+    elif _SEED_BITS.search(text):
+        text += ": seeds have 63 bits; give it seed % 2**32"
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return type(error).__name__ + (f": {text}" if text else "") + notes
 
@@ -188,8 +191,8 @@ def own_name(app: Any) -> str:
 
 def is_own(file: str) -> bool:
     """Whether code of this file is no library's: a package that brings parts is none."""
-    if file.startswith("<"):
-        return False
+    if file.startswith("<") or not (os.path.isabs(file) or os.path.exists(file)):
+        return False  # compiled elsewhere, as by Cython
     if any(part in INSTALLED for part in Path(file).parts):
         return any(file.startswith(place) for place in _packages_of_parts())
     return not any(file.startswith(folder) for folder in _libraries())

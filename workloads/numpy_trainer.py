@@ -65,6 +65,8 @@ class NumpyTrainer:
         """See `Trainer`."""
         if self.spec.groups:
             return ""
+        if self._app.any_model:
+            return f"{self._app.name} trains whole models only"
         return f"{self._app.name}: a model of numpy arrays needs units(self, model), which declares them"
 
     def adopt(self, spec: ParamSpec) -> None:

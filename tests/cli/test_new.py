@@ -44,6 +44,46 @@ def test_it_runs_and_its_tests_pass(template: str, tmp_path: Path) -> None:
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
+REGRESSION = """
+import numpy as np
+import anabranch as ab
+
+class App(ab.App):
+    def model(self):
+        return {"w": np.zeros(3)}
+
+    def data(self, shard):
+        x = np.random.default_rng(0).normal(size=(60, 3))
+        return ab.Examples(x, x @ np.loadtxt(self.data_path))
+
+    def train(self, model, examples, plan, seed):
+        error = examples.x @ model["w"] - examples.y
+        model["w"] -= plan.learning_rate * examples.x.T @ error / len(error)
+
+    def evaluate(self, model, examples):
+        error = examples.x @ model["w"] - examples.y
+        return {"r2": 1 - (error**2).sum() / ((examples.y - examples.y.mean()) ** 2).sum()}
+"""
+
+
+def test_its_tests_are_of_another_app_as_well(tmp_path: Path) -> None:
+    """One with a metric of its own, and data that lie where `run.toml` says."""
+    answer(anabranch(tmp_path, "new", "mine", "--template", "numpy", "--json"))
+    folder = tmp_path / "mine"
+    (folder / "app.py").write_text(REGRESSION)
+    (tmp_path / "weights.txt").write_text("1 2 3")
+    own = f'metric = "r2"\nmode = "max"\ndata_path = {str(tmp_path / "weights.txt")!r}'
+    settings = re.sub(r"target_accuracy.*", own, (folder / "run.toml").read_text())
+    (folder / "run.toml").write_text(settings)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1000)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    (folder / "run.toml").write_text(settings.replace("weights.txt", "nowhere.txt"))
+    path = ("--data-path", tmp_path / "weights.txt")
+    simulated = anabranch(folder, "simulate", "run.toml", "--updates", 4, *path, "--json")
+    assert answer(simulated)["updates_applied"] == 4
+
+
 @pytest.mark.parametrize("name", ["mine", "my_own", "a_folder_with_a_name-that_is_too_-long", "M"])
 def test_flower_takes_the_name_of_its_app(name: str, tmp_path: Path) -> None:
     """By its own rule: a folder may have more names than an app that `flwr run` is to take."""

@@ -17,6 +17,7 @@ from anabranch.client.checkup import Checkup, Finding, _has_all
 from anabranch.core.config.tables import Config
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.batches import batches
 from anabranch.workloads.synthetic import Synthetic
 
 X = np.random.default_rng(3).normal(size=(24, 4)).astype(np.float32)
@@ -295,6 +296,36 @@ def test_what_works_only_in_part_is_a_warning(app: App, about: str, words: str) 
     assert not found(app, "fail")
     told = [f.text for f in checked(app) if (f.level, f.about) == ("warn", about)]
     assert any(words in text for text in told), told
+
+
+class Line(Sound):
+    """A model of numpy arrays, of which one is of whole numbers, with batches of its own or as planned."""
+
+    def __init__(self, planned: bool) -> None:
+        super().__init__()
+        self._planned = planned
+
+    def model(self) -> Any:
+        return {"w": np.zeros(4), "seen": np.zeros(1, np.int64), "order": np.arange(4)}
+
+    def train(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> dict[str, float]:
+        for rows in batches(len(examples), plan, seed) if self._planned else [slice(None)]:
+            model["w"] += examples.x[rows].mean(0)
+            model["seen"] += len(examples.x[rows])
+        return {}
+
+    def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
+        return {"loss": float(np.abs(model["w"]).sum())}
+
+
+def test_whole_numbers_that_are_trained_in_vain_are_named() -> None:
+    said = found(Line(planned=True), "warn")["training"]
+    assert said.startswith("seen: whole numbers stay as they were when the run began")
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_who_draws_batches_as_planned_may_train_on(planned: bool) -> None:
+    assert ("elastic push" in found(Line(planned), "warn")) is not planned
 
 
 def test_the_command_says_it_line_by_line(tmp_path: Path) -> None:

@@ -85,6 +85,27 @@ def test_an_app_whose_server_app_alone_judges_is_judged_by_it(tmp_path: Path) ->
     assert found.history[1].loss == pytest.approx((10 * 0.5 + 20 * 1 + 30 * 1.5 + 40 * 2) / 100)
 
 
+NOISY = "DifferentialPrivacyServerSideFixedClipping"  # a wrapper of Flower's, with no settings of the other
+PLAIN = 'FedAvg(fraction_evaluate=context.run_config["fraction-evaluate"])'
+WRAPPED = CENTRAL.replace("import FedAvg", f"import FedAvg, {NOISY}").replace(
+    PLAIN, f"{NOISY}({NOISY}({PLAIN}, 0.1, 1.0, 2), 0.1, 1.0, 2)"
+)
+LEGACY_WRAPPED = LEGACY_CENTRAL.replace("import FedAvg", f"import FedAvg, {NOISY}").replace(
+    "        return", f"        strategy = {NOISY}(strategy, 0.1, 1.0, 2)\n        return"
+)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "share"),
+    [(TRAINS_ONLY, WRAPPED, 0.0), (TRAINS_ONLY, WRAPPED, 1.0), (NUMPY_CLIENT, LEGACY_WRAPPED, 0.0)],
+)
+def test_who_judges_is_what_a_wrapped_strategy_says(
+    client: str, server: str, share: float, tmp_path: Path
+) -> None:
+    config = configured(write_app(tmp_path, client, server), run_config={"fraction-evaluate": share})
+    assert config.flower.central is (share == 0)
+
+
 def test_a_server_app_is_played_once_for_a_simulation(tmp_path: Path) -> None:
     folder = write_app(tmp_path, TRAINS_ONLY, CENTRAL)
     spec = {"workload": f"flower:{folder}", "updates_max": 8, "seed": 5}

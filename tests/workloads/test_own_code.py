@@ -28,7 +28,7 @@ from anabranch.support.own_code import on_device, told
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
 from anabranch.workloads.app import App, examples_of
 from anabranch.workloads.batches import watched
-from anabranch.workloads.calls import data_of, settings_of
+from anabranch.workloads.calls import data_of, settings_of, train
 from anabranch.workloads.synthetic import Synthetic
 
 # Line 5 is where it breaks. What breaks is in the place of BROKEN.
@@ -366,3 +366,20 @@ def test_a_process_that_an_app_forks_ends_where_it_leaves_the_app() -> None:
     assert done.returncode == 0
     assert "no room\n" in done.stderr
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_seed_of_too_many_bits_is_explained_at_the_users_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frames below it are a compiled library's, which bear the names of files that are not here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE.replace("BROKEN_TRAIN", "np.random.seed(seed)"))
+    app = load_app("mine.py:Mine")
+    with pytest.raises(AppError) as caught:
+        train(app, None, Examples(np.ones((8, 4)), np.zeros(8)), LocalPlan(), seed=1 << 40)
+    said = "Seed must be between 0 and 2**32 - 1: seeds have 63 bits; give it seed % 2**32"
+    assert str(caught.value).splitlines() == [
+        f"Mine.train (mine.py:17): ValueError: {said}",
+        "  mine.py:17 in train",
+        "    np.random.seed(seed)",
+    ]

@@ -22,6 +22,7 @@ ENDING, DOT = ".in", "dot-"  # of a file of a template, and in the place of a le
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 FLOWER_NAME_MAX = 32  # of a Flower app, which has no _ in its name either: `flwr run` refuses others
 SCRIPT = "python train.py 127.0.0.1:7070 device-0"
+JOINED = ". `train.py` takes both:\n`python train.py HOST:7070 device-1 TOKEN CA_SHA256`"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Template:
             "EXTRAS": ",".join(self.extras),
             "APP": self.app,
             "CODE": self.code,
+            "JOINED": JOINED if self.device else "",
             "DEVICE": self.device or f"anabranch client {self.app} --id device-0",
             "RATE": str(self.rate),
             "UPDATES": str(self.updates),

@@ -28,6 +28,10 @@ Versions = Annotated[
     int | None, typer.Option(help="End after so many versions: run.versions_max (0: no such end).", min=0)
 ]
 Clients = Annotated[int | None, typer.Option(help="Devices of the fleet: fleet.clients.", min=1)]
+RunDataPath = Annotated[
+    str | None,
+    typer.Option("--data-path", help="Where the App finds its data: run.data_path.", show_default=False),
+]
 Seed = Annotated[int | None, typer.Option(help="What every draw comes of: run.seed.", min=0)]
 Target = Annotated[
     float | None,
@@ -46,6 +50,7 @@ SETTINGS = {
     "updates": "run.updates_max",
     "versions": "run.versions_max",
     "seconds": "run.virtual_s_max",
+    "data_path": "run.data_path",
     "clients": "fleet.clients",
     "seed": "run.seed",
     "target": "run.target_accuracy",

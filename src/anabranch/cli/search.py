@@ -14,7 +14,7 @@ import typer
 from anabranch.api.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides, coming_back
 from anabranch.cli.output import Output
-from anabranch.cli.run_options import Clients, RunSource, Seed, option_layers, run_source
+from anabranch.cli.run_options import Clients, RunDataPath, RunSource, Seed, option_layers, run_source
 from anabranch.core.config.goal import NO_TARGET, Goal
 from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import ConfigError
@@ -55,6 +55,7 @@ def search(
     ] = 0,
     clients: Clients = None,
     seed: Seed = None,
+    data_path: RunDataPath = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,7 +65,7 @@ def search(
     """
     output = Output(as_json)
     config, presets, flags = run_source(source)
-    flags += option_layers(clients=clients, seed=seed)
+    flags += option_layers(clients=clients, seed=seed, data_path=data_path)
     presets.append(("search", {"strategy": {"name": "teasq"}}))
     with coming_back():
         settings = load_config(config, overrides or (), presets, flags)

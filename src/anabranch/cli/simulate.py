@@ -32,6 +32,7 @@ from anabranch.cli.run_options import (
     Clients,
     Metric,
     Mode,
+    RunDataPath,
     RunSource,
     Seed,
     StrategyName,
@@ -106,6 +107,7 @@ def simulate(
     target: Target = None,
     metric: Metric = None,
     mode: Mode = None,
+    data_path: RunDataPath = None,
     executor: ExecutorName = None,
     workers: Workers = 0,
     ray_address: RayAddress = None,
@@ -127,6 +129,7 @@ def simulate(
     presets, chosen, swept, of_app = _begun(source, flower)
     chosen += option_layers(strategy=strategy, updates=updates, versions=versions, seconds=seconds)
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
+    chosen += option_layers(data_path=data_path)
     whole = (on or (swept and swept.on)) == RAY  # it carries out whole runs, and none asks for more of it
     chosen += option_layers(executor=RAY if ray_address and not whole else executor, ray_address=ray_address)
     settings = run_settings(overrides, presets, chosen)

@@ -19,6 +19,7 @@ from anabranch.cli.run_options import (
     Clients,
     Metric,
     Mode,
+    RunDataPath,
     RunSource,
     Seed,
     StrategyName,
@@ -88,6 +89,7 @@ def tune(
     seed: Seed = None,
     metric: Metric = None,
     mode: Mode = None,
+    data_path: RunDataPath = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +103,7 @@ def tune(
     config, presets, chosen = run_source(source)
     tables, said = ({}, TuneTable()) if config is None else read_tune(config)
     chosen += option_layers(strategy=strategy, updates=updates, seconds=seconds, clients=clients, seed=seed)
-    chosen += option_layers(target=target, metric=metric, mode=mode)
+    chosen += option_layers(target=target, metric=metric, mode=mode, data_path=data_path)
     layers = presets if config is None else [*presets, (str(config), tables)]
     settings = run_settings(overrides, layers, chosen)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
