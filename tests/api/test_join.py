@@ -339,6 +339,12 @@ def test_what_is_wrong_is_said() -> None:
             next(tasks)
             with pytest.raises(ConfigError, match="give at least 1"):
                 fed.push(examples=0)
+            with pytest.raises(ConfigError, match=r"examples=\.\.\.\) is a dict: give on how many examples"):
+                fed.push(model)
+            with pytest.raises(ConfigError, match=r"metrics=\.\.\.\) is a Tensor: give numbers by name"):
+                fed.push(examples=1, metrics=torch.ones(()))  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match=r"'loss' is tensor\(\[1\., 1\.\]\), and no number"):
+                fed.push(examples=1, metrics={"loss": torch.ones(2)})
             with pytest.raises(ConfigError, match=r"version 0 was not pushed: call push\(examples=\.\.\."):
                 next(tasks)
             with pytest.raises(ConfigError, match="joined once"):
@@ -347,6 +353,24 @@ def test_what_is_wrong_is_said() -> None:
             next(iter(ab.join(server, {"w": np.ones(2)}, id="b")))
         with pytest.raises(AppError, match="return a torch"):
             next(iter(ab.join(server, 3, id="c")))
+        with pytest.raises(ConfigError, match=r"server is a dict: give HOST:PORT, or an ab\.Server"):
+            ab.join(model, server)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_model_in_whose_place_another_is_trained_is_told_once(
+    trained: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = Net()
+    with ab.Server.local(Net, strategy="fedasync") as server:
+        fed = ab.join(server, given, id="script", tasks_max=3)
+        for _ in fed:
+            model = given if trained else copy.deepcopy(given)
+            with torch.no_grad():
+                model.out.bias.add_(1)
+            fed.push(examples=4)
+    told = [r.getMessage() for r in caplog.records if "is as the task gave it" in r.getMessage()]
+    assert len(told) == (not trained)
 
 
 @pytest.mark.parametrize("wrapper", ["_orig_mod", "module"])  # of torch.compile, which takes long, and others

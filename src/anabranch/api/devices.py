@@ -22,6 +22,7 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.trust import trusted
 from anabranch.client.waiting import WaitingNotice
+from anabranch.core.errors import ConfigError
 from anabranch.core.limits import COHORT_MIN
 from anabranch.workloads.app import App, Shard, load_app
 
@@ -65,6 +66,8 @@ class Client(Background):
         on_event: OnEvent | None = None,
     ) -> None:
         super().__init__(f"anabranch-client {id}".strip())
+        if not isinstance(server, str | InProcessServer | Operated):
+            raise ConfigError(f"server is a {type(server).__name__}: give HOST:PORT, or an ab.Server")
         self._app: App = load_app(app) if isinstance(app, str) else app_source(app)[0]
         self._server, self._on_event, self._bell = server, on_event, Bell()
         self._options = ClientOptions(

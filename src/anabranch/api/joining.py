@@ -224,7 +224,7 @@ class JoinedFederation:
         self._client, self._script, self._model = client, script, model
         self._form = form_of(model)
         self._handed: _Handed | None = None  # for the task at hand
-        self._started = False
+        self._started = self._told_unmoved = False
         self._still = ExitStack()  # of what is kept as it is for the task at hand
         # A script that simply ends leaves the federation: what it has pushed stays in its folder until then.
         self._leave = weakref.finalize(self, client.leave)
@@ -269,14 +269,17 @@ class JoinedFederation:
         self._client.check_here()
         if self._handed is None:
             raise ConfigError("push() is once for each task of `for task in fed:`: there is none at hand")
-        if examples < 1:
-            raise ConfigError(f"push(examples={examples!r}): give at least 1")
-        told = {name: _metric(name, value) for name, value in (metrics or {}).items()}
-        told |= {"examples": float(examples)} | ({"steps": float(steps)} if steps else {})
+        told = _metrics(metrics) | {"examples": _count(examples)} | ({"steps": float(steps)} if steps else {})
         weights = taken(self._model)
         _check_form(weights, self._form)
         _check_still(weights, self._handed, self._model)
         result = _Trained(self._handed.task, _as_handed(weights, self._handed.weights), told)
+        if not self._told_unmoved and not _has_moved(result.weights, self._handed.weights):
+            self._told_unmoved = True
+            log.warning(
+                "push(): the model is as the task gave it: what is trained must be the model that join() was "
+                "given, in place (this is said once)"
+            )
         self._still.close()
         self._handed = None
         self._script.give(result, self._client)
@@ -432,10 +435,35 @@ def _check_still(weights: Tensors, handed: _Handed, model: Any) -> None:
             )
 
 
+def _has_moved(weights: Tensors, handed: Tensors) -> bool:
+    return any(not bool((np.asarray(now) == np.asarray(handed[name])).all()) for name, now in weights.items())
+
+
+def _count(examples: Any) -> float:
+    try:
+        count = float(examples)
+    except (TypeError, ValueError):
+        what = type(examples).__name__
+        raise ConfigError(
+            f"push(examples=...) is a {what}: give on how many examples the model was trained; which model, "
+            "join() was told"
+        ) from None
+    if count < 1:
+        raise ConfigError(f"push(examples={examples!r}): give at least 1")
+    return count
+
+
+def _metrics(metrics: Any) -> dict[str, float]:
+    if not isinstance(metrics, Mapping | None):
+        what = type(metrics).__name__
+        raise ConfigError(f'push(metrics=...) is a {what}: give numbers by name, such as {{"loss": loss}}')
+    return {name: _metric(name, value) for name, value in (metrics or {}).items()}
+
+
 def _metric(name: str, value: Any) -> float:
     try:
         return number(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"push(metrics=...): {name!r} is {value!r}, and no number") from error
 
 

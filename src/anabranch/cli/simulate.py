@@ -129,9 +129,7 @@ def simulate(
     presets, chosen, swept, of_app = _begun(source, flower)
     chosen += option_layers(strategy=strategy, updates=updates, versions=versions, seconds=seconds)
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
-    chosen += option_layers(data_path=data_path)
-    whole = (on or (swept and swept.on)) == RAY  # it carries out whole runs, and none asks for more of it
-    chosen += option_layers(executor=RAY if ray_address and not whole else executor, ray_address=ray_address)
+    chosen += option_layers(data_path=data_path) + _on_ray(executor, ray_address, on or (swept and swept.on))
     settings = run_settings(overrides, presets, chosen)
     settings, said = with_end(settings) if of_app else (settings, "")
     if said:
@@ -152,6 +150,11 @@ def simulate(
     output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", steps))
     if result.given_up:
         raise Diverged(result.given_up)
+
+
+def _on_ray(executor: str | None, ray_address: str | None, on: object) -> list[Layer]:
+    """Where Ray carries out whole runs, none asks for more of it."""
+    return option_layers(executor=RAY if ray_address and on != RAY else executor, ray_address=ray_address)
 
 
 class Begun(NamedTuple):
