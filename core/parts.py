@@ -28,6 +28,7 @@ _CODE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*\Z", re.DOTALL)
 LACKING_SAID = 4
 GROUPS = "anabranch."
 _OWN_NAMES: dict[str, str] = {}  # of what was let in, by place
+_KINDS: list[PartKind] = []  # those that this process knows
 
 
 def is_code(name: str) -> bool:
@@ -68,6 +69,7 @@ class PartKind:
         self._let_in: dict[str, Any] = {}  # by name and by place
         self._installed: dict[str, Any] = {}  # those that were wanted, by name
         self._broken: set[str] = set()  # those that could not be loaded when all were wanted
+        _KINDS.append(self)
 
     def names(self) -> list[str]:
         """Every name that `find` knows; those built in come first."""
@@ -157,6 +159,8 @@ class PartKind:
             more = ", ..." if len(lacking) > LACKING_SAID else ""
             said = ", ".join(lacking[:LACKING_SAID]) + more
             raise ConfigError(f"{place} is no {self.word}: it lacks {said}; see docs/extending.md")
+        if waits := [name for name in self._needs if inspect.iscoroutinefunction(getattr(part, name))]:
+            raise ConfigError(f"{place}: {waits[0]} is `async def`, and nobody awaits it: write `def`")
         if self._check is not None:
             try:
                 self._check(part)
@@ -212,6 +216,11 @@ class PartKind:
         hint = near or "your own is path/to/file.py:Class"
         own = f"{' Or' if near else ', or'} name your own with {self.option}" if self.option else ""
         return f"{setting} must be one of {', '.join(names)}, not {name!r}; {hint}{own}"
+
+
+def kinds() -> tuple[PartKind, ...]:
+    """The kinds of part that this process knows: those whose modules are imported."""
+    return tuple(_KINDS)
 
 
 @cache

@@ -19,6 +19,7 @@ from anabranch.core.parts import PartKind, members, name_of
 from anabranch.reports.result import Result
 from anabranch.reports.tracking.run import Moment, TrackedRun
 from anabranch.support.own_code import is_signal, own_code, told
+from anabranch.support.own_parts import own_parts
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
@@ -98,11 +99,12 @@ class Trackers:
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
+        self.at_work = ""  # the tracker and its method, while one is told something
 
     @classmethod
     def of(cls, names: Sequence[str], more: Sequence[Tracker] = ()) -> Trackers:
-        """Those of `[run] trackers`, and `more`. Raises `ConfigError`."""
-        return cls([*(TRACKERS.find(name)() for name in names), *more])
+        """Those of `[run] trackers`, and `more`. Raises `ConfigError`, `AppError`."""
+        return cls([*map(_made, names), *more])
 
     def __bool__(self) -> bool:
         """Whether there is anybody to tell."""
@@ -126,6 +128,7 @@ class Trackers:
 
     def _tell(self, method: str, tell: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
+            self.at_work = f"{name_of(type(tracker))}.{method}"
             try:
                 tell(tracker)
             except (Exception, SystemExit) as error:
@@ -134,6 +137,7 @@ class Trackers:
                 self._trackers.remove(tracker)
                 what = told(f"tracker {name_of(type(tracker))}.{method}", error)
                 log.warning("%s\nthe run goes on without it", what)
+        self.at_work = ""
 
 
 def tell_of(result: Result, folder: Path, names: Sequence[str]) -> None:
@@ -142,7 +146,7 @@ def tell_of(result: Result, folder: Path, names: Sequence[str]) -> None:
     Raises `ConfigError` for a name that is not known, `AppError` for what a tracker raises.
     """
     run = TrackedRun.of_result(result, folder)
-    for tracker in [TRACKERS.find(name)() for name in names]:
+    for tracker in [_made(name) for name in names]:
         with own_code(tracker, "start"):
             tracker.start(_copied(run))
         for point in result.history:
@@ -152,6 +156,13 @@ def tell_of(result: Result, folder: Path, names: Sequence[str]) -> None:
                 tracker.metrics(point.version, _finite(point.measured))
         with own_code(tracker, "finish"):
             tracker.finish(result.to_json())
+
+
+def _made(name: str) -> Tracker:
+    found = TRACKERS.find(name)
+    with own_parts((TRACKERS,)):
+        made: Tracker = found()
+    return made
 
 
 def _copied(run: TrackedRun) -> TrackedRun:

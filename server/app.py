@@ -64,7 +64,7 @@ from anabranch.server.standby import StandbyPorts, Tenure, await_turn, check_sta
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import store_of
 from anabranch.server.tls import ServerIdentity, check_address, uses_tls
-from anabranch.server.tracking import track
+from anabranch.server.tracking import track, until_told
 from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Listener, Writer
@@ -342,6 +342,7 @@ async def _live(
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
     server, spec, limits, metrics = config.server, recovered.engine.spec, means.limits, means.metrics
+    trackers = Trackers.of(config.run.trackers)
     models = _models(store, recovered, config, frozen)
     clock = run_clock(recovered.last_now, means.wall)
     writer = _writer(store, recovered, config, models, clock, means)
@@ -373,14 +374,14 @@ async def _live(
     looks = (_keep(chronicle, writer, uploads), _watch(chronicle, writer))
     works = (*looks, _sweep(uploads, writer), _unmask(run))
     chores = [asyncio.create_task(work) for work in works]
-    tracking = asyncio.create_task(track(run, Trackers.of(config.run.trackers)))
+    tracking = asyncio.create_task(track(run, trackers))
     try:
         yield run
     finally:
         for chore in chores:
             chore.cancel()
         feed.close()
-        await tracking
+        await until_told(tracking, trackers)
         uploads.close()
         await writer.close()
         models.close()

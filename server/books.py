@@ -23,6 +23,7 @@ from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Receipt, Task
+from anabranch.core.parts import answer_text
 from anabranch.core.retention import ALL, Keep
 from anabranch.host.rollback import Folding, Refolder
 from anabranch.host.run import Run, Settlement
@@ -299,6 +300,11 @@ class Books:
             return []
         with _timed(self.metrics.append_s):
             seqs = self.store.append(entries, self._projections)
+        if not isinstance(seqs, list | tuple) or len(seqs) != len(entries):  # of a store of somebody's own
+            raise DiskFailed(
+                f"the store's append must give a list of {len(entries)} sequence numbers, as many as there "
+                f"are entries, not {answer_text(seqs)}"
+            )
         self._projections = []
         return seqs
 

@@ -26,10 +26,11 @@ from anabranch.core.engine.settable import (
     with_values,
 )
 from anabranch.core.engine.shelf import Shelf
-from anabranch.core.errors import NOT_ALIKE, ConfigError, LogLost, ReplayMismatch
+from anabranch.core.errors import NOT_ALIKE, ConfigError, LogLost, ReplayMismatch, StoreError
 from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec, digest
+from anabranch.core.parts import answer_text
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.journal import Replay
@@ -42,6 +43,7 @@ from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.saving import SavedPoint
 from anabranch.server.store.base import ChainLink, Mark, Projection, RunInfo, Store, VersionRow
+from anabranch.server.store.ending import ATTEST, check_end
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,8 @@ def recover(
     if not begun:  # a run that was entered keeps its settings, those that do not go together as well
         _check_parts(store, given, manifest.spec, limits)
     info = store.start(_new_run(given, manifest, wall()))
+    if not isinstance(info, RunInfo):  # one of somebody's own
+        raise StoreError(f"the store's start must give the RunInfo that is stored, not {answer_text(info)}")
     stored = Config.from_json(info.config)
     config = as_started(stored, given)
     _check_same(stored, config)
@@ -103,6 +107,7 @@ def recover(
         seq, last_now, replayed = projection.seq, projection.now, replayed + 1
     if replayed and found.snapshot is None:  # who started it again may not have read why it ended
         check_state(engine)
+    check_end(store.mark(), seq, "the store", ATTEST)
     store.acknowledge(history.mark(seq))
     read_at = math.inf if waited_s is None else EventClock(last_now, wall, time.monotonic).now() - waited_s
     said = _said(stored, given, engine, read_at)

@@ -200,6 +200,28 @@ class StoreConformance:
         assert again.append([update(1), update(2)]) == [None, 4]
         again.close()
 
+    def test_what_append_and_acknowledge_have_returned_for_is_read_by_others_at_once(
+        self, reopen: Callable[[], Store]
+    ) -> None:
+        """Nobody has closed it, as after a kill; `anabranch verify` reads so beside a server at work."""
+        store, mark = reopen(), Mark(INFO.run_id, 3, f"{3:064x}")
+        store.start(INFO)
+        entries = [enrolled(), asked("t1"), update(1)]
+        store.append(entries)
+        store.acknowledge(mark)
+        reader = reopen()
+        assert reader.info() == INFO
+        assert logged(reader) == numbered(entries), "a kill now would lose what append has returned for"
+        assert bytes(reader.payload(reference(update(1)))) == b"payload 1"
+        assert reader.mark() == mark, "a kill now would lose the mark, and nobody would notice"
+        reader.close()
+        store.close()
+
+    def test_who_leads_goes_on(self, store: Store) -> None:
+        assert store.lease_s >= 0
+        store.renew()
+        assert store.append([asked("t1")]) == [1]
+
     def test_how_far_the_log_was_acknowledged_is_remembered(self, reopen: Callable[[], Store]) -> None:
         """Without it a log that ends too early, as in a copy of before, is not noticed."""
         store = reopen()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ class TrackerConformance:
         tracker.start(run)
         tracker.finish({"status": "interrupted"})
         assert self.read(tmp_path) in (None, [])
+
+    def test_nothing_of_it_goes_on_after_the_end(self, run: TrackedRun) -> None:
+        before = set(threading.enumerate())
+        tracker = self.new()
+        tracker.start(run)
+        self.told(tracker, 1, {"loss": 1.0})
+        tracker.finish({})
+        left = [thread.name for thread in set(threading.enumerate()) - before if not thread.daemon]
+        assert left == [], "the process would never end: end its threads in `finish`, or make them daemons"
 
     def test_two_runs_in_one_process_do_not_meddle(self, run: TrackedRun, tmp_path: Path) -> None:
         other = TrackedRun("another", "fedasync", "digits", 4, "simulated", {}, tmp_path / "other")

@@ -100,7 +100,7 @@ def _run_on_sqlite(data_dir: Path, mark: Mark | None) -> str | None:
     return mark.run_id if mark is not None and Segments(data_dir).has(mark.run_id) else None
 
 
-def check_mark(mark: Mark | None, end: int, name: str, advice: str) -> None:
+def check_end(mark: Mark | None, end: int, name: str, advice: str) -> None:
     """Raises `LogLost` where the log ends before the mark."""
     if mark is not None and (lost := mark.lost(end)):
         raise LogLost(

@@ -15,7 +15,7 @@ from anabranch.core.config.secrets import MASK, masked
 from anabranch.core.config.tables import ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.parts import PartKind, is_code, members
+from anabranch.core.parts import PartKind, answer_text, is_code, members
 from anabranch.server.store.archived import ArchivedStore
 from anabranch.server.store.base import Blobs, Store
 from anabranch.server.store.files import SQLITE_FILE
@@ -31,7 +31,8 @@ _FORMS = (
     'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME; '
     "your own is path/to/file.py:Class"
 )
-STORES = PartKind("store", "stores", ("server.database",), {}, (*members(Store), "of"))
+OF_THE_MADE = ("blobs", "lease_s")  # which a class need not have, as `__init__` may set them
+STORES = PartKind("store", "stores", ("server.database",), {}, (*members(Store, OF_THE_MADE), "of"))
 
 
 def open_store(
@@ -54,15 +55,24 @@ def open_store(
     # To look through all that is installed takes as long as to open a database: not for the usual one.
     if name and (name in STORES.names() or is_code(name)):
         opened: Store = STORES.find(name).of(database, data_dir, limits, lease_s)
-        _check_blobs(opened, name)
+        _check_made(opened, name)
         return opened
     return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive, disk_bytes_max)
 
 
-def _check_blobs(store: Store, name: str) -> None:
+def _check_made(store: Store, name: str) -> None:
     """What `PartKind` cannot look at: some of it is called in threads, where it would be missed by nobody."""
+    lacking = [need for need in members(Store) if not hasattr(store, need)]
+    if lacking == list(members(Store)):
+        raise ConfigError(f"{name}: of must give the store, not {answer_text(store)}")
+    if lacking:
+        raise ConfigError(f"{name}: what of gives lacks {', '.join(lacking)}; see docs/extending/store.md")
     if lacking := [need for need in members(Blobs) if not hasattr(store.blobs, need)]:
         raise ConfigError(f"{name}: its blobs lack {', '.join(lacking)}; see docs/extending/store.md")
+    if not isinstance(store.lease_s, int | float):
+        raise ConfigError(
+            f"{name}: its lease_s must be seconds, 0 for none, not {answer_text(store.lease_s)}"
+        )
 
 
 def store_of(table: ServerTable, limits: Limits = DEFAULT_LIMITS) -> Store:

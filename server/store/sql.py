@@ -39,8 +39,8 @@ from anabranch.server.store.ending import (
     ATTEST_POSTGRESQL,
     check_alone,
     check_begins,
+    check_end,
     check_files,
-    check_mark,
     check_own,
     check_rows,
     check_snapshots,
@@ -254,7 +254,7 @@ class SqlStore:
             return
         with self._reading() as connection:
             end = log_end(connection)
-            check_mark(mark, end, name, ATTEST if self._database.is_sqlite else ATTEST_POSTGRESQL)
+            check_end(mark, end, name, ATTEST if self._database.is_sqlite else ATTEST_POSTGRESQL)
             if self._database.is_sqlite:
                 end = rows_end(connection)  # they come before a snapshot of what is in them
                 check_rows(connection, end, name)

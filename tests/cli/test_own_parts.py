@@ -12,7 +12,7 @@ import pytest
 from commands import anabranch, answer, serving, started
 from own_parts import FOLDER, STAGE, STRATEGY, TRACKER, install
 
-from anabranch.core.errors import OUTCOMES, AppError
+from anabranch.core.errors import OUTCOMES, AppError, StoreError
 
 MINE = """
 [run]
@@ -158,3 +158,24 @@ def test_live_with_devices_that_have_the_parts_and_one_that_has_not(here: Path) 
     assert result["model_sha256"] == verified["model_sha256"]
     sent = {share["updates"]: share["uplink_bytes"] for share in result["clients"].values()}
     assert result["uplink_bytes"] < result["uplink_bytes_raw"], sent
+
+
+BROKEN = """
+from anabranch.server.store.memory import MemoryStore
+
+class Mine(MemoryStore):
+    name = "mine"
+
+    @classmethod
+    def of(cls, *_):
+        raise KeyError("BUCKET")
+"""
+
+
+def test_what_a_store_raises_is_told_with_its_lines_and_tried_again_by_a_service(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BROKEN)
+    (tmp_path / "data").mkdir()
+    done = anabranch(tmp_path, "verify", "data", "--database", "./mine.py:Mine")
+    assert done.returncode == OUTCOMES[StoreError].exit_code
+    assert "error: store Mine.of (mine.py:9): KeyError: 'BUCKET'" in done.stderr
+    assert "Traceback" not in done.stderr

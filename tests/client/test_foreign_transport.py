@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
+from email.message import Message
 from typing import Any, ClassVar
+from urllib.error import HTTPError
 
 import pytest
 from own_parts import forgotten
 
 from anabranch.client.local import LocalTransport
-from anabranch.client.transports import TRANSPORTS, open_transport
+from anabranch.client.messages import HeartbeatAnswer, PushAnswer
+from anabranch.client.transports import TRANSPORTS, ForeignTransport, open_transport
 from anabranch.core.errors import AppError, InvalidUpdate, Unavailable
+from anabranch.core.model.updates import Ask, Decision, LocalPlan, Task, Verdict
 
-ERRORS = {
+
+class LineCut(Exception):
+    """As a library has one of its own."""
+
+
+GATEWAY = HTTPError("http://server/push", 503, "Service Unavailable", Message(), None)
+ERRORS: dict[str, BaseException] = {
+    "gateway": GATEWAY,
+    "end": EOFError(),
+    "library": LineCut("no carrier"),
+    "leaves": SystemExit("no modem"),
     "connection": ConnectionError("link down"),
     "time": TimeoutError("too slow"),
     "name": OSError(-2, "Name or service not known"),
@@ -65,6 +81,10 @@ def shaky() -> Iterator[None]:
         ("connection", Unavailable, "ConnectionError: link down"),
         ("time", Unavailable, "TimeoutError: too slow"),
         ("name", Unavailable, "Name or service not known"),
+        ("gateway", Unavailable, "HTTP Error 503: Service Unavailable"),
+        ("end", Unavailable, "EOFError"),
+        ("library", AppError, "where a connection has failed raise ConnectionError: that is tried again"),
+        ("leaves", AppError, "SystemExit: no modem"),
         ("file", AppError, "FileNotFoundError"),
         ("slip", AppError, "KeyError: 'speed'"),
     ],
@@ -92,6 +112,49 @@ def test_what_is_no_answer_is_told_at_once() -> None:
         with pytest.raises(AppError, match="transport 'shaky': ask must give Task or Refused, not a dict"):
             transport.ask(None, None)  # type: ignore[arg-type]
         transport.drop("task", "why")
+
+
+DECISION = Decision(Verdict.HELD, 0, 1.0)
+TASK = Task("other", "a", 0, 0.0, 60.0, 60.0, 1, LocalPlan())
+
+
+class Answers(LocalTransport):
+    """It answers what it is made of."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def push_and_ask(self, entry: Any, ask: Ask, spec: Any) -> Any:
+        return self._answer
+
+    ask = push = heartbeat = push_and_ask  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "said"),
+    [
+        ("push", PushAnswer("held", 1), "PushAnswer whose decision is Decision, not a str"),  # type: ignore[arg-type]
+        ("push", PushAnswer(DECISION, "1"), "PushAnswer whose version is int, not a str"),  # type: ignore[arg-type]
+        ("heartbeat", HeartbeatAnswer(9.0, 1, None), "notices is Sequence, not None"),  # type: ignore[arg-type]
+        ("ask", TASK, "ask must give the task that was asked for, 'mine', not 'other'"),
+        ("push_and_ask", PushAnswer(DECISION, 1, next=TASK), "asked for, 'mine', not 'other'"),
+    ],
+)
+def test_an_answer_with_something_else_in_it_is_told_by_its_method(
+    method: str, answer: Any, said: str
+) -> None:
+    transport = ForeignTransport("mine", lambda: Answers(answer))
+    with pytest.raises(AppError, match=re.escape(said)) as raised:
+        getattr(transport, method)(None, Ask("a", "mine"), None)
+    assert str(raised.value).startswith(f"transport 'mine': {method} must give ")
+
+
+def test_an_answer_that_is_one_goes_through() -> None:
+    for answer in (PushAnswer(DECISION, 1), PushAnswer(DECISION, 1, next=replace(TASK, task_id="mine"))):
+        transport = ForeignTransport("mine", lambda answer=answer: Answers(answer))  # type: ignore[misc]
+        assert transport.push_and_ask(None, Ask("a", "mine"), None) is answer
+    beats = HeartbeatAnswer(9, 1, [])  # type: ignore[arg-type]
+    assert ForeignTransport("mine", lambda: Answers(beats)).heartbeat(None, 1.0, None) is beats
 
 
 def test_what_closing_it_raises_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import own_parts
 import pytest
 import wrong_parts as wrong
+from _pytest.outcomes import Failed
 
+from anabranch.client.local import LocalServer
 from anabranch.compress.registry import CODEC_STAGES, make_codec
 from anabranch.core.errors import AppError
-from anabranch.testing import RuleConformance, StageConformance, StrategyConformance
+from anabranch.reports.tracking.run import TrackedRun
+from anabranch.testing import (
+    RuleConformance,
+    StageConformance,
+    StoreConformance,
+    StrategyConformance,
+    TrackerConformance,
+    TransportConformance,
+)
+from anabranch.testing.federation import config, first_weights
+from anabranch.testing.store import INFO
+from anabranch.testing.transport import SETTINGS, Connect
 
 KIT = StrategyConformance()
 EQUAL, RESTART = KIT.test_equal_calls_give_equal_results, KIT.test_a_restart_changes_nothing
@@ -67,3 +83,77 @@ def test_a_stage_by_which_something_else_arrives_is_noticed(stage: type[wrong.Ha
 def test_a_rule_that_divides_by_the_length_of_a_row_is_noticed() -> None:
     with pytest.raises(AssertionError):
         RuleConformance().test_rows_of_zeros_are_no_error(wrong.UnitRows())
+
+
+LAWS = TransportConformance()
+
+
+def opened_by(kind: type[wrong.Local]) -> Connect:
+    """How the kit has devices' transports of a class, all to one run."""
+    server = LocalServer(first_weights(), config(**SETTINGS), time.time)
+    opener: Any = TransportConformance.opened
+    found: Connect = opener.__wrapped__(LAWS, partial(kind, server))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("transport", "law", "says"),
+    [
+        (wrong.AnswersNothing, "test_a_push_may_ask_for_nothing", "push must give PushAnswer, not None"),
+        (wrong.Pickles, "test_a_push_may_ask_for_nothing", "cannot pickle .*memoryview"),
+        (wrong.OneAnswer, "test_two_threads_may_call_at_a_time", "must give .*, not a"),
+        (wrong.ItsOwnTasks, "test_a_repeated_ask_gets_the_same_task", "the task that was asked for, 't-1'"),
+    ],
+)
+def test_a_wrong_transport_is_noticed(transport: type[wrong.Local], law: str, says: str) -> None:
+    with pytest.raises(AppError, match=says):
+        getattr(LAWS, law)(opened_by(transport))
+    getattr(LAWS, law)(opened_by(wrong.Local))
+
+
+def test_a_transport_that_drops_no_diverged_task_is_noticed() -> None:
+    law = LAWS.test_a_task_that_was_given_back_is_cancelled
+    law(opened_by(wrong.DropsShort), diverged=False)
+    with pytest.raises(AppError, match="drop"):
+        law(opened_by(wrong.DropsShort), diverged=True)
+
+
+def test_a_transport_that_keeps_a_dead_connection_is_noticed() -> None:
+    class Cuts(TransportConformance):
+        def cut(self) -> bool:
+            wrong.OneConnection.dead = 1
+            return True
+
+    def after_a_cut(kind: type[wrong.Local]) -> None:
+        wrong.OneConnection.dead = 0
+        Cuts().test_after_a_cut_there_is_another_connection(opened_by(kind))
+
+    after_a_cut(wrong.OneConnection)
+    with pytest.raises(Failed, match="after a failure a call opens another connection"):
+        after_a_cut(wrong.DeadConnection)
+
+
+def test_a_tracker_that_leaves_a_thread_is_noticed(tmp_path: Path) -> None:
+    kit, run = TrackerConformance(), TrackedRun("a run", "fedbuff", "digits", 3, "simulated", {}, tmp_path)
+    kit.tracker = wrong.Sends
+    try:
+        with pytest.raises(AssertionError, match="the process would never end"):
+            kit.test_nothing_of_it_goes_on_after_the_end(run)
+    finally:
+        wrong.Sends.over.set()
+
+
+def test_a_store_that_writes_when_it_is_closed_is_noticed() -> None:
+    law = StoreConformance().test_what_append_and_acknowledge_have_returned_for_is_read_by_others_at_once
+    law(partial(wrong.Keeps, {}))
+    with pytest.raises(AssertionError, match="a kill now would lose what append has returned for"):
+        law(partial(wrong.KeepsAtItsEnd, {}))
+
+
+def test_a_store_that_cannot_renew_is_noticed() -> None:
+    law = StoreConformance().test_who_leads_goes_on
+    store = wrong.Keeps({})
+    store.start(INFO)
+    law(store)
+    with pytest.raises(NotImplementedError):
+        law(wrong.NeverRenews({}))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 from own_parts import forgotten
 
 import anabranch as ab
+from anabranch.core.config.tables import merge
+from anabranch.core.errors import AppError
 from anabranch.reports.trackers import TRACKERS, Trackers, tell_of
 from anabranch.reports.tracking.run import TrackedRun
+from anabranch.server.run import LiveRun
+from anabranch.server.tracking import track, until_told
 
 
 class Hears:
@@ -48,6 +55,48 @@ class Exits(Hears):
 
     def metrics(self, version: int, values: Any) -> None:
         sys.exit("no licence")
+
+
+class NoKey(Hears):
+    name: ClassVar[str] = "no_key"
+
+    def __init__(self) -> None:
+        raise KeyError("MY_KEY")
+
+
+class Hangs(Hears):
+    name: ClassVar[str] = "hangs"
+    may_go_on = threading.Event()
+
+    def start(self, run: TrackedRun) -> None:
+        self.may_go_on.wait()
+
+
+def test_what_making_a_tracker_raises_is_told_with_its_name_and_lines() -> None:
+    with forgotten():
+        TRACKERS.let_in("mine.py:NoKey", NoKey)
+        with pytest.raises(
+            AppError, match=r"tracker NoKey\.__init__ \(.*test_told_trackers.*KeyError: 'MY_KEY'"
+        ):
+            Trackers.of(["no_key"])
+
+
+def test_a_server_does_not_end_with_a_tracker_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does its process: no thread is left that Python waits for."""
+    trackers = Trackers([Hangs()])
+    run = SimpleNamespace(given=merge([]))
+
+    async def ended() -> None:
+        tracking = asyncio.create_task(track(cast("LiveRun", run), trackers))
+        await until_told(tracking, trackers, grace_s=0.01)
+
+    asyncio.run(ended())
+    (told,) = caplog.messages
+    assert told.startswith("tracker hangs.start has not returned within 0.01 s: it is waited for no longer")
+    (left,) = [thread for thread in threading.enumerate() if thread.name == "anabranch-tracker"]
+    assert left.daemon
+    Hangs.may_go_on.set()
+    left.join()
 
 
 def test_what_a_tracker_writes_to_what_it_is_told_is_told_to_nobody_else() -> None:

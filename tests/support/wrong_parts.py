@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from anabranch.client.local import LocalServer, LocalTransport
+from anabranch.client.messages import HeartbeatAnswer, PushAnswer
+from anabranch.client.outbox import UpdateEntry
 from anabranch.compress.quantisers import NOT_SENT
 from anabranch.compress.stage import Coded, Dense, Role, StageContext, Stream, ValuesStage, take
+from anabranch.core.effects import Refused
 from anabranch.core.engine.strategy import AsyncStrategy, Context, Plan, Refusal, State, Step, published
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.model.params import Vector, add_scaled, dense
-from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Update, Verdict
+from anabranch.core.limits import Limits
+from anabranch.core.model.params import ParamSpec, Vector, add_scaled, dense
+from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Update, Verdict
+from anabranch.server.store.base import Mark, RunInfo
+from anabranch.server.store.memory import MemoryStore
 from anabranch.strategies.robust.rows import Floats, Rows
 
 
@@ -203,3 +213,134 @@ class UnitRows:
         with np.errstate(divide="ignore", invalid="ignore"):
             found: Floats = rows.mean(1 / rows.distances(np.zeros(rows.size)))
         return found
+
+
+class Local(LocalTransport):
+    """A device's way; what is wrong comes in a subclass."""
+
+
+class AnswersNothing(Local):
+    def push(self, entry: UpdateEntry) -> Any:
+        super().push(entry)
+
+
+class Pickles(Local):
+    """As it goes over a socket: a copy is made as pickle makes one."""
+
+    def push(self, entry: UpdateEntry) -> PushAnswer:
+        return super().push(deepcopy(entry))
+
+
+class ItsOwnTasks(Local):
+    def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
+        return super().ask(replace(ask, task_id=f"mine-{ask.task_id}"), spec)
+
+
+class OneAnswer(Local):
+    """The answer of the latest call lies in one place, where the first calls of two threads meet."""
+
+    def __init__(self, server: LocalServer, client_id: str) -> None:
+        super().__init__(server, client_id)
+        self._meet, self._there, self._answer = threading.Barrier(2), threading.Barrier(2), None
+
+    def fetch(self, *args: Any, **more: Any) -> Any:
+        return self._taken(super().fetch(*args, **more))
+
+    def query_upload(self, update_id: str) -> Any:
+        return self._taken(super().query_upload(update_id))
+
+    def _taken(self, answer: Any) -> Any:
+        self._answer = answer
+        with suppress(threading.BrokenBarrierError):
+            self._meet.wait()
+            found = self._answer
+            self._there.wait()
+            self._meet.abort()
+            return found
+        return answer
+
+
+class DropsShort(Local):
+    def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
+        if diverged:
+            raise TypeError("drop() takes 3 positional arguments but 4 were given")
+        super().drop(task_id, why)
+
+
+class OneConnection(Local):
+    """Its connection is cut while `dead` is above 0; a failure has it opened anew."""
+
+    dead: ClassVar[int] = 0
+
+    def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
+        if OneConnection.dead:
+            self.fails()
+            raise ConnectionError("broken pipe")
+        return super().heartbeat(task_id, progress)
+
+    def fails(self) -> None:
+        OneConnection.dead -= 1
+
+
+class DeadConnection(OneConnection):
+    def fails(self) -> None:
+        pass
+
+
+class Sends:
+    """A tracker whose thread goes on until somebody says otherwise."""
+
+    name: ClassVar[str] = "sends"
+    over: ClassVar[threading.Event] = threading.Event()
+
+    def start(self, run: Any) -> None:
+        threading.Thread(target=self.over.wait).start()
+
+    def metrics(self, version: int, values: Any) -> None:
+        pass
+
+    def finish(self, result: Any) -> None:
+        pass
+
+
+class Keeps(MemoryStore):
+    """In a place, whole after each call."""
+
+    def __init__(self, place: dict[str, Any]) -> None:
+        super().__init__(Limits(inline_bytes_max=64))
+        self.place = place
+        self.books, self.blobs.payloads = deepcopy(place.get("kept", (self.books, self.blobs.payloads)))
+
+    def keep(self) -> None:
+        self.place["kept"] = deepcopy((self.books, self.blobs.payloads))
+
+    def start(self, info: RunInfo) -> RunInfo:
+        found = super().start(info)
+        self.keep()
+        return found
+
+    def append(self, *args: Any) -> list[int | None]:
+        found = super().append(*args)
+        self.keep()
+        return found
+
+    def acknowledge(self, mark: Mark) -> None:
+        super().acknowledge(mark)
+        self.keep()
+
+
+class KeepsAtItsEnd(Keeps):
+    def append(self, *args: Any) -> list[int | None]:
+        return MemoryStore.append(self, *args)
+
+    def acknowledge(self, mark: Mark) -> None:
+        MemoryStore.acknowledge(self, mark)
+
+    def close(self) -> None:
+        self.keep()
+        super().close()
+
+
+class NeverRenews(Keeps):
+    def renew(self) -> None:
+        raise NotImplementedError

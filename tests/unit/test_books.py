@@ -12,7 +12,7 @@ import pytest
 from desks import LIMITS, Desk, settings
 
 from anabranch.core import events as ev
-from anabranch.core.errors import DataError, StoreCorrupt, StoreFull, UnknownVersion
+from anabranch.core.errors import DataError, LogLost, StoreCorrupt, StoreError, StoreFull, UnknownVersion
 from anabranch.core.limits import Limits
 from anabranch.core.model.updates import Ask, Capability
 from anabranch.core.snapshot import state_digest
@@ -58,6 +58,52 @@ def desk_of(store: Store, folder: Path, limits: Limits = LIMITS, **server: Any) 
     desk = Desk(store, folder, settings(server=server), limits)
     store.acknowledged.clear()
     return desk
+
+
+class Answers(Store):
+    """A store of somebody's own that takes all and says something else."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def append(self, *args: Any, **options: Any) -> Any:
+        super().append(*args, **options)
+        return self.answer
+
+
+@pytest.mark.parametrize(("answer", "said"), [(None, "not None"), ([], "not a list"), ([1, 2], "not a list")])
+def test_a_store_that_does_not_say_what_it_has_taken_ends_the_server(
+    answer: Any, said: str, tmp_path: Path
+) -> None:
+    desk = desk_of(Answers(answer), tmp_path)
+    with pytest.raises(DiskFailed, match=f"append must give a list of 1 sequence numbers.*{said}"):
+        desk.books.commit([Call(ev.Enrolled(1.0, "a", Capability(examples=1)))])
+
+
+class Begins(Store):
+    def start(self, info: Any) -> Any:
+        super().start(info)
+
+
+def test_a_store_whose_start_gives_no_run_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="start must give the RunInfo that is stored, not None"):
+        desk_of(Begins(), tmp_path)
+
+
+def test_a_log_that_ends_before_its_mark_is_refused_whatever_store_it_is_of(tmp_path: Path) -> None:
+    """One of somebody's own may have kept the mark and lost the log, and look at neither."""
+    store = Store()
+    desk = desk_of(store, tmp_path)
+    desk.books.commit([Call(ev.Enrolled(float(n), f"d{n}", Capability(examples=1))) for n in (1, 2)])
+    mark, info = store.mark(), store.info()
+    assert mark is not None
+    assert info is not None
+    lost = Store()
+    lost.start(info)
+    lost.acknowledge(mark)
+    with pytest.raises(LogLost, match="ends at event 0, but was acknowledged up to event 2: 2 events are"):
+        desk_of(lost, tmp_path)
 
 
 def look(desk: Desk, question: Callable[[Any], Any]) -> Call:

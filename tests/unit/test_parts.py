@@ -202,6 +202,11 @@ def kind() -> PartKind:
             ConfigError,
             "another widget 'plain' already: rename this one",
         ),
+        (
+            "class Mine:\n    name = 'mine'\n    async def turn(self): ...",
+            ConfigError,
+            "own.py:Mine: turn is `async def`, and nobody awaits it: write `def`",
+        ),
         ("1 / 0", AppError, "it cannot be loaded"),
         (
             "import nowhere_to_be_found",

@@ -112,6 +112,48 @@ def test_what_the_blobs_of_ones_own_store_lack_is_said_at_the_start(tmp_path: Pa
         open_store(f"{__name__}:OlderStore", tmp_path)
 
 
+class Made(MemoryStore):
+    """It has its blobs once it is made, as many have."""
+
+    name = "made"
+
+    @classmethod
+    def of(cls, database: str, data_dir: Path, limits: Any, lease_s: float) -> Any:
+        return cls(limits)
+
+
+class Nothing(Made):
+    name = "nothing"
+
+    @classmethod
+    def of(cls, *_: Any) -> Any:
+        return None
+
+
+class LeaseOfACall(Made):
+    name = "leases"
+
+    def lease_s(self) -> float:  # type: ignore[override]
+        return 0.0
+
+
+def test_a_store_of_ones_own_may_have_its_blobs_once_it_is_made(tmp_path: Path) -> None:
+    with forgotten():
+        assert isinstance(open_store(f"{__name__}:Made", tmp_path), Made)
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("Nothing", "of must give the store, not None"),
+        ("LeaseOfACall", "its lease_s must be seconds, 0 for none, not a method"),
+    ],
+)
+def test_what_is_no_store_once_it_is_made_is_said_at_the_start(store: str, said: str, tmp_path: Path) -> None:
+    with forgotten(), pytest.raises(ConfigError, match=said):
+        open_store(f"{__name__}:{store}", tmp_path)
+
+
 def test_a_password_may_have_what_is_quoted(tmp_path: Path) -> None:
     assert isinstance(open_store("postgresql://me:p%40s/s#w?rd@nowhere/db", tmp_path), SqlStore)
 

@@ -25,7 +25,6 @@ from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import (
     NO_SPACE,
     AnabranchError,
-    AppError,
     ConfigError,
     FolderMissing,
     StoreError,
@@ -231,12 +230,16 @@ def _of_disk(error: OSError) -> StoreError:
     return disk_error(error.filename or what, error)
 
 
-def _of_part(error: Exception) -> AppError | None:
+def _of_part(error: Exception) -> AnabranchError | None:
     """What an error is where a part of one's own has raised it, such as a server's strategy."""
-    from anabranch.host.parts import ENGINE_PARTS  # here, as no command waits for them
+    from anabranch.core.parts import kinds  # here, as no command waits for them
     from anabranch.support.own_parts import told_part
 
-    return told_part(error, ENGINE_PARTS)
+    for kind in kinds():
+        if (found := told_part(error, (kind,))) is not None:
+            # What a store cannot do now it may after a restart; other code fails again.
+            return StoreError(str(found)) if kind.word == "store" else found
+    return None
 
 
 def _of_limits(error: Exception) -> TooLarge | None:
