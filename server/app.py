@@ -372,8 +372,7 @@ async def _live(
     metrics.figures = RunFigures(run)
     writer.start()
     looks = (_keep(chronicle, writer, uploads), _watch(chronicle, writer))
-    works = (*looks, _sweep(uploads, writer), _unmask(run))
-    chores = [asyncio.create_task(work) for work in works]
+    chores = [asyncio.create_task(work) for work in (*looks, _sweep(uploads, writer), _unmask(run))]
     tracking = asyncio.create_task(track(run, trackers))
     try:
         yield run

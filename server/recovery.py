@@ -87,9 +87,7 @@ def recover(
     begun = store.info() is not None
     if not begun:  # a run that was entered keeps its settings, those that do not go together as well
         _check_parts(store, given, manifest.spec, limits)
-    info = store.start(_new_run(given, manifest, wall()))
-    if not isinstance(info, RunInfo):  # one of somebody's own
-        raise StoreError(f"the store's start must give the RunInfo that is stored, not {answer_text(info)}")
+    info = _entered(store, _new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
     config = as_started(stored, given)
     _check_same(stored, config)
@@ -125,6 +123,14 @@ def recover(
         said_by=_sources(given, said),
         key=key,
     )
+
+
+def _entered(store: Store, run: RunInfo) -> RunInfo:
+    """The run that a store has. Raises `StoreError` where one of somebody's own does not say."""
+    info = store.start(run)
+    if not isinstance(info, RunInfo):
+        raise StoreError(f"the store's start must give the RunInfo that is stored, not {answer_text(info)}")
+    return info
 
 
 def _projections(store: Store, replay: Replay, history: History, seq: int) -> Iterator[Projection]:

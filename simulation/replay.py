@@ -67,7 +67,8 @@ def replay_run(
     run, `ConfigError` where it names code, `StoreCorrupt` for payloads that are not those of the journal,
     `ReplayMismatch` for a record that is no event.
     """
-    reader, result = JournalReader(folder), Result.read(folder)
+    # A part of the run's may change the working directory.
+    reader, result = JournalReader(folder.absolute()), Result.read(folder)
     trains = app is None and result.kind == "simulated" and not reader.has_payloads
     _admit(reader.config, folder, load_code, with_app=trains)
     if reader.has_payloads:

@@ -22,9 +22,9 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.parts import PartKind, is_code
 from anabranch.core.spelling import did_you_mean
-from anabranch.support.own_code import is_own, told
+from anabranch.support.own_code import is_own, shown, told
 from anabranch.support.own_files import module_name
-from anabranch.support.own_imports import neighbours
+from anabranch.support.own_imports import hidden_neighbours, neighbours
 
 _FILES: dict[str, Path] = {}  # that were loaded, by the paths that named them
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -136,9 +136,9 @@ def _definitions(target: Any) -> Sequence[ast.stmt]:
     Raises `OSError` and `TypeError` where there is none.
     """
     module = inspect.getmodule(target)
-    if file := getattr(module, "__file__", None):
-        body = ast.parse(Path(file).read_text(encoding="utf-8")).body
-        whole = module is None or module.__name__ != "__main__"
+    if module is not None and getattr(module, "__file__", None):
+        body = ast.parse(inspect.getsource(module)).body  # by its loader: it may lie in a zip file
+        whole = module.__name__ != "__main__"
         return [node for node in body if whole or isinstance(node, DEFINITIONS)]
     own = [f for f in vars(target).values() if inspect.isfunction(f)] if inspect.isclass(target) else [target]
     return [node for f in own for node in ast.parse(textwrap.dedent(inspect.getsource(f))).body]
@@ -180,6 +180,10 @@ def from_file(path: str) -> ModuleType:
         found.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
+        for hidden in hidden_neighbours(file):
+            error.add_note(
+                f"{shown(str(hidden))} has the name of another module, which comes first: rename it"
+            )
         raise AppError(told(f"{path}: it cannot be loaded", error)) from error
     return module
 

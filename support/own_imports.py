@@ -36,6 +36,17 @@ def _imported(file: Path, folders: Iterable[Path]) -> Iterator[Path]:
             yield from (path for name in names for folder in folders for path in local_files(folder, name))
 
 
+def hidden_neighbours(file: Path) -> list[Path]:
+    """The files beside one that has been run by whose names it has imported others, which come first."""
+    found = []
+    with suppress(AppError):
+        for name in {names[0].partition(".")[0] for names, _ in imports_of(file)} & sys.modules.keys():
+            places = (file.parent / f"{name}.py", file.parent / name / "__init__.py")
+            beside = [place for place in places if place.is_file() and place != file]
+            found += [place for place in beside if getattr(sys.modules[name], "__file__", "") != str(place)]
+    return sorted(found)
+
+
 def module_of(file: Path) -> tuple[Path, str]:
     """The folder from which a file is imported, above the packages that it lies in, and its name there."""
     root, parts = file.parent, [file.stem]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from email.message import Message
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from urllib.error import HTTPError
 
 import pytest
@@ -133,9 +133,9 @@ class Answers(LocalTransport):
 @pytest.mark.parametrize(
     ("method", "answer", "said"),
     [
-        ("push", PushAnswer("held", 1), "PushAnswer whose decision is Decision, not a str"),  # type: ignore[arg-type]
-        ("push", PushAnswer(DECISION, "1"), "PushAnswer whose version is int, not a str"),  # type: ignore[arg-type]
-        ("heartbeat", HeartbeatAnswer(9.0, 1, None), "notices is Sequence, not None"),  # type: ignore[arg-type]
+        ("push", PushAnswer(cast("Any", "held"), 1), "PushAnswer whose decision is Decision, not a str"),
+        ("push", PushAnswer(DECISION, cast("Any", "1")), "PushAnswer whose version is int, not a str"),
+        ("heartbeat", HeartbeatAnswer(9.0, 1, cast("Any", None)), "notices is Sequence, not None"),
         ("ask", TASK, "ask must give the task that was asked for, 'mine', not 'other'"),
         ("push_and_ask", PushAnswer(DECISION, 1, next=TASK), "asked for, 'mine', not 'other'"),
     ],
@@ -153,7 +153,7 @@ def test_an_answer_that_is_one_goes_through() -> None:
     for answer in (PushAnswer(DECISION, 1), PushAnswer(DECISION, 1, next=replace(TASK, task_id="mine"))):
         transport = ForeignTransport("mine", lambda answer=answer: Answers(answer))  # type: ignore[misc]
         assert transport.push_and_ask(None, Ask("a", "mine"), None) is answer
-    beats = HeartbeatAnswer(9, 1, [])  # type: ignore[arg-type]
+    beats = HeartbeatAnswer(9, 1, cast("Any", []))
     assert ForeignTransport("mine", lambda: Answers(beats)).heartbeat(None, 1.0, None) is beats
 
 
