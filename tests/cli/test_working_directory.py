@@ -50,6 +50,20 @@ class Quiet:
 
     def finish(self, result): ...
 """
+STRATEGY = """
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+from anabranch.strategies.buffer import BufferStrategy
+
+@dataclass(frozen=True)
+class Goes(BufferStrategy):
+    name: ClassVar[str] = "goes"
+
+    def weight(self, update, context):
+        os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "elsewhere"))
+        return 1.0
+"""
 
 
 @pytest.fixture(params=[APP, LATE], ids=["when it is loaded", "when it is asked for data"])
@@ -85,4 +99,17 @@ def test_a_part_of_ones_own_that_goes_elsewhere_when_it_is_loaded_takes_no_comma
         done = anabranch(tmp_path, command, "synthetic", *more, "--out", command, "--set", setting)
         assert done.returncode == 0, done.stderr
         assert any((tmp_path / command).iterdir())
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_strategy_that_goes_elsewhere_takes_no_replay_along(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "part.py").write_text(STRATEGY)
+    named = "--strategy", "part.py:Goes"
+    simulated = answer(
+        anabranch(tmp_path, "simulate", "synthetic", *named, "--updates", 12, "--out", "run", "--json")
+    )
+    replayed = anabranch(tmp_path, "replay", "run", "--load-code")
+    assert replayed.returncode == 0, replayed.stderr
+    assert simulated["model_sha256"] in replayed.stdout
     assert not any((tmp_path / "elsewhere").iterdir())

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from anabranch.strategies.registry import STRATEGIES
 from anabranch.strategies.robust.registry import RULES
 from anabranch.strategies.schedulers.registry import SCHEDULERS
 from anabranch.strategies.submodels.registry import PLANNERS
-from anabranch.support.code import check_trusted, let_in, let_in_one
+from anabranch.support.code import check_trusted, let_in, let_in_one, source_digests
 from anabranch.support.own_parts import own_parts as own_parts_of
 
 FIND = """
@@ -222,6 +223,38 @@ def test_what_is_no_part_is_refused_in_one_line(
     file.write_text(text)
     with pytest.raises(error, match=re.escape(words)):
         let_in_one(kind(), f"{file}:Mine")
+
+
+@pytest.mark.parametrize("text", ["import statistics\nstatistics.HALF", "from statistics import HALF"])
+def test_a_neighbour_that_another_module_hides_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.py").write_text(f"import random\n{text}\n")
+    (tmp_path / "statistics.py").write_text("HALF = 0.5\n")
+    (tmp_path / "json.py").write_text("")  # which it does not import
+    with pytest.raises(AppError, match=r"HALF.*statistics\.py has the name of another module") as raised:
+        let_in_one(kind(), f"{tmp_path / 'own.py'}:Mine")
+    assert "json.py" not in str(raised.value)
+
+
+def test_a_part_in_a_zip_file_has_a_digest_of_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a run is not gone on with by other code, as with a part in a file."""
+    source = "class Mine:\n    name, turn = 'mine', 1\n"
+    digests = []
+    for name, text in (
+        ("one", source),
+        ("two", f"# the same\n{source}"),
+        ("three", source + "    more = 2\n"),
+    ):
+        packed, widgets = tmp_path / f"{name}.zip", kind()
+        with zipfile.ZipFile(packed, "w") as file:
+            file.writestr(f"zipped_{name}.py", text)
+        monkeypatch.syspath_prepend(packed)
+        let_in_one(widgets, f"zipped_{name}:Mine")
+        config = merge([("test", {"strategy": {"name": f"zipped_{name}:Mine"}})])
+        digests += source_digests(config, [widgets], None).values()
+    assert digests[0] == digests[1] != ""
+    assert digests[2] not in ("", digests[0])
 
 
 def test_a_file_that_is_not_there_is_said() -> None:
