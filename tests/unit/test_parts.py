@@ -240,7 +240,7 @@ def test_a_part_in_a_zip_file_has_a_digest_of_its_code(
 ) -> None:
     """So that a run is not gone on with by other code, as with a part in a file."""
     source = "class Mine:\n    name, turn = 'mine', 1\n"
-    digests = []
+    digests = list[str]()
     for name, text in (
         ("one", source),
         ("two", f"# the same\n{source}"),
