@@ -22,7 +22,7 @@ from anabranch.host.log import WholeLog
 from anabranch.identity.noise_key import kept_key
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
-from anabranch.simulation.parts import PARTS, code_digests
+from anabranch.simulation.parts import REPLAYED, code_digests
 from anabranch.simulation.run import open_simulation
 from anabranch.support.code import changed_code, check_trusted, is_of, let_in
 from anabranch.support.shelf import ScratchShelf
@@ -107,9 +107,9 @@ def _changed(result: Result, config: Config, app: App | None) -> list[str]:
 def _admit(config: Config, folder: Path, load_code: bool, with_app: bool) -> None:
     """Let in the code that a run names, or raise `ConfigError` for it; `with_app`: its App is needed too."""
     if load_code:
-        let_in(config, PARTS)
+        let_in(config, REPLAYED)
         return
-    check_trusted(config, PARTS, str(folder))
+    check_trusted(config, REPLAYED, str(folder))
     if with_app:
         check_installed(config.run.workload, str(folder))
 

@@ -65,6 +65,16 @@ def test_by_path_in_a_simulation_and_its_replay_in_another_process(here: Path) -
     assert replayed["model_sha256"] == result["model_sha256"]
 
 
+def test_a_run_that_was_told_to_a_tracker_of_ones_own_replays_without_its_code(here: Path) -> None:
+    told = "--set", 'run.trackers=["tracker.py:Csv"]', "--out", "run"
+    simulated = anabranch(here, "simulate", "synthetic", "--updates", 12, *told)
+    assert simulated.returncode == 0, simulated.stderr
+    assert "anabranch replay run\n" in simulated.stdout + "\n"
+    (here / "tracker.py").unlink()
+    replayed = anabranch(here, "replay", "run")
+    assert replayed.returncode == 0, replayed.stderr
+
+
 def test_a_tracker_is_told_of_a_run_that_has_ended(here: Path) -> None:
     result = answer(anabranch(here, "simulate", "synthetic", "--updates", 20, "--out", "run", "--json"))
     told = ("--tracker", "tracker.py:Csv", "--tracker", "jsonl")

@@ -146,10 +146,10 @@ class Run:
 
     def check_code(self) -> None:
         """Raises `ConfigError` where its settings name code, and nobody has said that it may run."""
-        from anabranch.simulation.parts import PARTS
+        from anabranch.simulation.parts import REPLAYED
 
         if not self._trusted:
-            check_trusted(self.config, PARTS, str(self.folder))
+            check_trusted(self.config, REPLAYED, str(self.folder))
 
     def replay(self, workers: int = 0) -> ReplayOutcome:
         """Have the run's history again through a fresh engine, and compare the digests.

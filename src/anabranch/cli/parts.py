@@ -14,7 +14,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import is_code
 from anabranch.reports.trackers import TRACKERS
-from anabranch.simulation.parts import PARTS
+from anabranch.simulation.parts import REPLAYED
 from anabranch.support.code import let_in_one
 from anabranch.workloads.registry import APPS
 from anabranch.workloads.splits import SPLITS
@@ -59,7 +59,7 @@ def admit_trackers(names: Iterable[str]) -> None:
 def names_code(config: Config) -> bool:
     """Whether the replay of a run of these settings wants a word for the code that they name."""
     app_too = not config.run.keep_payloads and config.run.workload not in APPS.names()
-    return app_too or any(is_code(name) for kind in PARTS for _, name in kind.named_in(config))
+    return app_too or any(is_code(name) for kind in REPLAYED for _, name in kind.named_in(config))
 
 
 def admit_data(data_dir: Path, database: str, load_code: bool) -> None:
