@@ -253,11 +253,13 @@ class Struck(torch.utils.data.Dataset):
     def __len__(self):
         return 64
     def __getitem__(self, i):
-        try:
-            open("struck", "x").close()
-            os.killpg(os.getpgid(0), signal.NUMBER)
-        except FileExistsError:
-            pass
+        open(f"worker-{torch.utils.data.get_worker_info().id}", "w").close()
+        if os.path.exists("worker-0") and os.path.exists("worker-1"):  # one that only begins has a traceback
+            try:
+                open("struck", "x").close()
+                os.killpg(os.getpgid(0), signal.NUMBER)
+            except FileExistsError:
+                pass
         return torch.ones(2), 0
 
 class App(anabranch.App):

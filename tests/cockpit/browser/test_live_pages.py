@@ -122,7 +122,7 @@ class LateAnswers:
         for route in reversed(self.held):
             route.fulfill(json={**self._was, "title": LATE})
         expect(self.page.locator(".run-title")).to_have_text(LATE)
-        self.page.unroute(HEAD)
+        self.page.unroute_all(behavior="wait")  # one that is being met is not to be let go meanwhile
 
 
 def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
