@@ -137,6 +137,12 @@ class Objective:
                 "wants class numbers, y.argmax(1), of labels of which one holds; where several may hold give "
                 "float labels and loss = torch.nn.functional.binary_cross_entropy_with_logits"
             )
+        if shape[:-1] == tuple(y.shape) != (*shape[:1], *shape[2:]):
+            raise AppError(
+                f"{self.name}: the model's scores are {shape} and y is {tuple(y.shape)}: classes come last, "
+                "and the default loss, the cross entropy, wants them second: for scores of each word give "
+                "the App a loss, such as cross_entropy(scores.flatten(0, 1), y.flatten())"
+            )
 
     def _is_of_classes(self, output: Any, y: Any) -> bool:
         if not hasattr(y, "is_floating_point") or y.is_floating_point() or not hasattr(output, "ndim"):

@@ -279,6 +279,13 @@ class Column(Classes):
         return torch.nn.Linear(3, 1)
 
 
+class Words(Classes):
+    """Scores of two classes for each of four words."""
+
+    def model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Unflatten(1, (4, 2)))
+
+
 def pair(y: Any) -> Any:
     return TensorDataset(torch.tensor(X), torch.tensor(y))
 
@@ -295,6 +302,7 @@ def pair(y: Any) -> Any:
         (Column(pair(CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
         (Column(pair(0 * CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
         (Classes(pair(np.eye(2, dtype=int)[CLASSES])), r"Classes: y has the shape .* y\.argmax\(1\)"),
+        (Words(pair(np.ones((40, 4), int))), r"scores are \(8, 4, 2\) and y is \(8, 4\): classes come last"),
     ],
 )
 def test_what_cannot_be_learned_by_is_named(app: App, words: str) -> None:
