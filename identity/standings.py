@@ -14,6 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from anabranch.core.errors import StoreError
+from anabranch.identity.register import AGE
 
 KEPT_MAX = 100_000  # those that were asked for last
 AGAIN_AT_ONCE = 200  # others that are asked for again with each look after a commit
@@ -110,9 +111,13 @@ class Standings:
             del self._known[oldest]
 
     def _check_newer(self) -> None:
-        """Raises `StoreError` where a backup was copied over it: who was revoked since is good there."""
+        """Raises `StoreError` where a backup was copied over it: who was revoked since is good there.
+
+        `admin ca restored` changes that with the next start alone: they are not revoked again yet.
+        """
         ((changes,),) = self._connection.execute("SELECT count FROM changes").fetchall()
-        if changes < self.changes:
+        said = self._version != -1 and changes // AGE > self.changes // AGE
+        if changes < self.changes or said:
             raise StoreError(
                 f"{self._path} was taken back to an older one under the server: stop it, say so with "
                 "`anabranch admin ca restored`, revoke again whom that one takes for good, and start it"

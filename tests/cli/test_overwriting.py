@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from commands import anabranch
 
-from anabranch.core.errors import OUTCOMES, AnabranchError, AppError, ConfigError, FolderMissing, Unavailable
+from anabranch.core.errors import (
+    OUTCOMES,
+    AnabranchError,
+    AppError,
+    ConfigError,
+    FolderMissing,
+    StoreError,
+    Unavailable,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +41,9 @@ def test_a_file_that_is_there_is_replaced_with_force_alone(
     assert forced.returncode == (0 if then is None else OUTCOMES[then].exit_code), forced.stderr
     assert "is there already" not in forced.stderr
     assert (mine.read_text() == "[run]\n") is (then is not None)
+
+
+def test_a_folder_is_not_said_to_be_replaced_by_force(tmp_path: Path) -> None:
+    done = anabranch(tmp_path, "trace", ".", "--synthetic", "3")
+    said = "error: . cannot be used: Is a directory\n"
+    assert (done.returncode, done.stderr) == (OUTCOMES[StoreError].exit_code, said)

@@ -136,6 +136,25 @@ def test_a_register_over_which_a_backup_is_copied_lets_nobody_in_who_was_revoked
             guarded.device(kept.wallet).enrol()
 
 
+def test_a_register_that_is_said_to_be_restored_lets_nobody_in_before_a_start(tmp_path: Path) -> None:
+    """The server had not looked at it in between, and whoever was revoked is not revoked again yet."""
+    with federation(tmp_path) as guarded:
+        register = guarded.folder / "ca" / REGISTER
+        device = guarded.device(guarded.joined("device-1"))
+        device.enrol()
+        backup = register.read_bytes()
+        guarded.authority.revoke("device-1")
+        guarded.authority.invite("device-2", DAY_S)
+        with pytest.raises(grpc.RpcError, match="is revoked"):
+            device.ask()
+        register.write_bytes(backup)
+        answer(anabranch(tmp_path, "admin", "ca", "restored", "--folder", "ca", "--json"))
+        with pytest.raises(grpc.RpcError, match="the server's store cannot do it now"):
+            device.ask()
+        with again(guarded):
+            guarded.device(device.wallet).enrol()
+
+
 def test_data_that_are_moved_away_under_a_server_are_what_it_says(tmp_path: Path) -> None:
     """And not what else is noted beside them, of a register that has changed since."""
     with federation(tmp_path) as guarded:

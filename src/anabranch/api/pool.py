@@ -18,7 +18,6 @@ from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.names import RAY
 from anabranch.simulation.executors.pool import (
     DeafContext,
-    DeafProcess,
     lack_of_locks_told,
     lost_workers_told,
     prepare_worker,
@@ -68,17 +67,8 @@ def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
         try:
             yield pool
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            _pass_on_interrupt()  # else the error of one is told when all the others have ended
+            pool.break_off()  # else the error of one is told when all the others have ended
             raise
-
-
-def _pass_on_interrupt() -> None:
-    """To the workers, who have heard of a terminal's Ctrl-C, and of nothing else that ends the work."""
-    for worker in multiprocessing.active_children():
-        if isinstance(worker, DeafProcess) and worker.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGINT)
 
 
 class RunProcesses(ProcessPoolExecutor):
@@ -91,6 +81,19 @@ class RunProcesses(ProcessPoolExecutor):
     def submit(self, fn: Callable[Given, Done], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Done]:
         """What comes of it, and what it raises."""
         return super().submit(partial(_carry, fn, *args, **kwargs))
+
+    def break_off(self) -> None:
+        """End what is under way, and begin nothing more.
+
+        Its own processes have heard of a terminal's Ctrl-C, and of nothing else that ends the work. Those of
+        another pool of this program go on.
+        """
+        workers = [*(self._processes or {}).values()]  # `shutdown` forgets them
+        self.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            if worker.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGINT)
 
 
 def check_place(on: str, key: str, config: Config) -> None:

@@ -67,8 +67,11 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def check_new(file: Path, force: bool) -> None:
-    """Raises `ConfigError` for a file that somebody has named, which is there, and may be any other one."""
-    if file.exists() and not force:
+    """Raises `ConfigError` for a file that somebody has named, which is there, and may be any other one.
+
+    Not for what can only be written to, such as a pipe or /dev/stdout, nor for a folder, which cannot.
+    """
+    if file.is_file() and not force:
         raise ConfigError(f"{file} is there already: name another file, or replace this one with --force")
 
 
