@@ -69,6 +69,8 @@ class Objective:
         """The mean loss of a batch, a scalar. Raises `AppError` where the App's is none."""
         import torch
 
+        if output is None:
+            raise AppError(f"{self.name}: the model's forward returned nothing: return its output")
         if self.loss is None:
             self.check_labels(y)
             scores = self._scores(output)

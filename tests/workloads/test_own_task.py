@@ -279,6 +279,18 @@ class Column(Classes):
         return torch.nn.Linear(3, 1)
 
 
+class Silent(torch.nn.Linear):
+    """Its forward has no return."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        super().forward(x)
+
+
+class Forgetful(Classes):
+    def model(self) -> Any:
+        return Silent(3, 2)
+
+
 class Words(Classes):
     """Scores of two classes for each of four words."""
 
@@ -302,6 +314,7 @@ def pair(y: Any) -> Any:
         (Column(pair(CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
         (Column(pair(0 * CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
         (Classes(pair(np.eye(2, dtype=int)[CLASSES])), r"Classes: y has the shape .* y\.argmax\(1\)"),
+        (Forgetful(), "Forgetful: the model's forward returned nothing: return its output"),
         (Words(pair(np.ones((40, 4), int))), r"scores are \(8, 4, 2\) and y is \(8, 4\): classes come last"),
     ],
 )
