@@ -23,7 +23,8 @@ from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
 from anabranch.server.recovery import check_links, check_mark, check_versions
-from anabranch.server.store.base import Recovery, RunInfo, Store, VersionRow
+from anabranch.server.store.base import Mark, Recovery, RunInfo, Store, VersionRow
+from anabranch.server.store.ending import ATTEST_POSTGRESQL, check_end
 from anabranch.server.store.factory import open_data
 from anabranch.server.store.sql import SqlStore
 from anabranch.support.folders import check_folder
@@ -224,7 +225,17 @@ def _replayed(
         if recovery.snapshot is not None and seq == recovery.applied_through_seq:
             found += _snapshot_differs(begin(recovery.snapshot), engine)
         yield seq, found
-    yield seq, _ahead(ahead, engine.version)
+    yield seq, [*_ahead(ahead, engine.version), *_ended(store, mark, seq)]
+
+
+def _ended(store: Store, mark: Mark | None, seq: int) -> list[str]:
+    """A log that ends before its mark; ours say so themselves, when they are read."""
+    if next(store.records(seq), None) is None:  # a server at work may have gone on
+        try:
+            check_end(mark, seq, "the store", ATTEST_POSTGRESQL)
+        except LogLost as error:
+            return [str(error)]
+    return []
 
 
 class _KnownVersions:

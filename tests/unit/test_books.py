@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from desks import LIMITS, Desk, settings
+from own_parts import forgotten
 
 from anabranch.core import events as ev
 from anabranch.core.errors import DataError, LogLost, StoreCorrupt, StoreError, StoreFull, UnknownVersion
@@ -19,6 +20,7 @@ from anabranch.core.snapshot import state_digest
 from anabranch.server.books import TRIMMED_AGAIN_S, TRIMMED_AT_ONCE, Call
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.memory import MemoryStore
+from anabranch.server.verify import verify
 
 
 class Store(MemoryStore):
@@ -104,6 +106,28 @@ def test_a_log_that_ends_before_its_mark_is_refused_whatever_store_it_is_of(tmp_
     lost.acknowledge(mark)
     with pytest.raises(LogLost, match="ends at event 0, but was acknowledged up to event 2: 2 events are"):
         desk_of(lost, tmp_path)
+
+
+class Placed(Store):
+    """One place for all of them."""
+
+    name = "placed"
+    place: ClassVar[Store]
+
+    @classmethod
+    def of(cls, *_: Any) -> Store:
+        return cls.place
+
+
+def test_verify_tells_of_a_log_that_ends_before_its_mark(tmp_path: Path) -> None:
+    Placed.place = Placed()
+    desk = desk_of(Placed.place, tmp_path)
+    desk.books.commit([Call(ev.Enrolled(float(n), f"d{n}", Capability(examples=1))) for n in (1, 2)])
+    with forgotten():
+        assert verify(tmp_path, f"{__name__}:Placed").problems == ()
+        Placed.place.books.lines.pop()
+        (told,) = verify(tmp_path, f"{__name__}:Placed").problems
+    assert "ends at event 1, but was acknowledged up to event 2" in told
 
 
 def look(desk: Desk, question: Callable[[Any], Any]) -> Call:
