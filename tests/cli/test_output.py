@@ -48,6 +48,27 @@ def test_what_a_closed_terminal_does_not_take_goes_nowhere(as_json: bool) -> Non
     assert process.returncode == 7, said
 
 
+def test_work_shows_on_a_terminal_how_far_it_is_by_its_own_words() -> None:
+    """As `verify` does of a folder, whose name is no markup."""
+    code = (
+        "import sys; from anabranch.cli.output import Output, Ticker\n"
+        "with Ticker(Output()) as ticker:\n"
+        "    ticker.show('data[/b]: replayed'); sys.stdin.readline()"
+    )
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    said = b""
+    while b"data[/b]: replayed" not in said:
+        assert b"Traceback" not in said, said
+        said += os.read(ours, 1024)
+    process.communicate(b"\n")
+    os.close(ours)
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("serves", [False, True])
 def test_who_serves_goes_on_when_nobody_reads_any_more(as_json: bool, serves: bool) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from anabranch.core.errors import NO_SPACE, StoreFull, disk_error
 from anabranch.core.text import LAYOUT, visible
@@ -217,10 +218,14 @@ class Ticker:
 
     def __init__(self, output: Output, patient: bool = False) -> None:
         self.output, self._patient = output, patient
-        live = output.console.is_terminal and not output.as_json
-        self._live = Live(console=output.console, refresh_per_second=8, transient=True) if live else None
         self._began_at = time.monotonic()
         self._shown: tuple[str, dict[str, Any]] | None = None
+        self._live: Live | None = None
+        if output.console.is_terminal and not output.as_json:
+            # It asks: work may have something new far more often than a line can be read.
+            self._live = Live(
+                get_renderable=self._line, console=output.console, refresh_per_second=8, transient=True
+            )
         self._before = ""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="anabranch-ticker", daemon=True)
@@ -228,12 +233,13 @@ class Ticker:
     def show(self, text: str, **data: Any) -> None:
         """The state of the work now."""
         first, self._shown = self._shown is None, (text, data)
-        if self._live is not None:
-            self._live.update(_written(text, self.output.console))
-        elif first:
+        if self._live is None and first:
             if not self._patient:
                 self._print()
             self._thread.start()
+
+    def _line(self) -> Text:
+        return Text("" if self._shown is None else _written(self._shown[0], self.output.console))
 
     def _go_on(self) -> None:
         # Work is not lost for its progress: of a reader that has gone or a full disk the answer will tell.
