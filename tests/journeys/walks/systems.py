@@ -148,8 +148,8 @@ from adapters import Adapted, Whole
 from safetensors.numpy import load_file, save_file
 from anabranch.workloads.adapters import merged
 
-save_file(merged(Adapted().model(), load_file("runs/adapted/final.safetensors")), "merged.safetensors")
-Whole("merged.safetensors").model()
+save_file(merged(Adapted().model(), load_file("runs/adapted/final.safetensors")), "simulated.safetensors")
+Whole("simulated.safetensors").model()
 """
 
 ADAPTERS = Walk(
