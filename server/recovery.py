@@ -43,7 +43,7 @@ from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.saving import SavedPoint
 from anabranch.server.store.base import ChainLink, Mark, Projection, RunInfo, Store, VersionRow
-from anabranch.server.store.ending import ATTEST_POSTGRESQL, check_end
+from anabranch.server.store.ending import check_end
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def recover(
         seq, last_now, replayed = projection.seq, projection.now, replayed + 1
     if replayed and found.snapshot is None:  # who started it again may not have read why it ended
         check_state(engine)
-    check_end(store.mark(), seq, "the store", ATTEST_POSTGRESQL)
+    check_end(store.mark(), seq)
     store.acknowledge(history.mark(seq))
     read_at = math.inf if waited_s is None else EventClock(last_now, wall, time.monotonic).now() - waited_s
     said = _said(stored, given, engine, read_at)

@@ -24,7 +24,7 @@ from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
 from anabranch.server.recovery import check_links, check_mark, check_versions
 from anabranch.server.store.base import Mark, Recovery, RunInfo, Store, VersionRow
-from anabranch.server.store.ending import ATTEST_POSTGRESQL, check_end
+from anabranch.server.store.ending import check_end
 from anabranch.server.store.factory import open_data
 from anabranch.server.store.sql import SqlStore
 from anabranch.support.folders import check_folder
@@ -232,7 +232,7 @@ def _ended(store: Store, mark: Mark | None, seq: int) -> list[str]:
     """A log that ends before its mark; ours say so themselves, when they are read."""
     if next(store.records(seq), None) is None:  # a server at work may have gone on
         try:
-            check_end(mark, seq, "the store", ATTEST_POSTGRESQL)
+            check_end(mark, seq)
         except LogLost as error:
             return [str(error)]
     return []

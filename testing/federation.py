@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def first_weights() -> dict[str, npt.NDArray[Any]]:
 
 
 def result_of(task: Task, spec: ParamSpec, update_id: str, value: float = 0.5, **changes: Any) -> UpdateEntry:
-    """The result of a task: a delta of one value everywhere."""
+    """The result of a task, a delta of one value everywhere, as a device has it: with a view of its file."""
     delta = np.full(spec.size, value, spec.vector_dtype)
     fields: dict[str, Any] = {
         "update_id": update_id,
@@ -50,4 +51,5 @@ def result_of(task: Task, spec: ParamSpec, update_id: str, value: float = 0.5, *
         "payload": make_codec("raw").encode(delta, Layout.of(spec)),
         "metrics": {"loss": 1.5},
     }
-    return UpdateEntry(**(fields | changes))
+    entry = UpdateEntry(**(fields | changes))
+    return replace(entry, payload=memoryview(entry.payload))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from anabranch.client.messages import NoticeKind, UploadState
-from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transport import Transport
 from anabranch.client.transports import ForeignTransport
 from anabranch.compress.model import decode_model
@@ -47,12 +46,6 @@ def granted(transport: Transport, spec: ParamSpec, task_id: str, client_id: str 
     answer = transport.ask(Ask(client_id, task_id), spec)
     assert isinstance(answer, Task)
     return answer
-
-
-def result(task: Task, spec: ParamSpec, update_id: str, value: float = 0.5, **changes: Any) -> UpdateEntry:
-    """As a device has it: the payload is a view of its file."""
-    entry = result_of(task, spec, update_id, value, **changes)
-    return replace(entry, payload=memoryview(entry.payload))
 
 
 class TransportConformance:
@@ -132,13 +125,13 @@ class TransportConformance:
     def test_only_what_is_newer_travels(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
         assert not transport.fetch(spec.layout_hash, newer_than=0).modified
-        transport.push(result(granted(transport, spec, "t-1"), spec, "u-1"))
+        transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1"))
         newer = transport.fetch(spec.layout_hash, newer_than=0)
         assert (newer.modified, newer.version) == (True, 1)
 
     def test_an_update_is_answered_once_and_for_ever(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
-        entry = result(granted(transport, spec, "t-1"), spec, "u-1")
+        entry = result_of(granted(transport, spec, "t-1"), spec, "u-1")
         assert transport.query_upload("u-1").answer is None
         first = transport.push(entry)
         assert (first.decision.verdict, first.version, first.duplicate) == (Verdict.PUBLISHED, 1, False)
@@ -151,9 +144,9 @@ class TransportConformance:
     def test_another_update_of_the_same_id_is_refused(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
         task = granted(transport, spec, "t-1")
-        answer = transport.push(result(task, spec, "u-1"))
+        answer = transport.push(result_of(task, spec, "u-1"))
         with pytest.raises(IdTaken, match="with other bytes"):
-            transport.push(result(task, spec, "u-1", value=2.0))
+            transport.push(result_of(task, spec, "u-1", value=2.0))
         assert transport.query_upload("u-1").answer == replace(answer, duplicate=True)
         assert transport.fetch(spec.layout_hash).version == 1
 
@@ -163,7 +156,7 @@ class TransportConformance:
         if not usable(BLAKE3):
             pytest.skip(f"{BLAKE3} is not installed: {how_to_install(BLAKE3)}")
         transport, spec = enrolled(opened)
-        entry = result(granted(transport, spec, "t-1"), spec, "u-1", algorithm=BLAKE3)
+        entry = result_of(granted(transport, spec, "t-1"), spec, "u-1", algorithm=BLAKE3)
         with pytest.raises(InvalidUpdate, match="named by blake3, which this run does not offer"):
             transport.push(entry)
         assert transport.query_upload("u-1").answer is None
@@ -176,23 +169,23 @@ class TransportConformance:
         other, _ = enrolled(opened, "b")
         theirs = other.ask(Ask("b", "t-b"), spec)
         assert isinstance(theirs, Task)
-        entry, ask = result(granted(transport, spec, "t-1"), spec, "u-1"), Ask("a", "t-2")
+        entry, ask = result_of(granted(transport, spec, "t-1"), spec, "u-1"), Ask("a", "t-2")
         first = transport.push_and_ask(entry, ask, spec)
         assert isinstance(first.next, Task)
         assert (first.next.task_id, first.next.base_version, first.version) == ("t-2", 1, 1)
-        other.push(result(theirs, spec, "u-b"))
+        other.push(result_of(theirs, spec, "u-b"))
         again = transport.push_and_ask(entry, ask, spec)
         assert (again.next, again.duplicate, again.version) == (first.next, True, 1)
         assert transport.fetch(spec.layout_hash, 1).version == 1, "the lease holds the version"
-        assert transport.push(result(first.next, spec, "u-2")).decision.staleness == 1
+        assert transport.push(result_of(first.next, spec, "u-2")).decision.staleness == 1
 
     def test_a_push_may_ask_for_nothing(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
-        assert transport.push(result(granted(transport, spec, "t-1"), spec, "u-1")).next is None
+        assert transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1")).next is None
 
     def test_an_update_moves_the_model_by_its_delta(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
-        transport.push(result(granted(transport, spec, "t-1"), spec, "u-1", value=0.5))
+        transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1", value=0.5))
         fetched = transport.fetch(spec.layout_hash, 1)
         vector, _ = decode_model(make_codec(fetched.codec), spec, memoryview(fetched.data))
         expected = spec.flatten(first_weights()) + np.float32(0.6 * 0.5)  # FedAsync's default mixing
@@ -202,13 +195,13 @@ class TransportConformance:
         transport, spec = enrolled(opened)
         task = granted(transport, spec, "t-1")
         with pytest.raises(UnknownTask):
-            enrolled(opened, "b")[0].push(result(task, spec, "u-1"))
+            enrolled(opened, "b")[0].push(result_of(task, spec, "u-1"))
 
     def test_values_that_are_not_finite_are_refused_for_good(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
         task = granted(transport, spec, "t-1")
         with pytest.raises(InvalidUpdate, match="not finite"):
-            transport.push(result(task, spec, "u-1", value=float("nan")))
+            transport.push(result_of(task, spec, "u-1", value=float("nan")))
         answer = transport.query_upload("u-1").answer
         assert answer is not None
         assert (answer.decision.verdict, answer.decision.reason) == (Verdict.REJECTED, Reason.INVALID)
@@ -217,7 +210,7 @@ class TransportConformance:
     def test_a_payload_of_another_size_is_refused(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
         with pytest.raises(InvalidUpdate, match="bytes"):
-            transport.push(result(granted(transport, spec, "t-1"), spec, "u-1", payload=b"1234"))
+            transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1", payload=b"1234"))
 
     def test_another_model_is_refused_everywhere(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
@@ -228,7 +221,7 @@ class TransportConformance:
         with pytest.raises(ManifestMismatch):
             transport.fetch(other.layout_hash)
         with pytest.raises(ManifestMismatch):
-            transport.push(result(task, spec, "u-1", manifest_sha256=other.layout_hash))
+            transport.push(result_of(task, spec, "u-1", manifest_sha256=other.layout_hash))
 
     def test_a_version_that_never_was_is_unknown(self, opened: Connect) -> None:
         transport, spec = enrolled(opened)
@@ -283,7 +276,7 @@ class TransportConformance:
         late, _ = enrolled(opened, "b")
         late_task = granted(late, spec, "t-late", "b")
         for n in (1, 2, 3):
-            transport.push(result(granted(transport, spec, f"t-{n}"), spec, f"u-{n}"))
+            transport.push(result_of(granted(transport, spec, f"t-{n}"), spec, f"u-{n}"))
         refused = transport.ask(Ask("a", "t-4"), spec)
         assert isinstance(refused, Refused)
         assert refused.final
@@ -292,5 +285,5 @@ class TransportConformance:
         seen = transport.fetch(spec.layout_hash, newer_than=3)
         assert (seen.version, seen.final, seen.modified) == (3, True, False)
         assert late.heartbeat("t-late", 1.0).notices[0].kind is NoticeKind.FINISHED
-        answer = late.push(result(late_task, spec, "u-late"))
+        answer = late.push(result_of(late_task, spec, "u-late"))
         assert (answer.decision.verdict, answer.decision.reason) == (Verdict.REJECTED, Reason.RUN_FINISHED)

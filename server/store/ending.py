@@ -21,7 +21,7 @@ _GO_ON = (
     "nothing was changed: restore a backup or, to go on without what is lost, "
     "say so with `anabranch admin attest-restore{}`"
 )
-ATTEST, ATTEST_POSTGRESQL = _GO_ON.format(""), _GO_ON.format(" --database URL")
+ATTEST, ATTEST_DATABASE = _GO_ON.format(""), _GO_ON.format(" --database URL")
 # Of the tables themselves: a view of the same name (`overlay.py`) has what is in the log besides.
 _LAST_BROUGHT = {
     "updates": "SELECT max(seq) FROM main.updates",
@@ -100,7 +100,7 @@ def _run_on_sqlite(data_dir: Path, mark: Mark | None) -> str | None:
     return mark.run_id if mark is not None and Segments(data_dir).has(mark.run_id) else None
 
 
-def check_end(mark: Mark | None, end: int, name: str, advice: str) -> None:
+def check_end(mark: Mark | None, end: int, name: str = "the store", advice: str = ATTEST_DATABASE) -> None:
     """Raises `LogLost` where the log ends before the mark."""
     if mark is not None and (lost := mark.lost(end)):
         raise LogLost(

@@ -36,7 +36,7 @@ from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots, has_pa
 from anabranch.server.store.database import Database
 from anabranch.server.store.ending import (
     ATTEST,
-    ATTEST_POSTGRESQL,
+    ATTEST_DATABASE,
     check_alone,
     check_begins,
     check_end,
@@ -254,7 +254,7 @@ class SqlStore:
             return
         with self._reading() as connection:
             end = log_end(connection)
-            check_end(mark, end, name, ATTEST if self._database.is_sqlite else ATTEST_POSTGRESQL)
+            check_end(mark, end, name, ATTEST if self._database.is_sqlite else ATTEST_DATABASE)
             if self._database.is_sqlite:
                 end = rows_end(connection)  # they come before a snapshot of what is in them
                 check_rows(connection, end, name)

@@ -436,7 +436,7 @@ def _check_still(weights: Tensors, handed: _Handed, model: Any) -> None:
 
 
 def _has_moved(weights: Tensors, handed: Tensors) -> bool:
-    return any(not bool((np.asarray(now) == np.asarray(handed[name])).all()) for name, now in weights.items())
+    return any(not np.array_equal(now, handed[name]) for name, now in weights.items())
 
 
 def _count(examples: Any) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import AsJson, Force, check_new
+from anabranch.cli.options import AsJson, Force, file_to_write
 from anabranch.cli.output import Output
 from anabranch.reports.text import count_text
 
@@ -76,9 +76,7 @@ def make(
     """
     from anabranch.api.bundles import make_bundle
 
-    if out is not None:
-        check_new(out, force)
-    out = out or BUNDLE_FILE
+    out = file_to_write(out, BUNDLE_FILE, force)
     made = make_bundle(app, key, out, name=name, include=include or (), needs=needs or (), python=python)
     Output(as_json).result({"bundle": str(out), **_facts(made)}, f"{out}: {_text(made)}")
 

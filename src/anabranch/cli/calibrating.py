@@ -12,7 +12,7 @@ from anabranch.api.calibrating import Calibration, Foretold, MeasuredDevice
 from anabranch.api.calibrating import calibrate as calibrate_run
 from anabranch.api.run import open_run
 from anabranch.cli.next_steps import command_line
-from anabranch.cli.options import AsJson, Force, RunFolder, check_new, writing
+from anabranch.cli.options import AsJson, Force, RunFolder, file_to_write, writing
 from anabranch.cli.output import Output
 from anabranch.cli.parts import LoadCode
 from anabranch.reports.text import NOTHING, count_text, duration_text, number_text, percent_text
@@ -38,9 +38,7 @@ def calibrate(
 ) -> None:
     """Measure the devices of a run by its log, and write a simulated fleet like them."""
     output = Output(as_json)
-    if out is not None:
-        check_new(out, force)
-    out = out or CALIBRATED
+    out = file_to_write(out, CALIBRATED, force)
     found = calibrate_run(open_run(folder, load_code=load_code))
     with writing(out):
         found.save(out)

@@ -75,6 +75,14 @@ def check_new(file: Path, force: bool) -> None:
         raise ConfigError(f"{file} is there already: name another file, or replace this one with --force")
 
 
+def file_to_write(named: Path | None, default: Path, force: bool) -> Path:
+    """The one that somebody has named, see `check_new`, or the default, which is written anew."""
+    if named is None:
+        return default
+    check_new(named, force)
+    return named
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Inside, a folder is written: a full disk is said of it. Raises `StoreFull`."""
