@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.client.transports import TRANSPORTS
-from anabranch.compress.registry import CODEC_STAGES
+from anabranch.compress.registry import CODEC_STAGES, make_codec
 from anabranch.core import parts
 from anabranch.core.parts import PartKind
 from anabranch.reports.trackers import TRACKERS
@@ -93,6 +93,7 @@ def forgotten() -> Iterator[None]:
             kind._let_in.update(known)
         parts._OWN_NAMES.clear()
         parts._OWN_NAMES.update(names)
+        make_codec.cache_clear()  # it has codecs of stages that are known no more
 
 
 def install(folder: Path, *own: Own) -> Path:
