@@ -7,12 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.arena.cells import CELLS, Cell
 from benchmarks.arena.play import Match
-from benchmarks.arena.rows import REFERENCE, ROWS, Row
-from benchmarks.arena.standings import BELOW, half_way, lead, reached
+from benchmarks.arena.rows import CHAINS, REFERENCE, ROWS, Row
+from benchmarks.arena.standings import BELOW, MARK, OURS, PLAIN, WORDS, half_way, lead, reached
 from benchmarks.arena.store import Record
 from benchmarks.studies import table
 
 TITLES = {"digits": "Digits", "fashion-mnist": "Fashion-MNIST", "text": "Text", "regression": "Regression"}
+
+# Of the rows that every cell has: who is held against whom.
+HELD = (
+    (MARK, PLAIN),
+    ("fedbuff", MARK),
+    (OURS, MARK),
+    ("fedbuff", PLAIN),
+    (OURS, "fedbuff"),
+    ("annealed", "fedbuff"),
+)
 
 Finals = Sequence[Record]
 Ended = Mapping[tuple[str, str], tuple[Match, Finals]]  # by the names of a cell and a row
@@ -20,9 +30,30 @@ Figure = Callable[[Record], float | None]
 
 
 def sections(workload: str, ended: Ended) -> list[str]:
-    """A table of its rows, and one for each of its cells that has any; nothing where no row has ended."""
+    """Tables of its rows, and one for each of its cells that has any; nothing where no row has ended."""
     cells = [cell for cell in CELLS if cell.workload == workload and any(at == cell.name for at, _ in ended)]
-    return [_overview(cells, ended), *(_cell(cell, ended) for cell in cells)] if cells else []
+    each = (_cell(cell, ended) for cell in cells)
+    return [_held(cells, ended), _overview(cells, ended), *each] if cells else []
+
+
+def _held(cells: Sequence[Cell], ended: Ended) -> str:
+    """The rows that every cell has against each other, cell by cell; empty where none has two of them."""
+    lines = [[cell.name, chain, *_leads(cell, chain, ended)] for chain in CHAINS for cell in cells]
+    found = [line for line in lines if any(line[2:])]
+    if not found:
+        return ""
+    head = ("cell", "chain", *(f"{WORDS[mine]} over {WORDS[theirs]}" for mine, theirs in HELD))
+    return f"""## Five rows, cell by cell
+
+By how many points the rows that every cell has end over each other, at the same chain: **bold** where all of
+the interval is over or under zero.
+
+{table(head, found)}"""
+
+
+def _leads(cell: Cell, chain: str, ended: Ended) -> list[str]:
+    pairs = ([ended.get((cell.name, f"{name}/{chain}")) for name in pair] for pair in HELD)
+    return [str(lead(mine[1], theirs[1])) if mine and theirs else "" for mine, theirs in pairs]
 
 
 def _overview(cells: Sequence[Cell], ended: Ended) -> str:

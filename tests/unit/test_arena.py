@@ -369,6 +369,8 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
     made = page.pages(ended, {"digits": "## Looked at\n\nBy eye.\n"})
     digits, study = made["arena-digits.md"], made["arena.md"]
     assert "| fedbuff/raw | **+3.0 (+3.0 to +3.0)** |" in digits
+    held = [line for line in digits.splitlines() if line.startswith(f"| {CELL.name} | ")]
+    assert held == [f"| {CELL.name} | raw |  |  |  | **+3.0 (+3.0 to +3.0)** |  |  |"]
     assert "seconds to 79.0 %" in digits
     assert "port" not in digits
     assert "By eye." in digits
