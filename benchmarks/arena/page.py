@@ -89,7 +89,8 @@ def _findings_title() -> str:
 
 What [the arena]({STUDY}) was looked at for, question by question, in points of accuracy at the end of the
 same time unless it says otherwise; intervals in brackets, "level" where one has zero in it, † where a
-neighbour of the setting was left. What it rests on cell by cell is in the tables from
+neighbour of the setting was left; "ratio" is how many times slower the slowest device is than the fastest.
+What it rests on cell by cell is in the tables from
 [tuned steps](#tuned-steps-cell-by-cell) on and in those of each workload."""
 
 
