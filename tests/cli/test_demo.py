@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import commands
+import numpy as np
 import pytest
 from commands import answer, started
 
@@ -71,3 +72,18 @@ def test_its_data_are_sound(folder: Path) -> None:
 def test_a_report_can_be_made_of_the_data_alone(folder: Path, tmp_path: Path) -> None:
     result = anabranch("report", folder / "server", "--out", tmp_path / "again")
     assert result["journal_sha256"] == json.loads((folder / "result.json").read_text())["journal_sha256"]
+
+
+def test_every_process_reads_the_data_where_the_demo_was_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nimport anabranch\n"
+        "class Mine(anabranch.App):\n"
+        "    def model(self): return {'w': np.zeros(np.load(self.data_path).shape[1])}\n"
+        "    def data(self, shard): return np.load(self.data_path), np.ones(4)\n"
+        "    def train(self, model, examples, plan, seed): model['w'] += 1.0\n"
+        "    def evaluate(self, model, examples): return {'loss': float(len(examples))}\n"
+    )
+    np.save(tmp_path / "rows.npy", np.ones((4, 3)))
+    few = ["--clients", 1, "--set", "run.updates_max=2", "--set", "strategy.buffer_size=1", "--json"]
+    done = started(tmp_path, "demo", "--workload", "mine.py:Mine", "--data-path", "rows.npy", *few)
+    assert answer(done)["updates_applied"] == 2

@@ -48,6 +48,13 @@ def test_a_file_of_tokens(place: Path) -> None:
     assert len(listed(place)) == 3, "and none was made"
 
 
+def test_the_port_that_is_printed_is_said_to_be_the_usual_one(place: Path) -> None:
+    for more in ([], ["--count", 2, "--out", "tokens.csv"]):
+        head, command = anabranch(place, "admin", "enrol", "device", *more).stdout.splitlines()
+        assert head.endswith("device, with the server's name, and its port where server.address has another:")
+        assert "--server HOST:7070 --token" in command
+
+
 def test_names_from_a_file(place: Path) -> None:
     (place / "plain.csv").write_text("ward-1\nward-2\n\n")
     (place / "table.csv").write_text("site,Name\nnorth,bed-1\nsouth, bed-2\n")

@@ -345,3 +345,27 @@ def test_the_command_says_it_line_by_line(tmp_path: Path) -> None:
     assert broken.returncode == 3
     assert "fail training: Mine.train (mine.py:6) on this device: ZeroDivisionError" in broken.stdout
     assert broken.stderr == "error: mine.py:Mine will not work: see training above\n"
+
+
+def test_the_command_checks_the_app_of_a_file_with_all_that_the_file_sets(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nimport anabranch\n"
+        "class Mine(anabranch.App):\n"
+        "    def model(self): return {'w': np.load(self.data_path)}\n"
+        "    def data(self, shard): return np.ones((4, 3)), np.ones(4)\n"
+        "    def train(self, model, examples, plan, seed): model['w'] += 1.0\n"
+        "    def evaluate(self, model, examples): return {'loss': float(len(examples))}\n"
+    )
+    for name, numbers in (("seven", 7), ("five", 5)):
+        np.save(tmp_path / f"{name}.npy", np.zeros(numbers))
+    (tmp_path / "run.toml").write_text(
+        '[run]\nworkload = "mine.py:Mine"\ndata_path = "seven.npy"\n[fleet]\nclients = 2\n'
+    )
+    said = anabranch(tmp_path, "check", "run.toml").stdout
+    assert "model: 7 numbers" in said, said
+    assert "data: shard 0/2" in said, said
+    assert said.endswith("mine.py:Mine will work\n"), said
+    assert "model: 5 numbers" in anabranch(tmp_path, "check", "run.toml", "--data-path", "five.npy").stdout
+    assert anabranch(tmp_path, "check").stderr == (
+        "error: name one App: APP, or --flower DIR for the folder of a Flower app\n"
+    )

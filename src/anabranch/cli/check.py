@@ -8,9 +8,9 @@ import typer
 from rich.text import Text
 
 from anabranch.api.configuration import load_config
-from anabranch.cli.initialise import AppName, DataPath
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec
 from anabranch.cli.output import Output
+from anabranch.cli.run_options import RunDataPath, RunSource, option_layers, run_source
 from anabranch.core.errors import AppError
 from anabranch.core.model.updates import LocalPlan
 
@@ -18,25 +18,29 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def check(
-    app: AppName = "",
+    source: RunSource = "",
     flower: FlowerFolder = None,
     shards: Annotated[int, typer.Option(help="Devices that share the data; 0: fleet.clients.", min=0)] = 0,
-    data_path: DataPath = "",
+    data_path: RunDataPath = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Check an App: build it, train it, restart, export, reload and measure it; say what will not work.
 
-    Each line is ok, warn or fail. The exit code is 3 if anything failed.
+    Of a TOML file it is the App of its run.workload, with all that the file sets. Each line is ok, warn or
+    fail. The exit code is 3 if anything failed.
     """
     from anabranch.client.checkup import FAIL, Checkup
     from anabranch.workloads import load_app
     from anabranch.workloads.calls import join_run
 
     output = Output(as_json)
-    spec = app_spec(app, flower)
-    config = load_config(None, overrides or ())
-    found = load_app(spec, data_path)
+    if not source:
+        source, flower = app_spec(source, flower), None
+    file, presets, chosen = run_source(source, flower)
+    config = load_config(file, overrides or (), presets, chosen + option_layers(data_path=data_path))
+    spec = config.run.workload
+    found = load_app(spec, config.run.data_path)
     join_run(found, config.to_json())
     client = config.client
     plan = LocalPlan(

@@ -17,6 +17,7 @@ from anabranch.cli.left import say_what_is_left
 from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, short_name
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.processes import FleetProcesses
+from anabranch.cli.run_options import RunDataPath, option_layers
 from anabranch.cli.summary import summary
 from anabranch.client.operator import OperatorClient, RunStatus
 from anabranch.core.config.goal import Goal
@@ -83,6 +84,7 @@ def demo(
     flower: FlowerFolder = None,
     strategy: Annotated[str, typer.Option(help="The strategy's name.")] = "fedbuff",
     clients: Annotated[int, typer.Option(help="Device processes.", min=1)] = 8,
+    data_path: RunDataPath = None,
     out: Out = None,
     server: Annotated[
         str, typer.Option("--server", help="Use a server that runs already.", metavar="HOST:PORT")
@@ -99,8 +101,9 @@ def demo(
     for the slowest, unless the strategy has rounds.
     """
     output = Output(as_json)
-    name = app_spec(workload or "", flower) if flower else workload or _available_workload(output)
-    settings = load_run(None, overrides or (), presets=_presets(name, strategy, clients))
+    name = app_spec(workload or "", flower) if flower else workload or _available_workload(output, data_path)
+    given = option_layers(data_path=data_path)
+    settings = load_run(None, overrides or (), presets=_presets(name, strategy, clients), flags=given)
     strategy = short_name(settings.strategy.name)
     wanted = out or Path("runs") / f"demo-{strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
     with claimed(wanted, explicit=out is not None) as folder, say_what_is_left(output, folder):
@@ -138,12 +141,12 @@ def _report_in_any_case(folder: Path, settings: Config, ours: bool) -> Iterator[
         report_of_data(folder / LIVE_DATA, settings.server.database, folder)
 
 
-def _available_workload(output: Output) -> str:
+def _available_workload(output: Output, data_path: str | None) -> str:
     """Fashion-MNIST where its files are, else the digits that scikit-learn carries."""
     from anabranch.workloads import Shard, load_app
 
     try:
-        load_app("fashion-mnist").data(Shard("test"))
+        load_app("fashion-mnist", data_path or "").data(Shard("test"))
     except DataError as error:
         output.say(f"no Fashion-MNIST, so digits: {error}")
         return "digits"

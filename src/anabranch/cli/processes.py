@@ -29,7 +29,7 @@ class FleetProcesses:
     def __init__(self, folder: Path, settings: Config, app: str) -> None:
         self.folder = folder
         self.settings = settings
-        self.app = app
+        self._app = [app, "--data-path", settings.run.data_path]
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -39,9 +39,8 @@ class FleetProcesses:
         config = self.folder / "config.json"
         config.write_text(json.dumps(settings.to_json(), indent=2), encoding="utf-8")
         model = self.folder / "model"
-        self._wait(
-            self._start("init", ["init", self.app, "--out", str(model), "--seed", str(settings.run.seed)])
-        )
+        of_model = ["--out", str(model), "--seed", str(settings.run.seed)]
+        self._wait(self._start("init", ["init", *self._app, *of_model]))
         data = ["--data-dir", str(self.folder / "server")]
         command = ["server", str(config), "--model", str(model), *data, "--json"]
         self._start("server", command, secrets_environment(settings))
@@ -50,7 +49,7 @@ class FleetProcesses:
     def start_devices(self, addresses: Addresses, clients: int) -> None:
         """Start the evaluator and the devices; each emulates the speed of its level, and is as narrow."""
         server, admin = addresses
-        self._start("evaluator", ["evaluate", self.app, "--server", server, "--admin", admin, "--json"])
+        self._start("evaluator", ["evaluate", *self._app, "--server", server, "--admin", admin, "--json"])
         profiles = speed_profile(self.settings.fleet, self.settings.run.seed)
         steps, widths = profiles.step_time_s, profiles.width_max
         for i in range(clients):
@@ -58,7 +57,7 @@ class FleetProcesses:
             arguments = ["--server", server, "--shard", f"{i}/{clients}", "--state-dir", str(state)]
             pace = ["--step-time", f"{steps[i]:.6f}", "--width-max", f"{widths[i]}", "--threads", "1"]
             self._start(
-                f"device-{i}", ["client", self.app, *arguments, "--id", f"device-{i}", *pace, "--json"]
+                f"device-{i}", ["client", *self._app, *arguments, "--id", f"device-{i}", *pace, "--json"]
             )
 
     def check(self) -> None:
