@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import anabranch
 
 from anabranch.cli import output as output_module
 from anabranch.cli.output import Output, Ticker
@@ -28,11 +29,56 @@ def test_a_figure_that_is_none_is_null(capsys: pytest.CaptureFixture[str]) -> No
     }
 
 
+NOISY = """
+import os, sys
+import numpy as np
+import anabranch
+
+print("module")
+
+class Mine(anabranch.App):
+    def model(self):
+        print("model")
+        return {"w": np.zeros(3)}
+
+    def data(self, shard):
+        sys.stdout.write("data\\n")
+        return np.ones((40, 3)), np.ones(40)
+
+    def train(self, model, examples, plan, seed):
+        os.write(1, b"train\\n")  # as a library that is no Python
+        model["w"] += 1.0
+
+    def evaluate(self, model, examples):
+        os.system("echo evaluate")
+        return {"loss": float(model["w"].sum())}
+"""
+SHORT = ["--clients", 2, "--updates", 3]
+PRINTING = {
+    "check": [],
+    "init": [],
+    "simulate": SHORT,
+    "simulate in workers": [*SHORT, "--workers", 2],
+    "simulate in parallel": [*SHORT, "--seeds", "0..1", "--parallel", 2],
+}
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_what_parts_print_is_not_among_the_answers_for_programs(command: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NOISY)
+    done = anabranch(tmp_path, command.split()[0], "mine.py:Mine", *PRINTING[command], "--json")
+    assert done.returncode == 0, done.stderr
+    assert all(isinstance(json.loads(line), dict) for line in done.stdout.splitlines()), done.stdout
+    said = {"module", "model"} if command == "init" else {"module", "model", "data", "train", "evaluate"}
+    assert said <= set(done.stderr.splitlines())
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_what_a_closed_terminal_does_not_take_goes_nowhere(as_json: bool) -> None:
     """Who writes has still to end in order: a device has its work to put away."""
     code = (
-        "import sys; from anabranch.cli.output import Output; output = Output(sys.argv[1] == 'True'); "
+        "import sys; from anabranch.cli.output import Output, for_programs; "
+        "output = Output(for_programs(sys.argv[1] == 'True')); "
         "output.event('first', 'first'); sys.stdin.readline(); "
         "[output.event(text, text) for text in ('second', 'third')]; sys.exit(7)"
     )
@@ -74,8 +120,9 @@ def test_work_shows_on_a_terminal_how_far_it_is_by_its_own_words() -> None:
 def test_who_serves_goes_on_when_nobody_reads_any_more(as_json: bool, serves: bool) -> None:
     """`anabranch server | grep -m1 serving`: its run may end long after, and it serves on."""
     code = (
-        "import sys; from anabranch.cli.output import Output; as_json, serves = map(int, sys.argv[1:]); "
-        "output = Output(bool(as_json), bool(serves)); "
+        "import sys; from anabranch.cli.output import Output, for_programs; "
+        "as_json, serves = (word == '1' for word in sys.argv[1:]); "
+        "output = Output(for_programs(as_json), serves); "
         "output.event('first', 'first'); sys.stdin.readline(); "
         "[output.event(text, text) for text in ('second', 'third')]; sys.exit(7)"
     )
@@ -93,11 +140,11 @@ def test_who_serves_goes_on_when_nobody_reads_any_more(as_json: bool, serves: bo
 def test_who_serves_goes_on_where_the_disk_of_its_log_is_full(as_json: bool, tmp_path: Path) -> None:
     """What finds no room is lost; a later line is not, nor is it said twice."""
     code = (
-        "import os, sys; from anabranch.cli.output import Output; "
-        "output = Output(sys.argv[1] == 'True', serves=True); output.event('first', 'first'); "
-        "kept = os.dup(1); os.dup2(os.open('/dev/full', os.O_WRONLY), 1); "
+        "import os, sys; from anabranch.cli.output import STDOUT, Output, descriptor, for_programs; "
+        "output = Output(for_programs(sys.argv[1] == 'True'), serves=True); output.event('first', 'first'); "
+        "at = descriptor(STDOUT); kept = os.dup(at); os.dup2(os.open('/dev/full', os.O_WRONLY), at); "
         "[output.event(text, text) for text in ('second', 'third')]; "
-        "os.dup2(kept, 1); output.event('fourth', 'fourth'); sys.exit(7)"
+        "os.dup2(kept, at); output.event('fourth', 'fourth'); sys.exit(7)"
     )
     command = [sys.executable, "-c", code, str(as_json)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -25,9 +25,10 @@ class CockpitProcess:
 
     It listens on loopback alone, and speaks to the operators' port with the papers in `identity`. It ends
     once this process lets go of its standard input, which the system sees to however this process ends.
+    `answers`: the descriptor for its lines of JSON, if it is to speak to programs.
     """
 
-    def __init__(self, listen: str, identity: Path | None, insecure: bool, as_json: bool) -> None:
+    def __init__(self, listen: str, identity: Path | None, insecure: bool, answers: int | None) -> None:
         if not is_loopback(listen):
             raise ConfigError(
                 f"--ui {listen}: a server's cockpit is for this machine: listen on 127.0.0.1, or run "
@@ -37,7 +38,8 @@ class CockpitProcess:
             if importlib.util.find_spec(module) is None:
                 raise ConfigError(f"{module} is not installed, and --ui needs it: {how_to_install(module)}")
         self._words = ["--listen", listen, *(["--identity", str(identity)] if identity else [])]
-        self._words += [*["--insecure"][: int(insecure)], *["--json"][: int(as_json)]]
+        self._words += [*["--insecure"][: int(insecure)], *["--json"][: answers is not None]]
+        self._answers = answers
         self._process: subprocess.Popen[bytes] | None = None
         self._closing = False
 
@@ -48,7 +50,7 @@ class CockpitProcess:
         admin = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         command = [sys.executable, "-m", "anabranch.cli.main", "ui", "--admin", admin, "--until-eof"]
         self._process = subprocess.Popen(  # noqa: S603 - a Ctrl-C in the terminal is the server's
-            [*command, *self._words], stdin=subprocess.PIPE, start_new_session=True
+            [*command, *self._words], stdin=subprocess.PIPE, stdout=self._answers, start_new_session=True
         )
         threading.Thread(target=self._mind, args=(self._process,), daemon=True).start()
 

@@ -21,7 +21,7 @@ from anabranch.cli.logs import LogLevel
 from anabranch.cli.next_steps import command_line
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, app_spec
-from anabranch.cli.output import Output
+from anabranch.cli.output import STDOUT, Output, descriptor
 from anabranch.cli.starter import stop_at_eof
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
@@ -233,7 +233,8 @@ def serve_server(
         words += ["--identity", str(papers)] if papers is not None else []
         command = [sys.executable, "-m", "anabranch.cli.main", "client", *words]
         # Its own session: a Ctrl-C in the terminal is this process's, which ends it in good order.
-        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
+        at = descriptor(STDOUT)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=at, start_new_session=True)  # noqa: S603
 
     serve_jobs(options, begin, tell, signers=checked_signers(signers))
     output.result({"kind": "stopped"}, "stopped")

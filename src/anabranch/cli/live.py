@@ -44,7 +44,7 @@ from anabranch.cli.options import (
     parse_setting,
     parse_shard,
 )
-from anabranch.cli.output import Output, json_line
+from anabranch.cli.output import STDOUT, Output, descriptor, json_line
 from anabranch.cli.parts import Parts, admit_parts
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
 from anabranch.cli.starter import UntilEof
@@ -417,7 +417,7 @@ def _cockpit(
             "--ui speaks to the operators' port, which is guarded: name an operator's papers by --ui-identity"
             " DIR (`anabranch admin operator NAME --out DIR` makes them)"
         )
-    return CockpitProcess(listen, identity, insecure, as_json)
+    return CockpitProcess(listen, identity, insecure, descriptor(STDOUT) if as_json else None)
 
 
 def _measured_text(metrics: Mapping[str, float]) -> str:

@@ -10,12 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
+from anabranch.cli.output import for_programs
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
 
 _WENT: dict[Path, Path] = {}  # where code of one's own has gone, from where a command was typed
 FOLDER_NAME_BYTES_MAX = 240  # disks take 255, and of several runs of a name each has a number behind it
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON lines, for programs.", callback=for_programs)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a setting: table.key=value. Repeatable.", metavar="KEY=VALUE"),

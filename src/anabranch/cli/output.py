@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -27,7 +27,32 @@ STDOUT, STDERR = 1, 2
 NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 PLAIN_EVERY_S = 2.0
 UNBROKEN_CHARS_MAX = 40  # of a word in a table: a digest may be broken, a name may not
+_ALONE: list[TextIO] = []  # what was stdout, where nothing but answers may be on it
 ASCII = str.maketrans({"±": "+/-", "\N{EN DASH}": "-", "…": "..."})  # of the signs that commands print
+
+
+def for_programs(as_json: bool) -> bool:
+    """Of `--json`: stdout is for answers alone, and what parts print goes to stderr.
+
+    So does what their libraries and processes print.
+    """
+    if as_json and not _ALONE:
+        sys.stdout.flush()
+        own, spoken, errors = os.dup(STDOUT), sys.stdout.encoding, sys.stdout.errors
+        _ALONE.append(open(own, "w", encoding=spoken, errors=errors))  # noqa: SIM115 - while the process lives
+        os.dup2(STDERR, STDOUT)
+        sys.stdout = sys.stderr
+    return as_json
+
+
+def answers() -> TextIO:
+    """Where a command answers."""
+    return _ALONE[0] if _ALONE else sys.stdout
+
+
+def descriptor(stream: int) -> int:
+    """That of STDOUT, wherever answers go, or of STDERR."""
+    return _ALONE[0].fileno() if _ALONE and stream == STDOUT else stream
 
 
 class _Console(Console):
@@ -47,7 +72,7 @@ class Output:
     def __init__(self, as_json: bool = False, serves: bool = False) -> None:
         self.as_json, self._serves = as_json, serves
         self.console = self._console(stderr=as_json)
-        self._terminals = [number for number in (STDOUT, STDERR) if os.isatty(number)]
+        self._terminals = [stream for stream in (STDOUT, STDERR) if os.isatty(descriptor(stream))]
 
     def say(self, text: str) -> None:
         """A line for people; programs are not bothered with it."""
@@ -106,8 +131,8 @@ class Output:
 
     def _json(self, data: Mapping[str, Any]) -> None:
         with self.unless_closed(STDOUT):
-            sys.stdout.write(json_line(data))
-            sys.stdout.flush()
+            answers().write(json_line(data))
+            answers().flush()
 
     def _console(self, stderr: bool) -> Console:
         return (_Console if self._serves else Console)(stderr=stderr, highlight=False, emoji=False)
@@ -126,20 +151,21 @@ class Output:
             elif not closed:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            for number in closed:
-                os.dup2(nowhere, number)
+            for lost in closed:
+                os.dup2(nowhere, descriptor(lost))
             os.close(nowhere)
 
     def _leave_out(self, stream: int, error: OSError) -> None:
         """A line for which there is no room: of who serves it is lost, and the next one may have room."""
         if not self._serves:  # and it is not the disk of the folder that is worked on
             raise disk_error(NAMES[stream], error) from error
-        kept, nowhere = os.dup(stream), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream)
-        (sys.stdout if stream == STDOUT else sys.stderr).flush()  # of what came through a part is kept there
-        os.dup2(kept, stream)
-        for number in (kept, nowhere):
-            os.close(number)
+        number = descriptor(stream)
+        kept, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        (answers() if stream == STDOUT else sys.stderr).flush()  # of what came through a part is kept there
+        os.dup2(kept, number)
+        os.close(kept)
+        os.close(nowhere)
         self.console = self._console(self.as_json)  # and in this one all of it
 
 

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import anabranch
 from anabranch.cli.main import INTERRUPTED
-from anabranch.cli.output import STDERR, STDOUT, json_line
+from anabranch.cli.output import STDERR, STDOUT, answers, descriptor, json_line
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import (
@@ -258,8 +258,8 @@ def _said(error: AnabranchError) -> int:
     text = masked_text(str(error))
     if "--json" in sys.argv:
         with _heard_or_not(STDOUT):
-            sys.stdout.write(json_line({"kind": "error", "error": type(error).__name__, "detail": text}))
-            sys.stdout.flush()
+            answers().write(json_line({"kind": "error", "error": type(error).__name__, "detail": text}))
+            answers().flush()
     if (logs := sys.modules.get("anabranch.cli.logs")) is not None and logs.is_json():
         logs.log.error("%s", text)  # whoever reads a server's stderr line by line can read this one, too
         return outcome_of(error).exit_code
@@ -275,7 +275,7 @@ def _heard_or_not(stream: int) -> Iterator[None]:
     try:
         yield
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # nor does the interpreter, at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor(stream))  # nor does the interpreter, at its end
 
 
 def _masked_traceback(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
