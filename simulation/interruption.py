@@ -7,11 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from anabranch.support.stop_signals import mute_children, stop_signals
-
-
-class Terminated(SystemExit):
-    """SIGTERM or SIGHUP came. A class of its own: an App that calls `sys.exit` is something else."""
+from anabranch.support.stop_signals import Terminated, mute_children, stop_signals
 
 
 class Interruptions:

@@ -74,7 +74,7 @@ def own_code(app: Any, method: str, about: str = "") -> Iterator[None]:
 
 
 def is_signal(error: BaseException) -> bool:
-    """Whether it is a signal that came meanwhile, and no `sys.exit`: see simulation/interruption.py."""
+    """Whether it is a signal that came meanwhile, and no `sys.exit`: see `stop_signals.Terminated`."""
     return isinstance(error, SystemExit) and type(error) is not SystemExit
 
 

@@ -26,6 +26,10 @@ WAIT = threading.Condition.wait.__code__
 AGAIN_S = 0.01
 
 
+class Terminated(SystemExit):
+    """SIGTERM or SIGHUP came. A class of its own: an App that calls `sys.exit` is something else."""
+
+
 def stop_signals() -> list[signal.Signals]:
     """Ctrl-C, SIGTERM, and the end of its terminal, which `nohup` keeps from it."""
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -91,7 +95,7 @@ def leaving_in_order() -> Iterator[None]:
     """
 
     def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
+        raise Terminated(128 + number)
 
     others = [number for number in stop_signals() if number != signal.SIGINT]
     before = {number: signal.signal(number, at_safe_points(leave)) for number in others}

@@ -172,6 +172,16 @@ def test_runs_side_by_side_end_in_order_and_go_on_later(
     assert set(ended) == {"interrupted"}
 
 
+@pytest.mark.parametrize(("signal", "code", "says"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "")])
+def test_a_search_that_is_ended_leaves_no_empty_folder(
+    signal: str, code: int, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(APP.replace("signal.SIGINT", f"signal.{signal}"))
+    interrupted(None, "search", "mine.py:App", "--clients", "2", cwd=tmp_path, ended=(code, says))
+    assert (tmp_path / "pressed").exists()
+    assert not (tmp_path / "runs").exists()
+
+
 FAILS = """        try:
             open("first", "x").close()
         except FileExistsError:

@@ -22,9 +22,10 @@ from anabranch.client.lease import Cancelled
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import AppError, DataError, Unavailable
 from anabranch.core.model.updates import LocalPlan
-from anabranch.simulation.interruption import Interruptions, Terminated
+from anabranch.simulation.interruption import Interruptions
 from anabranch.simulation.run import simulate
 from anabranch.support.own_code import on_device, told
+from anabranch.support.stop_signals import Terminated
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
 from anabranch.workloads.app import App, examples_of
 from anabranch.workloads.batches import watched

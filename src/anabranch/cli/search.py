@@ -31,6 +31,7 @@ from anabranch.reports.text import bytes_text
 from anabranch.simulation.run import open_simulation
 from anabranch.strategies.compression_schedule import BITS, KEPT, Strength
 from anabranch.strategies.compression_search import Search, Trial, search_compression
+from anabranch.support.stop_signals import leaving_in_order
 
 LAST_SHARE = 0.25  # of a trial's evaluations: their mean is its value
 LOSS_MAX = 0.01  # of accuracy: a point
@@ -73,7 +74,7 @@ def search(
         output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
         settings = replace(settings, strategy=StrategyTable("teasq"))
     _check(loss_max, Goal.of(settings.run))
-    with claimed(out or Path("runs/search"), explicit=out is not None) as folder:
+    with leaving_in_order(), claimed(out or Path("runs/search"), explicit=out is not None) as folder:
         with coming_back():
             start = _warm(settings, warm_up_updates, output) if warm_up_updates else None
             trials = _Trials(settings, updates, start, output)
