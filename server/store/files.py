@@ -111,8 +111,15 @@ def make_own_folder(folder: Path) -> None:
 
 
 def sqlite_address(path: Path, mode: str = "ro") -> str:
-    """A file as `sqlite3.connect` takes it with `uri=True`, whatever is in its name; `mode`: `ro` or `rw`."""
-    return f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
+    """A file as `sqlite3.connect` takes it with `uri=True`, whatever is in its name; `mode`: `ro` or `rw`.
+
+    Where nothing may be written beside it SQLite reads only what nobody changes, which it has to be told: who
+    writes has a log of its own there.
+    """
+    where = path.absolute()
+    log = where.with_name(f"{where.name}-wal")
+    still = mode == "ro" and not os.access(where.parent, os.W_OK) and not log.exists()
+    return f"file:{quote(os.fsencode(where))}?mode={mode}{'&immutable=1' if still else ''}"
 
 
 def open_file(path: Path, flags: int) -> int:

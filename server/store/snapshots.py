@@ -42,7 +42,7 @@ class SnapshotFiles:
 
     def prepare(self) -> None:
         """Make the folder, and remove what a crash left half written."""
-        with disk_errors("making the data directory"):
+        with disk_errors(f"making {self.folder}"):
             make_own_folder(self.folder)
             for path in (*self.folder.glob("*.tmp"), *self.folder.glob(".tmp*")):
                 path.unlink()

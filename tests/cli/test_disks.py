@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import anabranch
-from small_disks import kept_disk, own_disk
+from commands import RUN, anabranch, answer, serving
+from small_disks import kept_disk, own_disk, read_only
 
 from anabranch.client.records import Record, write_record
 from anabranch.core.errors import OUTCOMES, FolderMissing, StoreError, StoreFull, outcome_of
@@ -54,6 +54,26 @@ def test_a_disk_that_is_really_full(arguments: list[str], tmp_path: Path) -> Non
     exit_code, line = said(arguments, tmp_path, *own_disk(tmp_path / "disk", "8k"))
     assert exit_code == OUTCOMES[StoreFull].exit_code
     assert f"{arguments[-1]}: no space left on the disk" in line
+
+
+def test_data_on_a_disk_that_can_only_be_read_are_checked_and_copied(tmp_path: Path) -> None:
+    """Such as a backup, or the disk of a machine that is gone."""
+    (tmp_path / "run.toml").write_text(RUN)
+    answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
+    local = ["--model", "model", "--data-dir", "data", "--updates", 6]
+    free = ["--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0"]
+    with serving(tmp_path, "run.toml", *local, *free) as server:
+        answer(anabranch(tmp_path, "client", "synthetic", "--server", server["address"], "--json"))
+    command = [*read_only(tmp_path / "data"), sys.executable, "-m", "anabranch.cli.main"]
+    for words, said in (
+        (["verify", "data"], "data: sound. Version 2, 6 updates"),
+        (["report", "data", "--out", "report"], "2 versions of 6 updates"),
+        (["admin", "backup", "copy", "--data-dir", "data"], "sound; put it back with:"),
+    ):
+        done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert (done.returncode, said in done.stdout) == (0, True), done.stdout + done.stderr
+        noted = "how far the data were proved is not noted: making data/proved/snapshots: " in done.stderr
+        assert noted is (words[0] == "verify"), done.stderr
 
 
 @pytest.mark.parametrize("command", ["simulate", "tune"])

@@ -1,4 +1,4 @@
-"""Disks that are soon full: real ones, seen by one program alone."""
+"""Disks that are soon full, or can only be read: real ones, seen by one program alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ import pytest
 
 def own_disk(folder: Path, size: str) -> list[str]:
     """What makes a program see a small disk of its own in a folder; skips where the system forbids it."""
+    return _mounted(f"mount -t tmpfs -o size={size} tmpfs {folder}")
+
+
+def read_only(folder: Path) -> list[str]:
+    """What makes a program see a folder on a disk that it can only read; skips as `own_disk`."""
+    return _mounted(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
+
+
+def _mounted(mount: str) -> list[str]:
     unshare = shutil.which("unshare")
     words = [str(unshare), "--user", "--map-root-user", "--mount"]
     if unshare is None or subprocess.run([*words, "true"], capture_output=True).returncode:
         pytest.skip("no user namespaces here")
-    mount = f'mount -t tmpfs -o size={size} tmpfs {folder} && exec "$@"'
-    return [*words, "sh", "-c", mount, "sh"]
+    return [*words, "sh", "-c", f'{mount} && exec "$@"', "sh"]
 
 
 @contextmanager
