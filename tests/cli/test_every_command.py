@@ -16,7 +16,7 @@ import pytest
 from click import Command, Context, Group  # noqa: TID251 - that of developers has them
 from commands import anabranch, answer, command_line, serving, started
 from guarded import issued
-from left import loggers_put_back
+from left import loggers_put_back, stdout_put_back
 from nursery import COMMAND, PIPE, Process
 from rich.text import Text
 
@@ -358,7 +358,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
             return Said(done.returncode, done.stdout, done.stderr)
         monkeypatch.setattr(sys, "argv", ["anabranch", *words])
         capfd.readouterr()
-        with loggers_put_back(), pytest.raises(SystemExit) as ending:
+        with loggers_put_back(), stdout_put_back(), pytest.raises(SystemExit) as ending:
             main()
         out, err = capfd.readouterr()
         return Said(int(ending.value.code or 0), out, err)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from anabranch.cli import output
 
 OURS = "anabranch"
 WATCHED = ("", OURS, "alembic", "asyncio", "flwr", "grpc")  # the root's, ours, and those that ours sets
@@ -58,6 +62,19 @@ def loggers_put_back() -> Iterator[list[str]]:
             if found is not None and found != now:
                 changed.append(f"{name or 'root'}: {found} is now {now}")
                 found.put_back(logger)
+
+
+@contextmanager
+def stdout_put_back() -> Iterator[None]:
+    """Inside, a command may keep stdout for its answers alone, which lasts as long as its process."""
+    before = sys.stdout
+    try:
+        yield
+    finally:
+        while output._ALONE:
+            with output._ALONE.pop() as own:
+                os.dup2(own.fileno(), output.STDOUT)
+        sys.stdout = before
 
 
 class FreedServers(logging.Filter):

@@ -232,9 +232,9 @@ def serve_server(
         words += ["--server", servers, "--id", client_id, "--state-dir", str(state_dir), "--until-eof"]
         words += ["--identity", str(papers)] if papers is not None else []
         command = [sys.executable, "-m", "anabranch.cli.main", "client", *words]
-        # Its own session: a Ctrl-C in the terminal is this process's, which ends it in good order.
-        at = descriptor(STDOUT)
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=at, start_new_session=True)  # noqa: S603
+        return subprocess.Popen(  # noqa: S603 - a Ctrl-C in the terminal is this process's, and ends it well
+            command, stdin=subprocess.PIPE, stdout=descriptor(STDOUT), start_new_session=True
+        )
 
     serve_jobs(options, begin, tell, signers=checked_signers(signers))
     output.result({"kind": "stopped"}, "stopped")

@@ -39,7 +39,7 @@ def for_programs(as_json: bool) -> bool:
     if as_json and not _ALONE:
         sys.stdout.flush()
         own, spoken, errors = os.dup(STDOUT), sys.stdout.encoding, sys.stdout.errors
-        _ALONE.append(open(own, "w", encoding=spoken, errors=errors))  # noqa: SIM115 - while the process lives
+        _ALONE.append(open(own, "w", encoding=spoken, errors=errors))  # noqa: SIM115 - it is never closed
         os.dup2(STDERR, STDOUT)
         sys.stdout = sys.stderr
     return as_json
