@@ -7,7 +7,6 @@ Which device and precision, the resident model and the pinned memory are the tra
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import time
@@ -44,6 +43,7 @@ from anabranch.core.rng import seed_of
 from anabranch.host.first import FirstModel
 from anabranch.protos.convert import submodel_to_proto
 from anabranch.strategies.submodels.progressive import Progressive
+from anabranch.support.allowance import cores, memory_bytes
 from anabranch.support.own_code import on_device
 from anabranch.support.tracing import part
 from anabranch.workloads.app import App, Examples, Shard
@@ -116,9 +116,9 @@ class BaseModel:
 class LocalTrainer:
     """Trains and judges an App.
 
-    `threads`: for torch on a CPU; 0 leaves torch's own choice, of which `neighbours` share: they come and go,
-    and for a model of less than `SMALL_MODEL_VALUES` each takes one. What the App raises names the `device`.
-    Raises `AppError` and `ConfigError` as `trainer_for` does.
+    `threads`: for torch on a CPU; 0 leaves torch's own choice, at most the cores that it may use, of which
+    `neighbours` share: they come and go, and for a model of less than `SMALL_MODEL_VALUES` each takes one.
+    What the App raises names the `device`. Raises `AppError` and `ConfigError` as `trainer_for` does.
     """
 
     def __init__(
@@ -148,9 +148,9 @@ class LocalTrainer:
         self._torch = sys.modules.get("torch")
         self._neighbours = neighbours
         if self._torch is not None:
-            if threads:
-                self._torch.set_num_threads(threads)
-            self._threads = int(self._torch.get_num_threads())
+            # torch counts the machine's cores, and not those that its container leaves it.
+            self._threads = threads or min(int(self._torch.get_num_threads()), cores())
+            self._torch.set_num_threads(self._threads)
 
     @property
     def spec(self) -> ParamSpec:
@@ -232,9 +232,8 @@ class LocalTrainer:
 
     def capability(self) -> Capability:
         """What this device says of itself."""
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         count = 0 if self.examples is None else len(self.examples)
-        return Capability(count, memory_bytes, accelerator=self.accelerator, codecs=stages())
+        return Capability(count, memory_bytes(), accelerator=self.accelerator, codecs=stages())
 
     def check_uplink(self, task: Task) -> None:
         """What can be known before the training. Raises `UnknownCodec`, and as `Masker.check` does."""

@@ -5,7 +5,6 @@ Workers are spawned, so a script that calls this must guard its own start with `
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -18,6 +17,7 @@ from anabranch.simulation.executors.models import ModelFiles, model_at
 from anabranch.simulation.executors.pool import WorkerState, worker_pool
 from anabranch.simulation.executors.queued import Queue
 from anabranch.simulation.problem import Problem, ProblemSource
+from anabranch.support.allowance import cores
 
 _opened: WorkerState[Problem] = WorkerState()
 
@@ -40,7 +40,7 @@ class ProcessesExecutor(Queue):
     @classmethod
     def of(cls, source: ProblemSource, problem: Problem, workers: int) -> ProcessesExecutor:
         """See `Executor`."""
-        return cls(source, workers or os.cpu_count() or 1)
+        return cls(source, workers or cores())
 
     def close(self) -> None:
         """Drops what waits and ends the workers."""

@@ -12,6 +12,8 @@ import pytest
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.core.config.tables import ClientTable
+from anabranch.support import allowance
+from anabranch.support.allowance import cores
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.synthetic import Synthetic
 
@@ -91,6 +93,7 @@ def test_torch_takes_a_fair_part_of_the_cores(tmp_path: Path) -> None:
     before, app, small = torch.get_num_threads(), Counting(1000), Counting(10)
     try:
         torch.set_num_threads(4)
+        whole = min(4, cores())
         with Neighbours(tmp_path) as here:
             local = LocalTrainer(app, ClientTable(device="cpu"), neighbours=here)
             base = BaseModel(0, np.zeros(local.spec.size, np.float32), {})
@@ -105,5 +108,23 @@ def test_torch_takes_a_fair_part_of_the_cores(tmp_path: Path) -> None:
             local.evaluate(BaseModel(0, np.zeros(local.spec.size, np.float32), {}), examples)
     finally:
         torch.set_num_threads(before)
-    assert app.threads == [4, 2, 1, 4]
+    assert app.threads == [whole, max(1, whole // 2), 1, whole]
     assert small.threads == [1]
+
+
+def test_torch_takes_no_more_than_a_container_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    (tmp_path / "ours").write_text("0::/\n")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    monkeypatch.setattr(allowance, "GROUPS", tmp_path)
+    monkeypatch.setattr(allowance, "OURS", tmp_path / "ours")
+    try:
+        for said, taken in ((0, 1), (3, 3)):
+            torch.set_num_threads(4)
+            LocalTrainer(Counting(1000), ClientTable(device="cpu"), threads=said)
+            assert torch.get_num_threads() == taken
+    finally:
+        torch.set_num_threads(before)
