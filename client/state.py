@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,9 @@ from anabranch.identity.files import private, tighten
 from anabranch.protos.convert import checked_id
 from anabranch.support.forks import kept_from_copies
 from anabranch.support.held import leads_to
+from anabranch.support.holders import forget_holder, note_holder
+
+log = logging.getLogger(__name__)
 
 # In a device's folder, what belongs to the versions of a run.
 OUTBOX, MEMORY, KEPT, HELD = "outbox", "memory", "kept", f"held{SUFFIX}"
@@ -159,7 +163,7 @@ def locked(state_dir: Path) -> Iterator[Callable[[], None]]:
     """
     make_state_dir(state_dir)
     with usable(state_dir):
-        file = open(state_dir / "lock", "w", opener=private)  # noqa: SIM115 - closed below
+        file = open(state_dir / "lock", "a+", opener=private)  # noqa: SIM115 - closed below
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,7 +173,11 @@ def locked(state_dir: Path) -> Iterator[Callable[[], None]]:
                 "--id device-0, or with a --state-dir of its own"
             ) from error
         with kept_from_copies(file.fileno()):
-            yield partial(_check_lock, state_dir, file)
+            note_holder(file.fileno(), state_dir, log)
+            try:
+                yield partial(_check_lock, state_dir, file)
+            finally:
+                forget_holder(file.fileno())
 
 
 def _check_lock(state_dir: Path, held: IO[Any]) -> None:

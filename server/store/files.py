@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import os
-import platform
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
@@ -19,6 +19,9 @@ from anabranch.identity.files import sync_folder, tighten, tighten_tree, whose
 from anabranch.server.store.base import DiskFailed
 from anabranch.support.forks import give_back, keep_from_copies
 from anabranch.support.held import leads_to
+from anabranch.support.holders import forget_holder, holder_of, note_holder
+
+log = logging.getLogger(__name__)
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
@@ -165,17 +168,14 @@ class FolderLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = os.read(self._descriptor, 128).decode("ascii", "replace").strip()
+            owner = holder_of(self._descriptor)
             os.close(self._descriptor)
             if error.errno != errno.EWOULDBLOCK:
                 raise StoreError(f"{path} cannot be locked ({error}): use a local disk") from error
             raise StoreLocked(
                 f"{folder} is in use by process {owner or 'unknown'}: stop it, or use another data_dir"
             ) from error
-        with suppress(OSError):  # it is for a message only, and the disk may be full of what is yet to go
-            os.ftruncate(self._descriptor, 0)
-            # In containers everybody is process 1.
-            os.write(self._descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
+        note_holder(self._descriptor, folder, log)
         keep_from_copies(self._descriptor)
 
     def check(self) -> None:
@@ -191,5 +191,6 @@ class FolderLock:
 
     def release(self) -> None:
         """Let another process in."""
+        forget_holder(self._descriptor)
         give_back(self._descriptor)
         os.close(self._descriptor)

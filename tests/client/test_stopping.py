@@ -406,3 +406,24 @@ def test_a_folder_has_one_agent(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         pass
+
+
+def test_a_device_says_that_the_one_before_it_was_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path):
+        raise KeyboardInterrupt
+    with locked(tmp_path):
+        assert caplog.messages == [], "which an error is not"
+    code = (
+        "import os, signal, sys; from pathlib import Path; from anabranch.client.state import locked\n"
+        "with locked(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code, tmp_path])
+    assert killed.wait(600) == -signal.SIGKILL
+    with pytest.raises(StoreLocked), locked(tmp_path), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+    (said,) = caplog.messages
+    assert said.startswith(f"{tmp_path}: process {killed.pid} on ")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import platform
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -32,8 +34,10 @@ from anabranch.core.limits import MIB, Limits
 from anabranch.server.store import blobs as blobs_module
 from anabranch.server.store.base import Blobs, DiskFailed
 from anabranch.server.store.blobs import ADOPTED_S, BETWEEN_IDS, BlobStore, check_id
-from anabranch.server.store.files import FolderLock, disk_errors, make_folder
+from anabranch.server.store.files import LOCK, FolderLock, disk_errors, make_folder
 from anabranch.server.store.memory import MemoryBlobs
+from anabranch.support.allowance import memory_bytes
+from anabranch.support.holders import forget_holder
 
 LIMITS = Limits(free_disk_bytes_min=0)
 DATA = bytes(range(256)) * 64
@@ -588,3 +592,39 @@ def test_a_folder_has_one_owner_who_may_die(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "a" / "b"], timeout=600)
     assert done.returncode == 9
     FolderLock(tmp_path / "a" / "b").release()
+
+
+def test_who_comes_after_a_killed_server_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FolderLock(tmp_path).release()
+    FolderLock(tmp_path).release()
+    assert caplog.messages == [], "both have let go of it"
+    code = (
+        "import os, signal, sys; from pathlib import Path;"
+        "from anabranch.server.store.files import FolderLock;"
+        "FolderLock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code, tmp_path])
+    assert killed.wait(600) == -signal.SIGKILL
+    lock = FolderLock(tmp_path)
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"{tmp_path}: process {killed.pid} on {platform.node()}, which had it before, was kill"
+    )
+    assert f"memory may have run out: this one may have {memory_bytes() // 1_000_000} MB" in said
+    lock.release()
+    FolderLock(tmp_path).release()
+    assert caplog.messages == [said], "it is said once"
+
+
+def test_a_copy_of_a_server_forgets_no_holder(tmp_path: Path) -> None:
+    """The number of the lock, which the copy closed, is another file's by then."""
+    lock, other = tmp_path / LOCK, tmp_path / "other"
+    lock.write_text(f"{os.getppid()} on {platform.node()}\n")
+    other.write_text("of somebody\n")
+    for path in (lock, other):
+        with path.open("r+") as file:
+            forget_holder(file.fileno())
+    assert (lock.read_text(), other.read_text()) == (
+        f"{os.getppid()} on {platform.node()}\n",
+        "of somebody\n",
+    )

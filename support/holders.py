@@ -1,0 +1,43 @@
+"""Who has a folder's lock: told to who wants it as well, and to the next one where it was never let go of."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from logging import Logger
+from pathlib import Path
+
+from anabranch.support.allowance import memory_bytes
+
+NOTE_BYTES_MAX = 128
+
+
+def holder_of(lock: int) -> str:
+    """Who has noted in the file of a lock that it has it; empty: nobody."""
+    return os.pread(lock, NOTE_BYTES_MAX, 0).decode("utf-8", "replace").strip()
+
+
+def note_holder(lock: int, folder: Path, log: Logger) -> None:
+    """Note that this process has a lock now, and warn where who had it was killed, which could not say so."""
+    with suppress(OSError):  # it is for messages only, and the disk may be full of what is yet to go
+        killed = holder_of(lock)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{_ours()}\n".encode(), 0)
+        if killed:
+            log.warning(
+                "%s: process %s, which had it before, was killed, or its machine stopped. Where its exit "
+                "code was 137, memory may have run out: this one may have %d MB",
+                *(folder, killed, memory_bytes() // 1_000_000),
+            )
+
+
+def forget_holder(lock: int) -> None:
+    """Before a lock is let go of in order; not by a forked copy, where the number may be another file's."""
+    with suppress(OSError):
+        if holder_of(lock) == _ours():
+            os.ftruncate(lock, 0)
+
+
+def _ours() -> str:
+    return f"{os.getpid()} on {platform.node()}"  # in containers everybody is process 1
