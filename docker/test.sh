@@ -43,7 +43,7 @@ what_happened() {
 # shellcheck disable=SC2033  # xargs runs the program
 remove_all() {  # everything of ours, of an earlier run that was killed as well
   docker ps -aq --filter "name=^$NAME" | xargs -r docker rm -fv || true
-  COMPOSE_OVERRIDE="" COMPOSITION=compose.masked compose down -v --remove-orphans || true
+  COMPOSE_OVERRIDE="" COMPOSITION=masked/compose compose down -v --remove-orphans || true
   COMPOSE_OVERRIDE="" COMPOSITION=compose every_profile down -v --remove-orphans || true
   docker network ls -q --filter "name=^$NAME" | xargs -r docker network rm || true
   docker volume ls -q --filter "name=^$NAME" | xargs -r docker volume rm || true
@@ -375,7 +375,7 @@ shown() { docker exec "$SERVER" anabranch keeper show | sed -n 's/^keeper: //p';
 
 test_masked() {
   local start keeper other before id
-  COMPOSITION=compose.masked
+  COMPOSITION=masked/compose
   COMPOSE_OVERRIDE="$WORK/endless.yaml"
   printf 'services: {server: {environment: {ANABRANCH_RUN_UPDATES_MAX: "1000000"}}}\n' >"$COMPOSE_OVERRIDE"
   start="$(now)"

@@ -15,7 +15,7 @@ from commands import anabranch
 from anabranch.core.errors import OUTCOMES, FolderMissing, StoreError, StoreUnreachable, Unavailable
 
 PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
-OF_NO_ERROR = {0, 1, 129, 130, 143}
+OF_NO_ERROR = {0, 1, 129, 130, 137, 143}
 
 
 def rows() -> Iterator[tuple[int, str, list[str]]]:

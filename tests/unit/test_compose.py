@@ -15,10 +15,10 @@ from anabranch.core.config.tables import TABLES
 
 DOCKER = Path(__file__).parents[2] / "docker"
 COMPOSITIONS: dict[str, dict[str, Any]] = {
-    path.name: yaml.safe_load(path.read_text()) for path in DOCKER.glob("compose*.yaml")
+    str(path.relative_to(DOCKER)): yaml.safe_load(path.read_text()) for path in DOCKER.rglob("compose*.yaml")
 }
 SERVICES: dict[str, dict[str, Any]] = COMPOSITIONS["compose.yaml"]["services"]
-MASKED: dict[str, dict[str, Any]] = COMPOSITIONS["compose.masked.yaml"]["services"]
+MASKED: dict[str, dict[str, Any]] = COMPOSITIONS["masked/compose.yaml"]["services"]
 PROFILES = {"standby": {"standby"}, "metrics": {"prometheus", "grafana"}, "cockpit": {"cockpit"}}
 
 
@@ -34,15 +34,17 @@ def test_what_is_started_when() -> None:
     ("file", "name"), [(file, name) for file, made in COMPOSITIONS.items() for name in made["services"]]
 )
 def test_a_service_names_what_is_there(file: str, name: str) -> None:
-    made = COMPOSITIONS[file]
+    made, folder = COMPOSITIONS[file], (DOCKER / file).parent
     service = made["services"][name]
     for volume in service.get("volumes", []):
         source = volume.partition(":")[0]
-        assert (DOCKER / source).exists() if source.startswith(".") else source in made["volumes"], volume
+        assert (folder / source).exists() if source.startswith(".") else source in made["volumes"], volume
     assert set(service.get("depends_on", {})) <= set(made["services"])
     assert set(service.get("networks", [])) <= set(made.get("networks", {}))
     if "build" in service:
-        assert (DOCKER.parent / service["build"]["dockerfile"]).is_file()
+        context = folder / service["build"]["context"]
+        assert context.samefile(DOCKER.parent)
+        assert (context / service["build"]["dockerfile"]).is_file()
     for port in service.get("ports", []):
         assert port.startswith("127.0.0.1:"), "published on this machine's loopback alone"
     environment = service.get("environment", {})
@@ -57,6 +59,11 @@ def test_a_service_names_what_is_there(file: str, name: str) -> None:
 def test_what_a_service_says_does_not_fill_the_disk(file: str, name: str) -> None:
     options = COMPOSITIONS[file]["services"][name]["logging"]["options"]
     assert (options["max-size"], options["max-file"]) == ("10m", "5")
+
+
+def test_each_composition_is_a_project_of_its_own() -> None:
+    """Its name is its folder's: two in one would take each other's services and volumes for their own."""
+    assert len({(DOCKER / file).parent.name for file in COMPOSITIONS}) == len(COMPOSITIONS) == 2
 
 
 @pytest.mark.parametrize("path", sorted(DOCKER.glob("*.Dockerfile")), ids=lambda path: path.stem)
@@ -92,7 +99,7 @@ def test_a_keeper_shares_a_network_with_the_server_alone() -> None:
         "server",
         *keepers,
     }
-    run = tomllib.loads((DOCKER / "masked.toml").read_text())
+    run = tomllib.loads((DOCKER / "masked/masked.toml").read_text())
     assert run["server"]["keepers"] == [f"{name}:7075" for name in sorted(keepers)]
 
 

@@ -245,7 +245,8 @@ def _of_part(error: Exception) -> AnabranchError | None:
 def _of_limits(error: Exception) -> TooLarge | None:
     """What it is where the process may have no more: nothing that a traceback would tell of."""
     if str(error) == NO_THREAD:
-        return TooLarge("no more threads may be started: allow more processes (ulimit -u, or the service's)")
+        mend = "allow more processes (ulimit -u, or the service's or the container's own limit)"
+        return TooLarge(f"no more threads may be started: {mend}")
     if not isinstance(error, MemoryError):
         return None
     return TooLarge(f"no memory: {error}: give the process more, or take a smaller model or smaller batches")
