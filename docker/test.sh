@@ -113,6 +113,7 @@ kill_and_resume() {  # kill_and_resume WHAT [SERVING]: nothing acknowledged is l
   docker start "$SERVER" >/dev/null
   check "$1: a killed server serves again" wait_for "${2:-serving}"
   figure "$1: serving again after kill -9" "$(since "$start")"
+  check "$1: it says that the one before was killed" said "$SERVER" "was killed, or its machine stopped"
   after="$(status version)"
   check "$1: the same run, from version $after (killed after $before)" \
     [ "$(status run_id) $((after >= before))" = "$run 1" ]
@@ -139,9 +140,15 @@ test_images() {
     'import importlib.util as u; raise SystemExit(any(u.find_spec(n) for n in ("torch", "flwr", "sqlalchemy")))'
   check "it does not run as root" [ "$(docker run --rm --entrypoint id anabranch-server -u)" = 10001 ]
   check "nor does a keeper" [ "$(docker run --rm --entrypoint id anabranch-keeper -u)" = 10001 ]
+  check "a device knows what its container leaves it of the machine" [ "$(left_to_a_device)" = "1 $((300 << 20))" ]
   figure "image anabranch-server" "$(image_size anabranch-server)"
   figure "image anabranch-client" "$(image_size anabranch-client)"
   figure "image anabranch-keeper" "$(image_size anabranch-keeper)"
+}
+
+left_to_a_device() {  # cores and bytes of memory
+  docker run --rm --cpus 0.5 --memory 300m --entrypoint python anabranch-client -c \
+    'from anabranch.support.allowance import cores, memory_bytes; print(cores(), memory_bytes())'
 }
 
 start_server() {
