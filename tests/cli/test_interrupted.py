@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.{number})
 
 sys.meta_path.insert(0, Interrupt())
 sys.argv = ["anabranch", *{arguments!r}]
@@ -78,7 +79,7 @@ def interrupted(
     "module", ["anabranch.cli.program", "typer", "numpy", "anabranch.strategies.registry"]
 )
 def test_while_the_command_line_is_loaded(module: str, tmp_path: Path) -> None:
-    code = DURING_IMPORT.format(module=module, arguments=["config", "show"])
+    code = DURING_IMPORT.format(module=module, arguments=["config", "show"], number="SIGINT")
     assert interrupted(code, cwd=tmp_path) == ""
 
 
@@ -91,7 +92,20 @@ def test_while_the_command_line_is_loaded(module: str, tmp_path: Path) -> None:
     ],
 )
 def test_while_a_command_is_loaded(module: str, arguments: list[str], tmp_path: Path) -> None:
-    assert interrupted(DURING_IMPORT.format(module=module, arguments=arguments), cwd=tmp_path) == ""
+    code = DURING_IMPORT.format(module=module, arguments=arguments, number="SIGINT")
+    assert interrupted(code, cwd=tmp_path) == ""
+
+
+@pytest.mark.parametrize(("number", "ends"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_container_that_is_told_to_stop_while_it_starts_does(number: str, ends: int) -> None:
+    """As its first process, to which the kernel passes on no signal that it does not handle."""
+    unshare = shutil.which("unshare")
+    first = [str(unshare), "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if unshare is None or subprocess.run([*first, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    code = DURING_IMPORT.format(module="numpy", arguments=["config", "show"], number=number)
+    done = subprocess.run([*first, sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (ends, "", "")
 
 
 # Of two workers one may train before the other has evaluated the first version, or has been started at all.

@@ -23,6 +23,8 @@ def main() -> None:
     if any(sys.argv[1 : len(words) + 1] == words for words in LOOKING_ON):
         _give_way()
     _open_streams()
+    if os.getpid() == 1:
+        _heed_stops()
     before = signal.getsignal(signal.SIGINT)
     # There is nothing to tidy up yet, and not every library lets go of its import by an exception.
     if before is signal.default_int_handler:
@@ -54,6 +56,16 @@ def _give_way() -> None:
     """A check of health in a container takes of the server's memory: it ends first, not the server."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # Linux alone has it
         file.write(str(FIRST_TO_GO))
+
+
+def _heed_stops() -> None:
+    """For the first process of a container: a signal without a handler does nothing to that one.
+
+    A stop that comes before the command listens would be lost, and the container killed when it is over.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda came, _: os._exit(128 + came))
 
 
 def _refuse_windows() -> int:
