@@ -25,6 +25,7 @@ from anabranch.identity.certificates import (
     PublicKey,
     certificate_pem,
     fingerprint,
+    is_issued_by,
     key_pem,
     key_sha256,
     lifetime,
@@ -112,8 +113,11 @@ class Authority:
             raise ConfigError(
                 f"the authority's {error.filename} cannot be read: {error.strerror}; restore it from a backup"
             ) from error
-        if certificate.public_key() != key.public_key():
-            raise ConfigError(f"{folder}: {CERTIFICATE} is not of {KEY}: restore both from one backup")
+        # It signs itself: a bit that has flipped leaves what can be read, or cannot be once it is asked for.
+        if certificate.public_key() != key.public_key() or not is_issued_by(certificate, certificate):
+            raise ConfigError(
+                f"{folder}: {CERTIFICATE} is not of {KEY}, or is damaged: restore both from one backup"
+            )
         return cls(folder, key, certificate, Register(folder / REGISTER), now)
 
     def copy(self, target: Path) -> None:

@@ -245,6 +245,23 @@ def test_a_bit_that_flips_in_a_paper_names_the_file(authority: Authority) -> Non
             assert said.startswith("the paper: the ")
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+def test_no_bit_that_flips_in_the_authoritys_certificate_is_taken_for_it(authority: Authority) -> None:
+    whole, path = authority.pem, authority.folder / "ca.pem"
+    said = []
+    for at in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 7
+        path.write_bytes(damaged)
+        try:
+            with Authority.open(authority.folder) as opened:
+                assert opened.sha256 == authority.sha256, f"byte {at}"  # PEM has bits that say nothing
+        except ConfigError as error:
+            said.append(str(error))
+    assert len(said) > len(whole) // 6
+    assert all(str(authority.folder) in text for text in said)
+
+
 def test_the_list_of_members(authority: Authority, tmp_path: Path) -> None:
     issued(authority, Kind.DEVICE, "b", tmp_path / "b")
     issued(authority, Kind.OPERATOR, "a", tmp_path / "a")
