@@ -49,6 +49,7 @@ from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.recent import Recent
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.kernels.chosen import loops
+from anabranch.core.model.arrays import inner
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import TensorSet, UnitMap
 
@@ -224,7 +225,7 @@ class DeltaLog:
             d = np.empty(group.size, np.float32)
             for part, new, old in zip(group.cut(d), group.parts(w), group.parts(state.replica), strict=True):
                 np.subtract(new, old, out=part)
-            rms = math.sqrt(float(np.einsum("i,i->", d, d, dtype=np.float64)) / d.size)
+            rms = math.sqrt(inner(d, d) / d.size)
             finer = 0 if group.name == MAIN else FINER
             e = floor if rms == 0 else max(floor, round(math.log2(self.step * rms)) - finer)
             grids.append(_rounded(d, e))

@@ -24,6 +24,7 @@ residuals of devices that train rarely were no better than none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +36,7 @@ from anabranch.compress.momentum import momentum
 from anabranch.compress.registry import codec_of, make_codec
 from anabranch.compress.ring import RingNumbers
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
+from anabranch.core.model.arrays import inner
 from anabranch.core.model.chains import FEEDBACK, MOMENTUM, parse_chain, payload_codec
 from anabranch.core.model.params import ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel, gathered, scatter
@@ -193,7 +195,7 @@ def _decay(stage: str, rest: list[str]) -> float:
 
 def _length(x: Vector) -> float:
     """Euclidean, in float64: squares of large float32 values would overflow."""
-    return float(np.sqrt(np.einsum("i,i->", x, x, dtype=np.float64)))
+    return math.sqrt(inner(x, x))
 
 
 def _cut(residual: Vector, length_max: float) -> Vector:

@@ -22,11 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.buffers import LOCAL, DeviceBuffers
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.arrays import inner
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import Vector
 from anabranch.core.model.submodels import TensorSet, gathered, scatter
@@ -127,7 +126,7 @@ class BetweenSteps:
         if before is None:
             return None
         step = self._last - before
-        return float(np.einsum("i,i->", step, step, dtype=np.float64))
+        return inner(step, step)
 
 
 class Exchanges:

@@ -33,9 +33,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
-
 from anabranch.core.engine.strategy import Context
+from anabranch.core.model.arrays import inner
 from anabranch.core.model.params import Vector, dense
 from anabranch.core.model.submodels import gathered
 from anabranch.core.model.updates import Update
@@ -84,9 +83,5 @@ def similarity(vector: Vector, base: Vector, update: Update) -> float:
     """c_i, from -1 to 1."""
     went = gathered(vector, update.submodel) - gathered(base, update.submodel)
     sent = dense(update.delta)
-    lengths = math.sqrt(_product(went, went)) * math.sqrt(_product(sent, sent))
-    return _product(went, sent) / lengths if lengths else 1.0
-
-
-def _product(x: Vector, y: Vector) -> float:
-    return float(np.einsum("i,i->", x, y, dtype=np.float64))
+    lengths = math.sqrt(inner(went, went)) * math.sqrt(inner(sent, sent))
+    return inner(went, sent) / lengths if lengths else 1.0

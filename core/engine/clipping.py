@@ -20,8 +20,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from anabranch.core.model.arrays import inner
 from anabranch.core.model.params import ParamSpec, SparseVector
 from anabranch.core.model.updates import Update
 
@@ -61,7 +60,7 @@ def clipped(update: Update, spec: ParamSpec, lengths: Sequence[float], clip: flo
 def length_of(update: Update, spec: ParamSpec) -> float:
     """The Euclidean length of an update; that of a part is scaled by the square root of size over covered."""
     x = update.delta.values if isinstance(update.delta, SparseVector) else update.delta
-    length = math.sqrt(float(np.einsum("i,i->", x, x, dtype=np.float64)))
+    length = math.sqrt(inner(x, x))
     if update.submodel is None or not update.submodel.size:
         return length
     return length * math.sqrt(spec.size / update.submodel.size)

@@ -50,7 +50,7 @@ class BlockForm:
     @cached_property
     def scale_max(self) -> int:
         """The bits of the largest scale: a block of the largest float32 has to come back finite."""
-        return int(np.array(np.finfo(np.float32).max / self.top, np.float32).view(np.uint32) >> 16)
+        return int((np.finfo(np.float32).max / np.float32(self.top)).view(np.uint32) >> 16)
 
     def packed_len(self, k: int) -> int:
         """Bytes of the codes of k values."""

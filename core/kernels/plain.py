@@ -311,15 +311,16 @@ def seed_words(entropy: bytes) -> Words:
 
 def add_dense(out: Vector, scale: float, values: Vector) -> None:
     """See `Loops`; without a temporary of the size of a model."""
-    factor = out.dtype.type(scale)
+    factor, wide = out.dtype.type(scale), np.promote_types(values.dtype, out.dtype)
     scratch = np.empty(min(BLOCK, out.size), out.dtype)
     for start in range(0, out.size, BLOCK):
         block = out[start : start + BLOCK]
         product: npt.NDArray[Any] = scratch[: block.size]
-        np.multiply(values[start : start + BLOCK], factor, out=product)
+        np.multiply(values[start : start + BLOCK], factor, out=product, dtype=wide)
         block += product
 
 
 def add_sparse(out: Vector, scale: float, indices: Indices, values: Vector) -> None:
     """See `Loops`."""
-    out[indices] += out.dtype.type(scale) * values
+    wide = np.promote_types(values.dtype, out.dtype)  # NumPy 1 would look at the number, not at its type
+    out[indices] += np.multiply(values, out.dtype.type(scale), dtype=wide)

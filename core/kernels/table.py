@@ -42,7 +42,8 @@ class TableRow:
             np.multiply(self.values[start:stop], self.scale, out=values, dtype=np.float64)
         else:
             first, last = np.searchsorted(self.places, (start, stop))
-            values[self.places[first:last] - start] = self.values[first:last] * np.float64(self.scale)
+            there = self.places[first:last] - start
+            values[there] = np.multiply(self.values[first:last], self.scale, dtype=np.float64)
         if covers is not None and self.covered is not None:
             first, last = np.searchsorted(self.covered, (start, stop))
             covers[:] = False

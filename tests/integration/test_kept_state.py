@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +151,40 @@ def test_another_kind_of_processor_replays_the_same(names: Sequence[str], tmp_pa
     """NumPy and its BLAS take the newest instructions that a processor has; others have other last bits."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
-    told: Any = np.show_config("dicts")
-    plain = " ".join(told["SIMD Extensions"].get("found", ()))
-    found = subprocess.run(
-        [sys.executable, "-c", REPLAYS, str(tmp_path / "state" / "servers"), *names],
-        env={**os.environ, "NPY_DISABLE_CPU_FEATURES": plain, "OPENBLAS_CORETYPE": "Prescott"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.splitlines() == list(names)
+    assert told(REPLAYS, str(tmp_path / "state" / "servers"), *names, env=another_processor()) == list(names)
+
+
+SUMS = """
+import numpy as np
+from anabranch.core.model.arrays import inner
+x, y = np.random.default_rng(5).integers(0, 2**24, (2, 20_001)).astype(np.float32)
+for n in 7, 8_193, 20_001:
+    print(inner(x[:n], x[:n]).hex(), inner(x[1:n], y[1:n]).hex())
+"""
+BITS = [  # of NumPy 1.26.4 and 2.4.6; in other orders of addition the longer ones have other last bits
+    "0x1.5121ec16023a8p+49 0x1.f3a9ff12f7140p+48",
+    "0x1.561f69d397a02p+59 0x1.ff0ff20090e9ap+58",
+    "0x1.a06dda0243d6dp+60 0x1.39cb7e9bd4c29p+60",
+]
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_sums_on_which_digests_rest_have_the_bits_that_they_had(another: bool) -> None:
+    assert told(SUMS, env=another_processor() if another else {}) == BITS
+
+
+def another_processor() -> dict[str, str]:
+    """What has NumPy and its BLAS take the instructions that every x86-64 has."""
+    built: Any = np.show_config("dicts")
+    newer = " ".join(built["SIMD Extensions"].get("found", ()))
+    return {"NPY_DISABLE_CPU_FEATURES": newer, "OPENBLAS_CORETYPE": "Prescott"}
+
+
+def told(program: str, *arguments: str, env: Mapping[str, str]) -> list[str]:
+    """The lines that a process of its own prints."""
+    command = [sys.executable, "-c", program, *arguments]
+    found = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True)
+    return found.stdout.splitlines()
 
 
 def test_a_device_finds_its_outbox(kept: Path, expected: dict[str, Any]) -> None:
