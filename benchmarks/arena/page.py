@@ -22,6 +22,7 @@ NOTES = Path(__file__).with_name("notes")
 PAGES = Path(__file__).parents[2] / "docs" / "studies"
 STUDY, FINDINGS = "arena.md", "arena-findings.md"
 PICTURE = "arena.svg"
+CELL_BY_NAME, ROW_BY_NAME = "digits/speed-shards/compute/steady", "waves, Nesterov, steps tuned/raw"
 
 
 def write(results: Path = RESULTS) -> None:
@@ -81,7 +82,12 @@ def _title() -> str:
 Made by `python -m benchmarks.arena page` of what `python -m benchmarks.arena run` has left in
 [benchmarks/arena/results](../../benchmarks/arena/results); do not edit. A cell or a row that is not here
 was not run. [What was found]({FINDINGS}) goes into each question; every row of every cell is in the tables of
-its workload: {each}."""
+its workload: {each}.
+
+A row by oneself: its cell's and its own name as they are there,
+`python -m benchmarks.arena run --cell {CELL_BY_NAME} --row '{ROW_BY_NAME}' --results runs/arena --minutes 600`
+tunes and runs it anew; `again` in the place of `run`, without a folder and with fewer minutes, draws runs of it and
+compares what they come to with what is published."""
 
 
 def _findings_title() -> str:
