@@ -84,10 +84,10 @@ Made by `python -m benchmarks.arena page` of what `python -m benchmarks.arena ru
 was not run. [What was found]({FINDINGS}) goes into each question; every row of every cell is in the tables of
 its workload: {each}.
 
-A row by oneself: its cell's and its own name as they are there,
-`python -m benchmarks.arena run --cell {CELL_BY_NAME} --row '{ROW_BY_NAME}' --results runs/arena --minutes 600`
-tunes and runs it anew; `again` in the place of `run`, without a folder and with fewer minutes, draws runs of it and
-compares what they come to with what is published."""
+A row by oneself, by its cell's name and its own in the tables:
+`python -m benchmarks.arena run --cell {CELL_BY_NAME} --row '{ROW_BY_NAME}'
+--results runs/arena --minutes 600` tunes and runs it anew; with `again` in the place of `run`, without that
+folder, published runs of it are drawn and compared with what they come to now."""
 
 
 def _findings_title() -> str:
