@@ -7,6 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.arena.cells import EVALUATIONS, Cell
+from benchmarks.arena.endings import (
+    HORIZON,
+    Closing,
+    CosineBuffer,
+    CosineRounds,
+    CosineTasks,
+    DecayingBuffer,
+)
 from benchmarks.arena.tuning import Axis, Grid, Setting
 from benchmarks.studies import Point, Tables
 
@@ -68,6 +76,8 @@ class Row:
         }
         if cell.faults == "leavers" and "deadline_s" in self.params:
             tables["strategy"]["deadline_s"] = DEADLINES_S[cell.links]
+        if HORIZON in self.params:
+            tables["strategy"][HORIZON] = horizon_s
         for axis, value in zip(self.grid.axes, setting, strict=True):
             *way, key = axis.setting.split(".")
             table = tables
@@ -256,6 +266,54 @@ TUNED += [
         ("", MEMBERS, (2.0, 4.0, 8.0)),
         ("steps and ", replace(STEPS, values=(2, 5)), (1.0, 2.0, 4.0)),
     )
+]
+# How a run ends: a rate that falls, of buffers, rounds and devices, and rounds at last.
+KNOWN: dict[str, Any] = {HORIZON: HORIZON_S}  # a run's own is written over it
+FALLING: dict[str, Any] = {"name": CosineBuffer.name} | KNOWN
+ROUNDS_FALLING = ROUNDS | {"name": CosineRounds.name} | KNOWN | NESTEROV
+FIFTH: dict[str, Any] = {"scheduler": {"name": "capped", "fraction": CAP / 100}}  # as CAP, for a phase alone
+LAST_ROUNDS = {"strategy": "fedavg", "clients_per_round": 40, "over_selection": 1.0, "deadline_s": 0.0}
+LAST = _values("last", 0.1, 0.2, 0.4, most=0.9)
+TUNED += [
+    *_rows("fedbuff, cosine", _whole("buffer_size", *SIZES), RAW, **FALLING),
+    *_rows("fedbuff, Nesterov, cosine", _whole("buffer_size", *SIZES), RAW, **FALLING, **NESTEROV),
+    *_rows(
+        "fedbuff, decaying",
+        _values("decay", 0.003, 0.01, 0.03),
+        RAW,
+        name=DecayingBuffer.name,
+        buffer_size=5,
+    ),
+    *_rows(
+        "fedbuff, devices' cosine",
+        _whole("buffer_size", *SIZES),
+        RAW,
+        name=CosineTasks.name,
+        **KNOWN,
+    ),
+    *_rows("fedavg, Nesterov, cosine", COHORTS, RAW, at_once=0, **ROUNDS_FALLING),
+    *(
+        row
+        for first in ("fedbuff", "annealed")
+        for row in _rows(
+            f"{first}, then rounds",
+            LAST,
+            RAW,
+            at_once=0,
+            name=Closing.name,
+            phases=[{"strategy": first, "buffer_size": 5} | FIFTH, LAST_ROUNDS | NESTEROV],
+            **KNOWN,
+        )
+    ),
+    *_rows("fedbuff, steps tuned, cosine", STEPS, RAW, buffer_size=5, **FALLING),
+    *_rows(
+        "fedavg, Nesterov, steps tuned, cosine",
+        STEPS,
+        RAW,
+        at_once=0,
+        clients_per_round=40,
+        **ROUNDS_FALLING,
+    ),
 ]
 LONG = 3.0  # times as long: what a strategy comes to that is given the time
 ROWS = [
