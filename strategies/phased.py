@@ -11,7 +11,8 @@
 A phase ends with the update that fills it. What its strategy still holds becomes a version first, so nothing
 is lost, and nothing counts twice; the next strategy begins with its first state, without the directions of
 the one before. Whoever trains goes on: an update of a task of the last round arrives in the next phase, as a
-stale one of its base. Nothing restarts.
+stale one of its base. Nothing restarts. Where rounds follow whoever trains is told to stop, as at the end of
+any round: what it would send is of no round.
 
 What holds for the whole run cannot change with a phase: the codec of the downlink, the planner of sub-models,
 the bound of lengths. Where strategies choose different ones the configuration has to say which.

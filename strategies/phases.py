@@ -85,12 +85,6 @@ def check_phases(tables: Sequence[PhaseTable], parts: Sequence[Strategy]) -> Non
     for table, part in zip(tables, parts, strict=True):
         if table.phase.exclude_slowest and not part.synchronous:
             raise ConfigError(f"{table.place}.exclude_slowest is for rounds, and {part.name!r} has none")
-    for table, before, part in zip(tables[1:], parts, parts[1:], strict=False):
-        if part.synchronous and not before.synchronous:
-            raise ConfigError(
-                f"{table.place}: {part.name!r} works in rounds and {before.name!r} before it does not, so "
-                "late updates would be of no round: put rounds first"
-            )
 
 
 def _check_order(ends: Sequence[float]) -> None:

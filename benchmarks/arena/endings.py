@@ -122,7 +122,7 @@ class Closing(Phased):
     horizon_s: Annotated[float, POSITIVE] = 200.0
 
     def __post_init__(self) -> None:
-        """Rounds may follow buffers here: what comes too late for them is refused."""
+        """The phases have no ends of their own."""
 
     def _is_over(self, state: State, _: int) -> bool:
         return bool(state.phase == 0)

@@ -36,6 +36,10 @@ VARIANTS: list[Variant] = [
     ("fedfa", {"window_size": 2}),
     ("phased", {"phases": PHASES}),
     ("phased", {"phases": [{**PHASES[1], "until_versions": 12}, {"strategy": "fedasync"}]}),
+    (
+        "phased",
+        {"phases": [{**PHASES[1], "until_updates": 5}, {"strategy": "fedavg", "clients_per_round": 1}]},
+    ),
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),
     ("teasq", {"cache_size": 3, "flush_s": 3.0, "staleness_max": 4}),
     ("teasq", {"mode": "paper", "cache_size": 2}),

@@ -118,4 +118,5 @@ def test_a_run_is_told_its_own_length() -> None:
     row = next(each for each in rows.ROWS if each.name == "fedbuff, cosine/raw")
     for share in (0.25, 1.0):
         config = row.point(cell, (0.1, 5.0), share).config(1, "test")
-        assert strategy_of(config).horizon_s == config.run.virtual_s_max == 200.0 * share
+        strategy: Any = strategy_of(config)
+        assert strategy.horizon_s == config.run.virtual_s_max == 200.0 * share

@@ -108,6 +108,22 @@ def test_rounds_cancel_their_stragglers_until_the_last() -> None:
     assert not bench.engine.strategy.is_synchronous(bench.engine.state)
 
 
+def test_rounds_at_last_begin_with_nobody_of_before() -> None:
+    """A buffer of 2 and 4: 13. Who trains is told to stop; then a round of 5 and 7: 19."""
+    bench = phased({**BUFFER, "until_updates": 2}, {**ROUND, "over_selection": 1.0, "until_updates": 0})
+    for client in "abcd":
+        bench.ask(client, f"t-{client}")
+    bench.push("a", "t-a", (2,) * 4)
+    effects = bench.push("b", "t-b", (4,) * 4)
+    assert (bench.engine.vector.tolist(), phase_of(bench)) == ([13.0] * 4, 1)
+    assert [e.task.task_id for e in effects if isinstance(e, LeaseEnded)] == ["t-c", "t-d"]
+    late = decision(bench.push("c", "t-c", (100,) * 4))
+    assert (late.verdict, late.reason) == (Verdict.REJECTED, Reason.ROUND_OVER)
+    bench.work("c", "again", (5,) * 4)
+    last = bench.work("d", "too", (7,) * 4)
+    assert (last.verdict, bench.engine.vector.tolist()) == (Verdict.PUBLISHED, [19.0] * 4)
+
+
 def test_directions_do_not_outlive_their_phase() -> None:
     nesterov = {"outer": {"name": "nesterov"}}
     bench = phased({**BUFFER, **nesterov, "until_updates": 2}, {**BUFFER, **nesterov})
@@ -180,6 +196,8 @@ def works(draw: Any) -> list[tuple[str, bool]]:
 
 KINDS = {
     "rounds, then a buffer": [{**ROUND, "until_updates": 5}, BUFFER],
+    "a buffer, then rounds": [{**BUFFER, "buffer_size": 3, "until_updates": 4},
+                              {**ROUND, "until_updates": 0}],
     "a buffer that is flushed": [{**BUFFER, "buffer_size": 3, "until_updates": 4}, BUFFER],
     "three": [{**ROUND, "until_versions": 2, "until_updates": 0}, {**BUFFER, "until_updates": 9},
               {"strategy": "delayed_nesterov", "buffer_size": 2}],
@@ -286,10 +304,6 @@ def test_an_end_may_be_a_fraction_of_the_budget() -> None:
             r"phases\[0\].until_updates must be a whole number, or a fr",
         ),
         ([{**ROUND, "until_updates": -1}, BUFFER], r"phases\[0\].until_updates must be a whole"),
-        (
-            [{**BUFFER, "until_updates": 2}, {"strategy": "fedavg"}],
-            r"phases\[1\]: 'fedavg' works in rounds and 'fedbuff'",
-        ),
         ([ROUND, {"strategy": "phased"}], r"phases\[1\]: a phase has no phases of its own"),
         ([ROUND, {**BUFFER, "until_updates": 2}, BUFFER], "each must be more than the one before, not 2, 2"),
         ([{**BUFFER, "until_updates": 2, "exclude_slowest": 0.1}, BUFFER], "exclude_slowest is for rounds"),
