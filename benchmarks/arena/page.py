@@ -156,7 +156,9 @@ have labels in unequal shares. `speed-shards`: data go with speed, devices of li
 In `compute` cells
 links are fast; in `link` cells a model's way up takes about as long as its training. `leavers`:
 {LEAVERS:.0%} of the devices leave for good, each at a random moment. At most {CAP} devices train at a
-time, who has waited longest first; rounds, FedCompass and `all at once` have no such bound. Rounds wait for
+time, who has waited longest first; rounds, FedCompass and `all at once` have no such bound. `cosine`,
+`decaying` and `then rounds` are strategies of the arena's own
+([what they are]({FINDINGS}#the-end-of-a-run-a-rate-that-decays-a-synchronous-last-phase)). Rounds wait for
 all of their cohort, without over-selection or a deadline; in `leavers` cells for
 {DEADLINES_S["compute"]:g} s, on narrow links for {DEADLINES_S["link"]:g}. `raw`: everything
 travels whole. `{SPARSE}`: up `{chain_of("uplink")}`,

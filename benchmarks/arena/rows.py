@@ -276,7 +276,6 @@ LAST_ROUNDS = {"strategy": "fedavg", "clients_per_round": 40, "over_selection": 
 LAST = _values("last", 0.1, 0.2, 0.4, most=0.9)
 TUNED += [
     *_rows("fedbuff, cosine", _whole("buffer_size", *SIZES), RAW, **FALLING),
-    *_rows("fedbuff, Nesterov, cosine", _whole("buffer_size", *SIZES), RAW, **FALLING, **NESTEROV),
     *_rows(
         "fedbuff, decaying",
         _values("decay", 0.003, 0.01, 0.03),
@@ -294,25 +293,21 @@ TUNED += [
     *_rows("fedavg, Nesterov, cosine", COHORTS, RAW, at_once=0, **ROUNDS_FALLING),
     *(
         row
-        for first in ("fedbuff", "annealed")
+        for first, name, times in (
+            ("fedbuff", "", 1.0),
+            ("annealed", "", 1.0),
+            ("annealed", ", half as long", HALF),
+        )
         for row in _rows(
-            f"{first}, then rounds",
+            f"{first}, then rounds{name}",
             LAST,
             RAW,
+            times=times,
             at_once=0,
             name=Closing.name,
             phases=[{"strategy": first, "buffer_size": 5} | FIFTH, LAST_ROUNDS | NESTEROV],
             **KNOWN,
         )
-    ),
-    *_rows("fedbuff, steps tuned, cosine", STEPS, RAW, buffer_size=5, **FALLING),
-    *_rows(
-        "fedavg, Nesterov, steps tuned, cosine",
-        STEPS,
-        RAW,
-        at_once=0,
-        clients_per_round=40,
-        **ROUNDS_FALLING,
     ),
 ]
 LONG = 3.0  # times as long: what a strategy comes to that is given the time
