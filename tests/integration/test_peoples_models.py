@@ -31,7 +31,7 @@ from anabranch.workloads.app import Shard
 from anabranch.workloads.trainer import trainer_for
 
 HERE = Path(__file__).parents[1] / "support" / "peoples_models.py"
-RATES = {"resnet": 0.1, "transformer": 0.005, "gru": 0.2, "autoencoder": 0.5, "logistic": 0.5}
+RATES = {"resnet": 0.1, "transformer": 0.005, "gru": 1.0, "autoencoder": 0.5, "logistic": 0.5}
 PARAMS: dict[str, dict[str, Any]] = {
     "fedbuff": {"buffer_size": 3},
     "qafel": {"buffer_size": 3},
@@ -45,6 +45,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     },
     "ca2fl": {"buffer_size": 3},
     "fadas": {"buffer_size": 2, "server_lr": 0.02},
+    "port": {"buffer_size": 3},
+    "annealed": {"buffer_size": 3},
     "teasq": {"cache_size": 2, "concurrency_fraction": 1.0},
     "teasq_drop": {"cache_size": 2, "concurrency_fraction": 1.0},
 }
@@ -71,19 +73,22 @@ QUICK = [
     ("logistic", "phased"),
 ]
 UPDATES = 24
+RIGHT = 0.15  # by guessing among ten classes it is 0.1, by the most frequent one 0.11
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]
 
 
 def settings(model: str, strategy: str, **run: Any) -> Config:
     """Four unequal devices; who has no groups of units trains the whole."""
     whole = {"submodel": {"name": "none"}} if model == "logistic" else {}
+    # Its step is no longer than its rate: averaged, a norm's statistics are behind the weights for long.
+    at_once = {"model": {"buffers": "latest"}} if strategy == "fadas" else {}
     tables = {
         "run": {"name": model, "workload": f"{HERE}:{APPS[model].__name__}", "updates_max": UPDATES, **run},
         "fleet": {"clients": 4, "speed_ratio": 2.0},
         "client": {"learning_rate": RATES[model], "steps": 12},
         "strategy": {"name": strategy, **PARAMS.get(strategy, {})},
     }
-    return merge([("test", {**tables, **whole})])
+    return merge([("test", {**tables, **whole, **at_once})])
 
 
 def loss_of(model: str, file: Path) -> float:
@@ -107,7 +112,11 @@ def learns_in_a_simulation(model: str, strategy: str, folder: Path) -> None:
     assert result.updates_applied == UPDATES
     assert first.loss is not None
     assert last.loss is not None
-    assert last.loss < 0.95 * first.loss, "what mixes models is slow to move a GRU"
+    assert last.loss < 0.95 * first.loss
+    if model != "autoencoder":
+        assert first.accuracy is not None
+        assert last.accuracy is not None
+        assert last.accuracy > max(RIGHT, first.accuracy)
     assert loss_of(model, folder / "final.safetensors") == pytest.approx(last.loss, rel=1e-4)
     assert replay_run(folder).matches
 
