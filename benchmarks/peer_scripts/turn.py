@@ -48,7 +48,7 @@ def take_turn(train: Callable[[SharedWork, int], Callable[[], float]]) -> None:
     One round before it counts: what has to be compiled, chosen or imported is not timed. Prints JSON.
     """
     task = read(sys.argv[1])
-    train(task, 1)
+    train(task, 1)()
     wall, cpu = time.perf_counter(), time.process_time()
     accuracy = train(task, task.rounds)
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu

@@ -6,6 +6,7 @@ python benchmarks/peer_scripts/with_anabranch.py TASK.npz
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from turn import DIGITS, SharedWork, take_turn
 
@@ -42,11 +43,17 @@ def train(task: SharedWork, rounds: int) -> Callable[[], float]:
         },
         "strategy": {"name": "fedavg", "clients_per_round": devices, "over_selection": 1.0},
     }
-    with open_simulation(merge([("benchmark", tables)]), app=app_of(task)) as simulation:
-        simulation.run()
-        assert simulation.engine.counters.applied == rounds * devices
-        measured = simulation.executor.evaluate(Evaluation(simulation.engine.vector, 0.0)).result()
-    return lambda: measured["accuracy"]
+    stack = ExitStack()
+    simulation = stack.enter_context(open_simulation(merge([("benchmark", tables)]), app=app_of(task)))
+    simulation.run()
+    assert simulation.engine.counters.applied == rounds * devices
+
+    def accuracy() -> float:
+        with stack:
+            wanted = Evaluation(simulation.engine.vector, 0.0)
+            return float(simulation.executor.evaluate(wanted).result()["accuracy"])
+
+    return accuracy
 
 
 if __name__ == "__main__":
