@@ -12,6 +12,7 @@ import typer
 
 from anabranch.cli.options import AsJson, Identity, Insecure
 from anabranch.cli.output import Output
+from anabranch.core.errors import Unavailable
 
 if TYPE_CHECKING:
     from anabranch.client.operator import OperatorClient
@@ -20,6 +21,7 @@ P = ParamSpec("P")
 
 ADMIN_ADDRESS = "127.0.0.1:7071"
 Admin = Annotated[str, typer.Option("--admin", help="The operators' address.", metavar="HOST:PORT")]
+NOBODY = "a server that is ready says `serving`, and where its operators are: --admin names another place"
 
 CONNECTION: dict[str, tuple[Any, Any]] = {  # parameter: (annotation, default)
     "admin": (Admin, ADMIN_ADDRESS),
@@ -50,7 +52,12 @@ def operates(command: Callable[Concatenate[OperatorClient, Output, P], None]) ->
 
         admin, identity, insecure, as_json = (given.pop(name) for name in CONNECTION)
         with open_operator(admin, operator_wallet(identity), insecure) as client:
-            command(client, Output(as_json), *args, **given)
+            try:
+                command(client, Output(as_json), *args, **given)
+            except Unavailable as error:
+                if error.reached:
+                    raise
+                raise Unavailable(f"{error}; {NOBODY}") from error
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
