@@ -110,6 +110,14 @@ def test_what_cannot_be_is_said(arguments: tuple[object, ...], words: str, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["simulate", "tune", "search"])
+def test_who_names_no_app_is_not_given_one(command: str, tmp_path: Path) -> None:
+    done = anabranch(tmp_path, command, "--updates", 4)
+    assert done.returncode == OUTCOMES[ConfigError].exit_code
+    assert "say what to run: an App" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
 def test_init_keeps_a_model_that_is_there(tmp_path: Path) -> None:
     assert anabranch(tmp_path, "init", "synthetic").returncode == 0
     model = tmp_path / "anabranch-model"

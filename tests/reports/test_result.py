@@ -55,6 +55,15 @@ def test_nan_is_never_written(record: Callable[..., Result], tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["mine", "runs/mine"])
+def test_where_runs_lie_below_one_of_them_is_named(
+    place: str, record: Callable[..., Result], tmp_path: Path
+) -> None:
+    record().write(tmp_path / place)
+    with pytest.raises(DataError, match=f"name the folder of a run that has ended, such as .*/{place}$"):
+        Result.read(tmp_path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"result\.json is missing: name the folder of a run that has ended$"):
         Result.read(tmp_path)

@@ -11,6 +11,7 @@ import typer
 from anabranch.api.configuration import Layer, is_config, load_run, run_name
 from anabranch.cli.options import app_spec, coming_back
 from anabranch.core.config.tables import Config
+from anabranch.core.errors import ConfigError
 
 RunSource = Annotated[
     str,
@@ -95,3 +96,9 @@ def run_settings(overrides: Sequence[str] | None, presets: Sequence[Layer], flag
     """The settings of a run, with what its App brings along. Raises `AppError` and `ConfigError`."""
     with coming_back():
         return load_run(None, overrides or (), presets, flags)
+
+
+def check_named(settings: Config, source: str | Path | None) -> None:
+    """Raises `ConfigError` where nothing says what a run is of: nobody who types no App means the default."""
+    if not source and "run.workload" not in settings.sources:
+        raise ConfigError("say what to run: an App, such as digits or path.py:App, or a TOML file")

@@ -14,7 +14,15 @@ import typer
 from anabranch.api.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides, coming_back
 from anabranch.cli.output import Output
-from anabranch.cli.run_options import Clients, RunDataPath, RunSource, Seed, option_layers, run_source
+from anabranch.cli.run_options import (
+    Clients,
+    RunDataPath,
+    RunSource,
+    Seed,
+    check_named,
+    option_layers,
+    run_source,
+)
 from anabranch.core.config.goal import NO_TARGET, Goal
 from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import ConfigError
@@ -70,6 +78,7 @@ def search(
     presets.append(("search", {"strategy": {"name": "teasq"}}))
     with coming_back():
         settings = load_config(config, overrides or (), presets, flags)
+    check_named(settings, source)
     if settings.strategy.name != "teasq":
         output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
         settings = replace(settings, strategy=StrategyTable("teasq"))

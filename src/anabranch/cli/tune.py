@@ -25,6 +25,7 @@ from anabranch.cli.run_options import (
     StrategyName,
     Target,
     Updates,
+    check_named,
     option_layers,
     run_settings,
     run_source,
@@ -106,6 +107,7 @@ def tune(
     chosen += option_layers(target=target, metric=metric, mode=mode, data_path=data_path)
     layers = presets if config is None else [*presets, (str(config), tables)]
     settings = run_settings(overrides, layers, chosen)
+    check_named(settings, source)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     table = said.over(given, [parse_range(text) for text in ranges or ()])
