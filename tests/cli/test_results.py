@@ -88,7 +88,9 @@ def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
         assert words in done.stderr
 
 
-@pytest.mark.parametrize("what", [["simulate"], ["search"], ["demo", "--workload", "synthetic"]])
+@pytest.mark.parametrize(
+    "what", [["simulate", "synthetic"], ["search", "synthetic"], ["demo", "--workload", "synthetic"]]
+)
 def test_an_explicit_folder_that_holds_a_run_is_an_error(place: Path, what: list[str]) -> None:
     folder = place / "runs" / "try-fedasync-seed0"
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
