@@ -300,8 +300,8 @@ class Result:
             of_server = (folder / "anabranch.db").is_file()
             where = shlex.quote(str(folder))
             makes = f"`anabranch report {where}` makes one, and `anabranch verify {where}` replays the log"
-            below = (f.parent for place in ("*", "*/*") for f in sorted(folder.glob(f"{place}/{RESULT_FILE}")))
-            such_as = f", such as {run}" if (run := next(below, None)) else ""
+            below = (f for at in ("*", "*/*") for f in sorted(folder.glob(f"{at}/{RESULT_FILE}")))
+            such_as = f", such as {run.parent}" if (run := next(below, None)) else ""
             more = f"; of a server's data, {makes}" if of_server else such_as
             raise DataError(f"{path} is missing: name the folder of a run that has ended{more}") from error
         except (OSError, ValueError) as error:
