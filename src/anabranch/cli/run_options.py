@@ -98,7 +98,8 @@ def run_settings(overrides: Sequence[str] | None, presets: Sequence[Layer], flag
         return load_run(None, overrides or (), presets, flags)
 
 
-def check_named(settings: Config, source: str | Path | None) -> None:
-    """Raises `ConfigError` where nothing says what a run is of: nobody who types no App means the default."""
+def named(settings: Config, source: str | Path | None) -> Config:
+    """The settings. Raises `ConfigError` where nothing says of which App: who types none means no default."""
     if not source and "run.workload" not in settings.sources:
         raise ConfigError("say what to run: an App, such as digits or path.py:App, or a TOML file")
+    return settings

@@ -19,7 +19,7 @@ from anabranch.cli.run_options import (
     RunDataPath,
     RunSource,
     Seed,
-    check_named,
+    named,
     option_layers,
     run_source,
 )
@@ -77,8 +77,7 @@ def search(
     flags += option_layers(clients=clients, seed=seed, data_path=data_path)
     presets.append(("search", {"strategy": {"name": "teasq"}}))
     with coming_back():
-        settings = load_config(config, overrides or (), presets, flags)
-    check_named(settings, source)
+        settings = named(load_config(config, overrides or (), presets, flags), source)
     if settings.strategy.name != "teasq":
         output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
         settings = replace(settings, strategy=StrategyTable("teasq"))

@@ -25,7 +25,7 @@ from anabranch.cli.run_options import (
     StrategyName,
     Target,
     Updates,
-    check_named,
+    named,
     option_layers,
     run_settings,
     run_source,
@@ -106,8 +106,7 @@ def tune(
     chosen += option_layers(strategy=strategy, updates=updates, seconds=seconds, clients=clients, seed=seed)
     chosen += option_layers(target=target, metric=metric, mode=mode, data_path=data_path)
     layers = presets if config is None else [*presets, (str(config), tables)]
-    settings = run_settings(overrides, layers, chosen)
-    check_named(settings, source)
+    settings = named(run_settings(overrides, layers, chosen), source)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     table = said.over(given, [parse_range(text) for text in ranges or ()])
