@@ -14,6 +14,7 @@ from benchmarks.arena.endings import (
     CosineRounds,
     CosineTasks,
     DecayingBuffer,
+    let_in,
 )
 from benchmarks.arena.tuning import Axis, Grid, Setting
 from benchmarks.studies import Point, Tables
@@ -67,6 +68,7 @@ class Row:
 
     def point(self, cell: Cell, setting: Setting, share: float = 1.0) -> Point:
         """A run of it in a cell, as long as this share of its time."""
+        let_in(self.params.get("name", ""))
         horizon_s = HORIZON_S * self.times * share
         until = {"virtual_s_max": horizon_s, "evaluate_every_s": HORIZON_S * self.times / EVALUATIONS}
         tables: dict[str, Any] = {

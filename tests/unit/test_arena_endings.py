@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from machines import Bench, decision, vector
 from measuring import benchmark
+from own_parts import forgotten
 
 from anabranch.core.effects import Granted
 from anabranch.core.engine.settings import EngineSettings
@@ -18,6 +20,16 @@ from anabranch.testing.strategy import check_equal, run
 endings = benchmark("arena.endings")
 rows = benchmark("arena.rows")
 cells = benchmark("arena.cells")
+
+
+@pytest.fixture(autouse=True)
+def _known() -> Iterator[None]:
+    """They are known here, and to no other test."""
+    with forgotten():
+        for name in endings.ENDINGS:
+            endings.let_in(name)
+        yield
+
 
 ROUNDS = {"strategy": "fedavg", "clients_per_round": 2, "over_selection": 1.0, "deadline_s": 0.0}
 BUFFER = {"strategy": "fedbuff", "buffer_size": 3}
