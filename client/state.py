@@ -20,7 +20,7 @@ from anabranch.identity.files import private, tighten
 from anabranch.protos.convert import checked_id
 from anabranch.support.forks import kept_from_copies
 from anabranch.support.held import leads_to
-from anabranch.support.holders import forget_holder, note_holder
+from anabranch.support.holders import forget_holder, holder_of, note_holder
 
 log = logging.getLogger(__name__)
 
@@ -168,8 +168,10 @@ def locked(state_dir: Path) -> Iterator[Callable[[], None]]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            holder = holder_of(file.fileno())
+            named = f" (process {holder})" if holder else ""
             raise StoreLocked(
-                f"{state_dir}: another device has its state there: start each with a name of its own, "
+                f"{state_dir}: another device{named} has its state there: start each with a name of its own, "
                 "--id device-0, or with a --state-dir of its own"
             ) from error
         with kept_from_copies(file.fileno()):

@@ -113,7 +113,7 @@ kill_and_resume() {  # kill_and_resume WHAT [SERVING]: nothing acknowledged is l
   docker start "$SERVER" >/dev/null
   check "$1: a killed server serves again" wait_for "${2:-serving}"
   figure "$1: serving again after kill -9" "$(since "$start")"
-  check "$1: it says that the one before was killed" said "$SERVER" "was killed, or its machine stopped"
+  check "$1: it says that the one before was killed" said "$SERVER" "which had it before, was killed"
   after="$(status version)"
   check "$1: the same run, from version $after (killed after $before)" \
     [ "$(status run_id) $((after >= before))" = "$run 1" ]

@@ -91,7 +91,7 @@ class Faster(Collection[str]):
 
 @dataclass(frozen=True)
 class Phased:
-    """One strategy after the other; nothing is lost where one gives way to the next.
+    """One strategy after the other; nothing that was taken is lost where one gives way to the next.
 
     See the module. `updates_max` is the run's budget, of which an end may be a fraction.
     """

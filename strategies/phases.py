@@ -76,6 +76,10 @@ def check_phases(tables: Sequence[PhaseTable], parts: Sequence[Strategy]) -> Non
         raise ConfigError(
             f"{last.place} goes on to the end of the run, as it is the last: leave its until out"
         )
+    if last.phase.exclude_slowest:
+        raise ConfigError(
+            f"{last.place}.exclude_slowest: no phase follows in which those devices would train: leave it out"
+        )
     for table in ending:
         if bool(table.phase.until_updates) == bool(table.phase.until_versions):
             raise ConfigError(f"{table.place} needs one of until_updates and until_versions: when it is over")

@@ -1,4 +1,4 @@
-"""Who has a folder's lock: told to who wants it as well, and to the next one where it was never let go of."""
+"""Who has a folder's lock: told to who wants it as well, and to the next one where it was not let go of."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def holder_of(lock: int) -> str:
 
 
 def note_holder(lock: int, folder: Path, log: Logger) -> None:
-    """Note that this process has a lock now, and warn where who had it was killed, which could not say so."""
+    """Note that this process has a lock now, and warn where who had it did not let go of it."""
     with suppress(OSError):  # it is for messages only, and the disk may be full of what is yet to go
         killed = holder_of(lock)
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{_ours()}\n".encode(), 0)
         if killed:
             log.warning(
-                "%s: process %s, which had it before, was killed, or its machine stopped. Where its exit "
-                "code was 137, memory may have run out: this one may have %d MB",
+                "%s: process %s, which had it before, was killed, ended without letting go of it, or its "
+                "machine stopped. Where its code was 137, memory may have run out: this one may have %d MB",
                 *(folder, killed, memory_bytes() // 1_000_000),
             )
 

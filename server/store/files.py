@@ -120,8 +120,9 @@ def sqlite_address(path: Path, mode: str = "ro") -> str:
     writes has a log of its own there.
     """
     where = path.absolute()
-    log = where.with_name(f"{where.name}-wal")
-    still = mode == "ro" and not os.access(where.parent, os.W_OK) and not log.exists()
+    beside = where.with_name(f"{where.name}-wal")
+    has_log = beside.exists() and beside.stat().st_size > 0
+    still = mode == "ro" and not os.access(where.parent, os.W_OK) and not has_log
     return f"file:{quote(os.fsencode(where))}?mode={mode}{'&immutable=1' if still else ''}"
 
 

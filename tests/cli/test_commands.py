@@ -184,7 +184,7 @@ def test_init_writes_what_a_server_starts_from(tmp_path: Path) -> None:
         (["simulate", "none.toml"], ConfigError, "none.toml does not exist"),
         (["simulate", "--set", "run.sed=1"], ConfigError, "did you mean 'seed'"),
         (["simulate", "--set", "strategy.name=fedbuf"], ConfigError, "did you mean 'fedbuff'"),
-        (["simulate"], ConfigError, "say what to run: an App"),
+        (["simulate"], ConfigError, "name an App, such as digits"),
         (["simulate", "--set", "run.workload=synthetic"], ConfigError, "set run.virtual_s_max"),
         (
             ["simulate", "--set", "run.workload=mine.py:App", "--set", "run.updates_max=1"],

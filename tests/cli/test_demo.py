@@ -87,3 +87,10 @@ def test_every_process_reads_the_data_where_the_demo_was_told(tmp_path: Path) ->
     few = ["--clients", 1, "--set", "run.updates_max=2", "--set", "strategy.buffer_size=1", "--json"]
     done = started(tmp_path, "demo", "--workload", "mine.py:Mine", "--data-path", "rows.npy", *few)
     assert answer(done)["updates_applied"] == 2
+
+
+def test_a_demo_takes_the_app_whose_data_are_where_a_setting_says(tmp_path: Path) -> None:
+    """Without the pictures there it is the digits', wherever else pictures are."""
+    (tmp_path / "elsewhere").mkdir()
+    few = ["--clients", 1, "--set", "run.updates_max=2", "--set", "run.data_path=elsewhere"]
+    assert "no Fashion-MNIST, so digits: " in started(tmp_path, "demo", *few).stdout

@@ -51,7 +51,9 @@ def test_a_file_of_tokens(place: Path) -> None:
 def test_the_port_that_is_printed_is_said_to_be_the_usual_one(place: Path) -> None:
     for more in ([], ["--count", 2, "--out", "tokens.csv"]):
         head, command = anabranch(place, "admin", "enrol", "device", *more).stdout.splitlines()
-        assert head.endswith("device, with the server's name, and its port where server.address has another:")
+        assert head.endswith(
+            "device (HOST is the server's name, and 7070 its port unless server.address says another):"
+        )
         assert "--server HOST:7070 --token" in command
 
 

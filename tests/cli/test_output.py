@@ -190,6 +190,18 @@ def test_work_goes_on_when_nobody_reads_its_progress_any_more(as_json: bool) -> 
     assert (process.returncode, told) == (7, b"")
 
 
+def test_an_answer_that_nobody_reads_ends_without_a_word_of_the_interpreter(tmp_path: Path) -> None:
+    """As `| true` reads none: what is left in the file of answers is nobody's error."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-X", "dev", "-m", "anabranch.cli.main", "init", "synthetic", "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=600)
+    os.close(write)
+    assert "Exception ignored" not in done.stderr, done.stderr
+    assert "unclosed file" not in done.stderr, done.stderr
+    assert (tmp_path / "anabranch-model").is_dir()
+
+
 def test_short_work_that_is_patient_shows_no_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,7 @@ def test_what_cannot_be_is_said(arguments: tuple[object, ...], words: str, tmp_p
 def test_who_names_no_app_is_not_given_one(command: str, tmp_path: Path) -> None:
     done = anabranch(tmp_path, command, "--updates", 4)
     assert done.returncode == OUTCOMES[ConfigError].exit_code
-    assert "say what to run: an App" in done.stderr
+    assert "name an App, such as digits" in done.stderr
     assert not any(tmp_path.iterdir())
 
 

@@ -367,5 +367,6 @@ def test_the_command_checks_the_app_of_a_file_with_all_that_the_file_sets(tmp_pa
     assert said.endswith("mine.py:Mine will work\n"), said
     assert "model: 5 numbers" in anabranch(tmp_path, "check", "run.toml", "--data-path", "five.npy").stdout
     assert anabranch(tmp_path, "check").stderr == (
-        "error: name one App: APP, or --flower DIR for the folder of a Flower app\n"
+        "error: name an App, such as digits or path.py:App, the folder of a Flower app by --flower, "
+        "or a TOML file\n"
     )

@@ -402,7 +402,11 @@ def test_a_device_that_waits_to_join_is_stopped_as_any_other(jobs: bool, tmp_pat
 
 
 def test_a_folder_has_one_agent(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(StoreLocked, match="another device"), locked(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(StoreLocked, match=rf"another device \(process {os.getpid()} on .*\) has"),
+        locked(tmp_path),
+    ):
         pass
     with locked(tmp_path):
         pass

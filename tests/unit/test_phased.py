@@ -25,6 +25,7 @@ from anabranch.strategies.registry import make_strategy, strategy_of
 
 ROUND = {"strategy": "fedavg", "clients_per_round": 2, "over_selection": 1.5, "until_updates": 2}
 BUFFER = {"strategy": "fedbuff", "buffer_size": 2}
+LAST = {key: value for key, value in ROUND.items() if key != "until_updates"}  # rounds to the end
 
 
 def phased(*tables: dict[str, Any], **more: Any) -> Bench:
@@ -307,6 +308,10 @@ def test_an_end_may_be_a_fraction_of_the_budget() -> None:
         ([ROUND, {"strategy": "phased"}], r"phases\[1\]: a phase has no phases of its own"),
         ([ROUND, {**BUFFER, "until_updates": 2}, BUFFER], "each must be more than the one before, not 2, 2"),
         ([{**BUFFER, "until_updates": 2, "exclude_slowest": 0.1}, BUFFER], "exclude_slowest is for rounds"),
+        (
+            [{**BUFFER, "until_updates": 2}, {**LAST, "exclude_slowest": 0.1}],
+            r"phases\[1\].exclude_slowest: no phase follows",
+        ),
         ([{**ROUND, "exclude_slowest": 0.5}, BUFFER], r"phases\[0\].exclude_slowest must be in \[0, 0.5\)"),
         ([ROUND, {**BUFFER, "client": {"steps": 3}}], r"phases\[1\].client has unknown fields: steps"),
         (

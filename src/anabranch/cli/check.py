@@ -8,9 +8,9 @@ import typer
 from rich.text import Text
 
 from anabranch.api.configuration import load_config
-from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec
+from anabranch.cli.options import AsJson, FlowerFolder, Overrides
 from anabranch.cli.output import Output
-from anabranch.cli.run_options import RunDataPath, RunSource, option_layers, run_source
+from anabranch.cli.run_options import RunDataPath, RunSource, option_layers, run_source, with_an_app
 from anabranch.core.errors import AppError
 from anabranch.core.model.updates import LocalPlan
 
@@ -35,10 +35,9 @@ def check(
     from anabranch.workloads.calls import join_run
 
     output = Output(as_json)
-    if not source:
-        source, flower = app_spec(source, flower), None
     file, presets, chosen = run_source(source, flower)
-    config = load_config(file, overrides or (), presets, chosen + option_layers(data_path=data_path))
+    chosen += option_layers(data_path=data_path)
+    config = with_an_app(load_config(file, overrides or (), presets, chosen), source or flower)
     spec = config.run.workload
     found = load_app(spec, config.run.data_path)
     join_run(found, config.to_json())

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.api.configuration import Layer, load_run
+from anabranch.api.configuration import Layer, load_config, load_run
 from anabranch.api.live_result import report_of_data
 from anabranch.cli.left import say_what_is_left
 from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, short_name
@@ -101,8 +101,9 @@ def demo(
     for the slowest, unless the strategy has rounds.
     """
     output = Output(as_json)
-    name = app_spec(workload or "", flower) if flower else workload or _available_workload(output, data_path)
     given = option_layers(data_path=data_path)
+    data = load_config(None, overrides or (), flags=given).run.data_path
+    name = app_spec(workload or "", flower) if flower else workload or _available_workload(output, data)
     settings = load_run(None, overrides or (), presets=_presets(name, strategy, clients), flags=given)
     strategy = short_name(settings.strategy.name)
     wanted = out or Path("runs") / f"demo-{strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -141,12 +142,12 @@ def _report_in_any_case(folder: Path, settings: Config, ours: bool) -> Iterator[
         report_of_data(folder / LIVE_DATA, settings.server.database, folder)
 
 
-def _available_workload(output: Output, data_path: str | None) -> str:
+def _available_workload(output: Output, data_path: str) -> str:
     """Fashion-MNIST where its files are, else the digits that scikit-learn carries."""
     from anabranch.workloads import Shard, load_app
 
     try:
-        load_app("fashion-mnist", data_path or "").data(Shard("test"))
+        load_app("fashion-mnist", data_path).data(Shard("test"))
     except DataError as error:
         output.say(f"no Fashion-MNIST, so digits: {error}")
         return "digits"

@@ -35,7 +35,7 @@ Folder = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="1 to 64 letters, digits, '.', '_', '-'.", metavar="NAME")]
 FOLDER = Path(IdentityTable.folder)
-ELSEWHERE = "with the server's name, and its port where server.address has another"  # settings are not read
+ELSEWHERE = "HOST is the server's name, and 7070 its port unless server.address says another"
 COLUMNS = ("name", "token", "ca_sha256", "expires_at_s")
 
 
@@ -210,7 +210,7 @@ def _hand_over(output: Output, made: Tokens, out: Path | None, alone: bool) -> N
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *made.rows()])
         write_private(out, file.getvalue().encode(), replace=False)
-        said = f"{out}: {len(made.names)} tokens, each good once and {text}; on its device, {ELSEWHERE}:"
+        said = f"{out}: {len(made.names)} tokens, each good once and {text}; on its device ({ELSEWHERE}):"
         output.result(
             {"file": str(out), "invitations": len(made.names), **told},
             f"{said}\n  anabranch client APP --server HOST:7070 --token-file FILE --ca-sha256 {sha256}",
@@ -219,7 +219,7 @@ def _hand_over(output: Output, made: Tokens, out: Path | None, alone: bool) -> N
         (name,), (token,) = made.names, made.tokens
         output.result(
             {"name": name, "token": token, **told},
-            f"a token for {name}, good once and {text}; on the device, {ELSEWHERE}:\n"
+            f"a token for {name}, good once and {text}; on the device ({ELSEWHERE}):\n"
             f"  anabranch client APP --server HOST:7070 --token {token} --ca-sha256 {sha256}",
         )
     else:

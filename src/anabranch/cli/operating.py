@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 ADMIN_ADDRESS = "127.0.0.1:7071"
 Admin = Annotated[str, typer.Option("--admin", help="The operators' address.", metavar="HOST:PORT")]
-NOBODY = "a server that is ready says `serving`, and where its operators are: --admin names another place"
+NOBODY = "a server that is ready says `serving` and its operators' address, which --admin HOST:PORT names"
 
 CONNECTION: dict[str, tuple[Any, Any]] = {  # parameter: (annotation, default)
     "admin": (Admin, ADMIN_ADDRESS),

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -39,7 +39,8 @@ def for_programs(as_json: bool) -> bool:
     if as_json and not _ALONE:
         sys.stdout.flush()
         own, spoken, errors = os.dup(STDOUT), sys.stdout.encoding, sys.stdout.errors
-        _ALONE.append(open(own, "w", encoding=spoken, errors=errors))  # noqa: SIM115 - it is never closed
+        # Never closed: who is interrupted still answers.
+        _ALONE.append(open(own, "w", encoding=spoken, errors=errors, closefd=False))  # noqa: SIM115
         os.dup2(STDERR, STDOUT)
         sys.stdout = sys.stderr
     return as_json
@@ -53,6 +54,14 @@ def answers() -> TextIO:
 def descriptor(stream: int) -> int:
     """That of STDOUT, wherever answers go, or of STDERR."""
     return _ALONE[0].fileno() if _ALONE and stream == STDOUT else stream
+
+
+def _silence(streams: Sequence[int]) -> None:
+    """What is written on these goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, descriptor(stream))
+    os.close(nowhere)
 
 
 class _Console(Console):
@@ -149,11 +158,12 @@ class Output:
             if not closed and error.errno in NO_SPACE:
                 self._leave_out(stream, error)
             elif not closed:
+                if (
+                    error.errno == errno.EPIPE
+                ):  # what is left in the file goes nowhere, and is no error at the end
+                    _silence([stream])
                 raise
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            for lost in closed:
-                os.dup2(nowhere, descriptor(lost))
-            os.close(nowhere)
+            _silence(closed)
 
     def _leave_out(self, stream: int, error: OSError) -> None:
         """A line for which there is no room: of who serves it is lost, and the next one may have room."""

@@ -78,6 +78,9 @@ def option_layers(**given: Any) -> list[Layer]:
     return layers
 
 
+NO_APP = "name an App, such as digits or path.py:App, the folder of a Flower app by --flower, or a TOML file"
+
+
 def run_source(source: str, flower: Path | None = None) -> tuple[Path | None, list[Layer], list[Layer]]:
     """What APP|CONFIG and --flower say: the TOML file, presets, and options. Raises `ConfigError`.
 
@@ -98,8 +101,8 @@ def run_settings(overrides: Sequence[str] | None, presets: Sequence[Layer], flag
         return load_run(None, overrides or (), presets, flags)
 
 
-def named(settings: Config, source: str | Path | None) -> Config:
+def with_an_app(settings: Config, source: str | Path | None) -> Config:
     """The settings. Raises `ConfigError` where nothing says of which App: who types none means no default."""
     if not source and "run.workload" not in settings.sources:
-        raise ConfigError("say what to run: an App, such as digits or path.py:App, or a TOML file")
+        raise ConfigError(NO_APP)
     return settings

@@ -19,9 +19,9 @@ from anabranch.cli.run_options import (
     RunDataPath,
     RunSource,
     Seed,
-    named,
     option_layers,
     run_source,
+    with_an_app,
 )
 from anabranch.core.config.goal import NO_TARGET, Goal
 from anabranch.core.config.tables import Config, StrategyTable
@@ -77,7 +77,7 @@ def search(
     flags += option_layers(clients=clients, seed=seed, data_path=data_path)
     presets.append(("search", {"strategy": {"name": "teasq"}}))
     with coming_back():
-        settings = named(load_config(config, overrides or (), presets, flags), source)
+        settings = with_an_app(load_config(config, overrides or (), presets, flags), source)
     if settings.strategy.name != "teasq":
         output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
         settings = replace(settings, strategy=StrategyTable("teasq"))

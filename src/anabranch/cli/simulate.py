@@ -39,10 +39,10 @@ from anabranch.cli.run_options import (
     Target,
     Updates,
     Versions,
-    named,
     option_layers,
     run_settings,
     run_source,
+    with_an_app,
 )
 from anabranch.cli.runs import tell_comparison
 from anabranch.cli.summary import summary
@@ -131,7 +131,7 @@ def simulate(
     chosen += option_layers(strategy=strategy, updates=updates, versions=versions, seconds=seconds)
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
     chosen += option_layers(data_path=data_path) + _on_ray(executor, ray_address, on or (swept and swept.on))
-    settings = named(run_settings(overrides, presets, chosen), source or flower)
+    settings = with_an_app(run_settings(overrides, presets, chosen), source or flower)
     settings, said = with_end(settings) if of_app else (settings, "")
     if said:
         output.say(f"{said}: --updates, --versions or --seconds say otherwise")

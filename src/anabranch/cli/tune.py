@@ -25,10 +25,10 @@ from anabranch.cli.run_options import (
     StrategyName,
     Target,
     Updates,
-    named,
     option_layers,
     run_settings,
     run_source,
+    with_an_app,
 )
 from anabranch.reports.tuning import fresh_table, fresh_text, front_table, ranges_table
 from anabranch.support.stop_signals import leaving_in_order
@@ -106,7 +106,7 @@ def tune(
     chosen += option_layers(strategy=strategy, updates=updates, seconds=seconds, clients=clients, seed=seed)
     chosen += option_layers(target=target, metric=metric, mode=mode, data_path=data_path)
     layers = presets if config is None else [*presets, (str(config), tables)]
-    settings = named(run_settings(overrides, layers, chosen), source)
+    settings = with_an_app(run_settings(overrides, layers, chosen), source)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     table = said.over(given, [parse_range(text) for text in ranges or ()])
