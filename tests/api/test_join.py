@@ -261,10 +261,13 @@ def test_what_was_pushed_by_a_script_that_is_killed_at_once_counts_once(way: str
     strategy, until = ab.strategies.FedAvg(clients_per_round=1), ab.Until(updates=2)
     code = LEAVING.replace("END", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with ab.Server(dict(model), strategy=strategy, until=until, settings=settings) as server:
-        for _ in range(2):
+        for before in (0, 1):
             command = [sys.executable, "-c", code, server.address, str(tmp_path)]
             killed = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S)
-            assert (killed.returncode, killed.stderr) == (-signal.SIGKILL, "")
+            assert killed.returncode == -signal.SIGKILL, killed.stderr
+            lines = killed.stderr.splitlines()
+            assert len(lines) == before, lines
+            assert all("which had it before, was killed" in line for line in lines)
         fed = ab.join(server, model, id="leaving", state_dir=tmp_path)
         assert [task.version for task in fed] == [], "both results were left to be sent"
         assert server.weights()["w"].tolist()[:2] == [2.0, 2.0]
