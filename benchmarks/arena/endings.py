@@ -59,10 +59,8 @@ class Falling(BufferStrategy):
 
 
 @dataclass(frozen=True)
-class CosineBuffer(Falling, FedBuff):
-    """FedBuff whose rate falls as a cosine until the end."""
-
-    name: ClassVar[str] = "cosine_buffer"
+class FallingByCosine(Falling):
+    """One whose rate falls as a cosine until the end."""
 
     horizon_s: Annotated[float, POSITIVE] = 200.0
 
@@ -72,16 +70,17 @@ class CosineBuffer(Falling, FedBuff):
 
 
 @dataclass(frozen=True)
-class CosineRounds(Falling, FedAvg):
-    """FedAvg whose rate falls as a cosine until the end."""
+class CosineBuffer(FallingByCosine, FedBuff):
+    """FedBuff by a cosine."""
+
+    name: ClassVar[str] = "cosine_buffer"
+
+
+@dataclass(frozen=True)
+class CosineRounds(FallingByCosine, FedAvg):
+    """FedAvg by a cosine."""
 
     name: ClassVar[str] = "cosine_rounds"
-
-    horizon_s: Annotated[float, POSITIVE] = 200.0
-
-    def rate(self, context: Context) -> float:
-        """By the time."""
-        return cosine(context.now, self.horizon_s)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -56,11 +56,10 @@ def descriptor(stream: int) -> int:
     return _ALONE[0].fileno() if _ALONE and stream == STDOUT else stream
 
 
-def _silence(streams: Sequence[int]) -> None:
-    """What is written on these goes nowhere."""
+def silence(stream: int) -> None:
+    """What is written on it goes nowhere, and what its file still has is no error at the end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in streams:
-        os.dup2(nowhere, descriptor(stream))
+    os.dup2(nowhere, descriptor(stream))
     os.close(nowhere)
 
 
@@ -152,18 +151,13 @@ class Output:
         try:
             yield
         except OSError as error:
-            closed = self._terminals if error.errno == errno.EIO else []
-            if self._serves and error.errno == errno.EPIPE:
-                closed = [stream]
-            if not closed and error.errno in NO_SPACE:
+            closed = {errno.EIO: self._terminals, errno.EPIPE: [stream]}.get(error.errno or 0, [])
+            for lost in closed:
+                silence(lost)
+            if error.errno in NO_SPACE:
                 self._leave_out(stream, error)
-            elif not closed:
-                if (
-                    error.errno == errno.EPIPE
-                ):  # what is left in the file goes nowhere, and is no error at the end
-                    _silence([stream])
+            elif not closed or (error.errno == errno.EPIPE and not self._serves):
                 raise
-            _silence(closed)
 
     def _leave_out(self, stream: int, error: OSError) -> None:
         """A line for which there is no room: of who serves it is lost, and the next one may have room."""

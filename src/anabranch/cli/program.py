@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import anabranch
 from anabranch.cli.main import INTERRUPTED
-from anabranch.cli.output import STDERR, STDOUT, answers, descriptor, json_line
+from anabranch.cli.output import STDERR, STDOUT, answers, json_line, silence
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import (
@@ -276,7 +276,7 @@ def _heard_or_not(stream: int) -> Iterator[None]:
     try:
         yield
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor(stream))  # nor does the interpreter, at its end
+        silence(stream)
 
 
 def _masked_traceback(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
