@@ -484,7 +484,9 @@ def test_who_waits_counts_for_the_queue(tmp_path: Path) -> None:
         busy.go.set()
         await asyncio.gather(slow, behind, third)
         assert writer.queue_size == 0
-        assert writer._books.answered == [], "which would hold the values of the last updates"
+        # A batch without an event may be in its thread by now: a long part that is made begins one.
+        kept = [call for call in list(writer._books.answered) if isinstance(call.event, ev.UpdateArrived)]
+        assert kept == [], "which would hold the values of the last updates"
 
     run(MemoryStore(LIMITS), tmp_path, work, queue_events_max=3)
 
