@@ -382,7 +382,8 @@ class Simulation:
                 self.faults.set_clock(self.time.step)
         self.begin_devices()
         standstill, until_s = Standstill(self.world), self._config.run.virtual_s_max or math.inf
-        with nullcontext() if self._newcomers is None else passed_over():
+        searched = self._newcomers is None or not is_large(self._config)
+        with nullcontext() if searched else passed_over():
             self.clock.run(until_s)
         if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:
             standstill.ended(len(self.room))
@@ -549,8 +550,13 @@ def called_when_free(config: Config) -> bool:
     """Whether refused devices sleep until they are called. Raises `ConfigError` where messages get lost."""
     if config.fleet.waiting == "called" and config.faults.on:
         raise ConfigError("fleet.waiting = 'called' is for runs without [faults]: write 'ask' or 'auto'")
-    many = config.fleet.clients > config.limits.waiting_max and not config.faults.on
+    many = is_large(config) and not config.faults.on
     return config.fleet.waiting == "called" or (config.fleet.waiting == "auto" and many)
+
+
+def is_large(config: Config) -> bool:
+    """Whether a fleet has more devices than may stand in a line."""
+    return config.fleet.clients > config.limits.waiting_max
 
 
 class ProgressReporter:

@@ -129,8 +129,12 @@ class FedAvg(BufferStrategy):
         return None
 
     def selected(self, state: FedAvgState) -> list[str] | None:
-        """The cohort."""
-        return state.cohort
+        """The cohort, but for those that have had their task."""
+        cohort = state.cohort
+        if cohort is None or len(state.members) >= len(cohort):
+            return None if cohort is None else []
+        had = {*state.members, *state.answered}
+        return [client_id for client_id in cohort if client_id not in had]
 
     def plan(self, state: FedAvgState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """Enter the device; round 0 starts its clock with the first one."""

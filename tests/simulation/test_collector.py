@@ -34,8 +34,9 @@ class Circle:
         self.itself = self
 
 
-def fleet(waiting: str) -> Config:
-    return config(fleet={"clients": CLIENTS, "waiting": waiting}, run={"updates_max": 5})
+def fleet(waiting: str, waiting_max: int = CLIENTS - 1) -> Config:
+    devices = {"clients": CLIENTS, "waiting": waiting}
+    return config(fleet=devices, run={"updates_max": 5}, limits={"waiting_max": waiting_max})
 
 
 def frozen_in(settings: Config) -> set[int]:
@@ -58,6 +59,11 @@ def test_a_fleet_of_rows_is_passed_over_as_long_as_it_runs() -> None:
 
 def test_other_fleets_are_searched_as_ever() -> None:
     assert frozen_in(fleet("ask")) == {0}
+
+
+def test_a_small_fleet_does_not_pay_for_a_search_of_all_there_is() -> None:
+    """That takes 0.1 s beside torch, as 300 tasks do."""
+    assert frozen_in(fleet("called", waiting_max=CLIENTS)) == {0}
 
 
 def test_a_run_that_fails_leaves_nothing_frozen() -> None:

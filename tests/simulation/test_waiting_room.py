@@ -10,7 +10,7 @@ import pytest
 from fleets import Ones, config, events
 
 from anabranch.core import events as ev
-from anabranch.core.config.tables import Config
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.updates import Ask, Capability, Reason
@@ -79,6 +79,27 @@ def test_rounds_call_their_cohort_and_nobody_else() -> None:
     assert result.versions > 30
     assert len(result.clients) > 30, "the cohorts are drawn of the whole fleet"
     assert engine.counters.granted < 4.5 * result.versions
+
+
+def test_who_has_had_its_task_of_a_round_is_not_looked_at_with_each_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a round of n devices that would be n / 2 looks for each update: the square of n for a round."""
+    looks, look = [], Engine.refusal
+
+    def counted(*given: Any) -> Any:
+        looks.append(given)
+        return look(*given)
+
+    monkeypatch.setattr(Engine, "refusal", counted)
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"workload": "synthetic", "updates_max": 400},
+        "fleet": {"clients": 40, "waiting": "called"},
+        "strategy": {"name": "fedavg", "clients_per_round": 40, "over_selection": 1.0},
+    }
+    result, engine = checked(merge([("test", tables)]))
+    assert result.versions == 10
+    assert len(looks) < 4 * engine.counters.granted, "asked and refused, called, asked and granted"
 
 
 def test_a_sleeping_device_costs_no_events() -> None:

@@ -13,6 +13,7 @@ import pytest
 from machines import Bench, decision, vector
 
 import anabranch
+from anabranch.core import events as ev
 from anabranch.core.effects import Granted, Published, Refused
 from anabranch.core.engine.strategy import Context, Plan, Step
 from anabranch.core.errors import ConfigError
@@ -349,6 +350,25 @@ def test_the_cohort_of_a_round_is_drawn_by_its_number() -> None:
     refused = bench.ask(other, "t-other")[0]
     assert isinstance(refused, Refused)
     assert refused.detail == "not among the 3 devices of round 1"
+
+
+def test_who_has_its_task_of_a_round_is_not_among_those_who_may_have_one_until_that_is_lost() -> None:
+    bench = rounds(deadline_s=0.0)
+    bench.work("a", "t-a")
+    bench.work("b", "t-b")
+
+    def selected() -> list[str] | None:
+        return bench.engine.strategy.selected(bench.engine.state)
+
+    first, second, third = selected() or []
+    bench.ask(second, "t-0")
+    assert selected() == [first, third]
+    bench.work(first, "t-1")
+    assert selected() == [third]
+    bench.ask(third, "t-2")
+    assert selected() == []
+    bench.do(ev.TaskDropped(1.0, third, "t-2", "no time"))
+    assert selected() == [third]
 
 
 def test_places_of_a_round_are_free_again_for_those_who_were_lost() -> None:
