@@ -78,7 +78,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def said(script: str, cwd: Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -110,5 +110,5 @@ def test_a_copy_that_lives_on_holds_no_lock(what: str, tmp_path: Path) -> None:
         assert first.stdin is not None
         assert first.stdout is not None
         assert first.stdout.readline() == "forked\n"
-        first.wait(60)
+        first.wait(600)
         assert said(BEGIN + LOCKS[what] + "\nprint('again')", tmp_path) == ["again"]

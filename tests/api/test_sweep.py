@@ -123,10 +123,10 @@ def test_a_run_that_another_sweep_has_under_way_is_waited_for(ended: bool, tmp_p
                 found = second.submit(
                     ab.sweep, "synthetic", {"strategy": ["fedasync"]}, seeds=2, out=out, **SMALL
                 )
-                assert held in heard.said.get(timeout=60)
+                assert held in heard.said.get(timeout=600)
                 if ended:
                     copytree(whole[1].folder, out / held, dirs_exist_ok=True)
-            shared = found.result(timeout=60).runs
+            shared = found.result(timeout=600).runs
     finally:
         logging.getLogger(sweeping.__name__).removeHandler(heard)
     assert [run.result.journal_sha256 for run in shared] == [run.result.journal_sha256 for run in whole]

@@ -100,7 +100,8 @@ def test_a_copied_folder_costs_no_training(tmp_path: Path, caplog: pytest.LogCap
         status = server.status()
     assert talk.count("cancelled") + talk.count("failed") == 0
     assert talk.count("trained") - talk.count("pushed") <= 2, "what each was at when it was stopped"
-    assert status.updates_applied == talk.count("pushed")
+    # One that was stopped on a slow machine while it pushed has not told of it.
+    assert talk.count("pushed") <= status.updates_applied <= talk.count("trained")
     refused = next(e for e in talk.told if e["kind"] == "refused")
     assert refused["detail"].startswith("another process runs as 'a' and has its task: stop one of them")
     assert sum("a is run by two processes at a time" in record.getMessage() for record in caplog.records) == 1

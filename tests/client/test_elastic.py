@@ -165,6 +165,7 @@ def test_the_server_may_ask_for_what_there_is(tmp_path: Path) -> None:
         client={"push_when": "advised", "push_steps": 1, "push_steps_max": 10**7},
         server={"lease_s": 3.0, "lease_min_s": 3.0, "upload_now_versions": 1},
     )
+    federation.server.clock = lambda: 0.0  # no lease ends, however late a heartbeat comes
 
     def hear(kind: str, **data: Any) -> None:
         federation.hear(kind, **data)

@@ -182,7 +182,7 @@ def test_of_a_legacy_app_that_is_refused_no_thread_goes_on(tmp_path: Path) -> No
         rehearse(write_app(tmp_path, server=SECURE), {}, 3, 0)
     begun = set(threading.enumerate()) - before
     for thread in begun:
-        thread.join(60.0)
+        thread.join(600.0)
     assert begun, "it looks after nodes"
     assert not [thread for thread in begun if thread.is_alive()]
 

@@ -97,7 +97,7 @@ def test_insecure_is_said_aloud(tmp_path: Path, insecure: bool) -> None:
         with serving(tmp_path, *arguments, "--insecure") as said:
             port = int(said["address"].rpartition(":")[2])
             assert (said["join_address"], said["ca_sha256"]) == ("", "")
-            with socket.create_connection(("127.0.0.1", port), timeout=10):
+            with socket.create_connection(("127.0.0.1", port), timeout=600):
                 assert answer(anabranch(tmp_path, "health", f"127.0.0.1:{port}", "--json"))["serving"]
         return
     done = anabranch(tmp_path, "server", *arguments)
@@ -134,7 +134,7 @@ def test_strangers_do_not_fill_the_log(tmp_path: Path) -> None:
             int(said[key].rpartition(":")[2]) for key in ("address", "admin_address", "join_address")
         ):
             for _ in range(20):
-                with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+                with socket.create_connection(("127.0.0.1", port), timeout=600) as stranger:
                     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
                     stranger.recv(1000)  # until it was looked at, and cut off
     assert len((tmp_path / "server.log").read_text().splitlines()) < 10

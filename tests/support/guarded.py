@@ -172,7 +172,7 @@ def federation(
 def shown_serial(address: str) -> int:
     """The serial number of the certificate that a server shows at this moment."""
     host, _, port = address.rpartition(":")
-    shown = ssl.get_server_certificate((host, int(port)), timeout=10)
+    shown = ssl.get_server_certificate((host, int(port)), timeout=600)
     return x509.load_pem_x509_certificate(shown.encode()).serial_number
 
 

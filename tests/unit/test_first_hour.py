@@ -13,7 +13,7 @@ from measuring import benchmark
 
 hour = benchmark("first_hour")
 hand = benchmark("person")
-GONE_S = 10.0
+GONE_S = 300.0
 
 
 @pytest.fixture

@@ -397,6 +397,7 @@ def run(store: MemoryStore, folder: Path, work: Callable[[Busy], Awaitable[None]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.server.long_parts.VALUES_MIN", 1)
+    monkeypatch.setattr("anabranch.server.writer.FOLLOWED_S", 3600.0)  # rows count for the queue as well
 
 
 def of(kind: type[Any], effects: Any) -> Any:

@@ -70,6 +70,12 @@ def enrolled(number: int) -> ev.Enrolled:
     return ev.Enrolled(1e12 + number, f"c{number}", Capability())
 
 
+@pytest.fixture
+def no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine they would come meanwhile, as one more call of a batch."""
+    monkeypatch.setattr("anabranch.server.writer.FOLLOWED_S", 3600.0)
+
+
 @pytest.mark.parametrize(
     ("error", "why"),
     [
@@ -233,6 +239,7 @@ def test_what_is_refused_for_want_of_room_is_told_and_that_there_is_room_again(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
+@pytest.mark.usefixtures("no_rows")
 def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:
     """Who was answered together asks together: a second batch of two waits for the third."""
     store = Watched()
@@ -251,6 +258,7 @@ def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:
     assert [size for size in store.sizes if size][-2:] == [3, 3]
 
 
+@pytest.mark.usefixtures("no_rows")
 def test_a_batch_waits_for_those_who_were_answered_while_its_first_waited(tmp_path: Path) -> None:
     """Else a fleet stays in two halves, of which one waits while the other is committed."""
     store, at_work, go = Watched(), threading.Event(), threading.Event()

@@ -340,7 +340,7 @@ def test_devices_of_one_process_train_while_others_find_units() -> None:
     def slow(number: int) -> nn.Module:
         def body(m: Any, x: torch.Tensor) -> Any:
             begun[number].set()
-            assert go_on[number].wait(60)
+            assert go_on[number].wait(600)
             return m.take(functional.relu(m.make(x)))
 
         return Fn(body, nn.Linear(4, 6), nn.Linear(6, 3))
@@ -350,7 +350,7 @@ def test_devices_of_one_process_train_while_others_find_units() -> None:
     with ThreadPoolExecutor(2) as threads:
         try:
             first = threads.submit(found, slow(0))
-            assert begun[0].wait(60)
+            assert begun[0].wait(600)
             second = threads.submit(found, slow(1))
             begun[1].wait(0.5)  # it should not, until the first is done
             assert torch.equal(model(x), expected)
