@@ -44,7 +44,7 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.params import Vector
 from anabranch.core.parts import PartKind
-from anabranch.core.rng import rank
+from anabranch.core.rng import rank, seed_of
 from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rows import Floats, Row, Rows
 from anabranch.strategies.robust.rule import Rule
@@ -336,7 +336,7 @@ class Attack:
         as_they_are = kind.examples is Poison.examples and kind.labels is Poison.labels
         if device not in self.devices or as_they_are:
             return honest
-        with every_generator(seed):
+        with every_generator(seed_of(seed, "attack", device)):
             found = self._poison.examples(_copied(honest), last_label)
         self._check_examples("examples", found)
         return found

@@ -206,8 +206,7 @@ class Problem:
         vector = self.start(job)
         devices = self._attack.helpers(job.device) or [job.device]
         there = {d: self.present(d, job.begun_s) for d in devices}
-        seeds = {d: seed_of(task.seed, "attack", d) for d in devices}
-        examples = (self._attack.examples(d, there[d], self._last_label, seeds[d]) for d in devices)
+        examples = (self._attack.examples(d, there[d], self._last_label, task.seed) for d in devices)
         return [Training(vector, e, task.local, task.seed, submodel, only(task)) for e in examples]
 
     def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:

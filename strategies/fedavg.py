@@ -162,8 +162,8 @@ class FedAvg(BufferStrategy):
             return replace(state, total=total, examples=state.examples + 1, answered=answered)
         add_to_part(state.total, weight, update.delta, update.submodel)
         covered = counted(state.covered, state.examples, update, update.examples, state.total.size)
-        state = replace(state, covered=state.covered if covered is None else covered)
-        return replace(state, examples=state.examples + update.examples, answered=answered)
+        covered, examples = state.covered if covered is None else covered, state.examples + update.examples
+        return replace(state, covered=covered, examples=examples, answered=answered)
 
     def full(self, state: FedAvgState, context: Context) -> bool:
         """With m updates, or those of the whole cohort where the fleet has fewer devices."""

@@ -19,17 +19,19 @@ that mixes examples or draws at random would be trained otherwise: see `BatchedT
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.core.model.arrays import Indices
 from anabranch.core.model.params import Tensors, Vector
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples
-from anabranch.workloads.batches import batches
+from anabranch.workloads.batches import DrawnTogether, each_step
 from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
 from anabranch.workloads.stacked_layers import LayerChain
@@ -181,8 +183,8 @@ class _Stack:
         self._trainings = trainings
         self._resident = trainer.resident(trainings[0].submodel)
         self._steps = [t.steps for t in trainings]
-        given = np.stack([t.vector for t in trainings])
-        self._given = self._torch.from_numpy(given).to(self._runtime.device)
+        self._draws = _drawn_together(trainings)
+        self._given = self._stacked()
         self._weights, self._fixed = _unstacked(self._resident, self._given)
         self._chain = _chain_of(self._resident, trainings[0].examples)
         self._written_out = self._chain is not None and self._runtime.precision == "float32"
@@ -190,6 +192,13 @@ class _Stack:
         self._resident.module.train()
         self._sgd = StackedSgd.of(trainings[0].plan, self._weights)
         self._losses = self._torch.zeros(len(trainings), device=self._runtime.device)
+
+    def _stacked(self) -> torch.Tensor:
+        """What they start from, (count, size): one row for all where that is one version."""
+        vectors = [t.vector for t in self._trainings]
+        one = all(vector is vectors[0] for vector in vectors)
+        rows: torch.Tensor = self._torch.from_numpy(np.stack(vectors[:1] if one else vectors))
+        return rows.to(self._runtime.device).expand(len(vectors), -1)
 
     def run(self) -> tuple[list[Vector], list[float]]:
         """Each training's delta, and the sum of the losses of its steps."""
@@ -235,35 +244,45 @@ class _Stack:
 
     def _batches(self) -> Iterator[Batch]:
         """The x (live, length, ...), classes and m (live, length) of every step."""
-        drawn = [batches(len(t.examples), t.plan, t.seed) for t in self._trainings]
         for first in range(0, self._steps[0], STEPS_GATHERED):
-            chunk = [steps for d in drawn if (steps := list(islice(d, STEPS_GATHERED)))]
-            x, classes, m = self._gathered(chunk)
-            for step in range(len(chunk[0])):
+            rows, lengths = self._drawn(first)
+            x, classes, m = self._gathered(rows, lengths)
+            for step in range(rows.shape[1]):
+                each_step()
                 live = sum(count > first + step for count in self._steps)
                 yield x[:live, step], classes[:live, step], m[:live, step]
 
-    def _gathered(self, chunk: list[list[npt.NDArray[Any]]]) -> Batch:
-        """The x, classes and m of some steps of each training, (count, steps, length, ...)."""
-        steps, length = len(chunk[0]), max(len(rows) for drawn in chunk for rows in drawn)
-        lengths = np.zeros((len(chunk), steps), np.int64)
-        for i, drawn in enumerate(chunk):
-            lengths[i, : len(drawn)] = [len(rows) for rows in drawn]
-        real = np.arange(length) < lengths[:, :, np.newaxis]
-        rows = np.zeros((len(chunk), steps, length), np.int64)
-        rows[real] = np.concatenate([some for drawn in chunk for some in drawn])
-        rows = np.where(real, rows, rows[:, :, :1])  # padding is of the batch: its first again
+    def _drawn(self, first: int) -> tuple[Indices, Indices]:
+        """Of the next steps the rows (live, steps, length) and how many of them are no padding."""
+        live, end = sum(count > first for count in self._steps), first + STEPS_GATHERED
+        lengths = np.zeros((live, min(end, self._steps[0]) - first), np.int64)
+        found = [
+            (places, step - first, draws.of(step))
+            for places, draws in self._draws
+            for step in range(first, min(end, draws.steps))
+        ]
+        for places, step, some in found:
+            lengths[places, step] = some.shape[1]
+        rows = np.zeros((*lengths.shape, lengths.max()), np.int64)
+        for places, step, some in found:
+            rows[places, step, : some.shape[1]] = some
+            rows[places, step, some.shape[1] :] = some[:, :1]  # padding is of the batch: its first again
+        return rows, lengths
+
+    def _gathered(self, rows: Indices, lengths: Indices) -> Batch:
+        """The x, classes and m of some steps of each training, (live, steps, length, ...)."""
+        real = np.arange(rows.shape[2]) < lengths[:, :, np.newaxis]
         like = self._trainings[0].examples
         x = np.empty((*rows.shape, *like.x.shape[1:]), like.x.dtype.newbyteorder("="))
         y = np.empty(rows.shape, like.y.dtype.newbyteorder("="))
-        for i, training in enumerate(self._trainings[: len(chunk)]):
+        for i, training in enumerate(self._trainings[: len(rows)]):
             _take(training.examples.x, rows[i], x[i])
             _take(training.examples.y, rows[i], y[i])
         y = y.astype(np.int64)
         counted = real & (y != IGNORED)
         counts = counted.sum(2)
         void = ((counts == 0) & (lengths > 0)).any(1)  # a batch of which no example counts has no mean
-        self._losses[: len(chunk)][self._torch.from_numpy(void)] = float("nan")
+        self._losses[: len(rows)][self._torch.from_numpy(void)] = float("nan")
         m = (counted / np.maximum(counts, 1)[:, :, np.newaxis]).astype(self._resident.spec.vector_dtype)
         y[~counted] = 0 if self._written_out else IGNORED  # which torch's cross entropy passes over
         dtype = next(iter(self._weights.values())).dtype
@@ -273,16 +292,16 @@ class _Stack:
         return xs.to(device), classes.to(device), ms.to(dtype).to(device)
 
     def _deltas(self) -> list[Vector]:
-        """Trained - given, (size,) each; the given are written over."""
+        """Trained - given, (size,) each, in memory of its own: one that is kept keeps no others."""
         count = len(self._trainings)
+        found = self._torch.empty(self._given.shape, dtype=self._given.dtype, device=self._given.device)
         for name, at in self._resident.spec.slices.items():
-            part = self._given[:, at]
             if name in self._weights:
-                trained = self._weights[name].reshape(count, -1).to(part.dtype)
-                self._torch.sub(trained, part, out=part)
+                trained = self._weights[name].reshape(count, -1).to(found.dtype)
+                self._torch.sub(trained, self._given[:, at], out=found[:, at])
             else:
-                part.zero_()
-        return list(self._given.cpu().numpy())
+                found[:, at].zero_()
+        return [delta.copy() for delta in found.cpu().numpy()]
 
 
 def _chain_of(resident: Resident, examples: Examples | None = None) -> LayerChain | None:
@@ -311,6 +330,19 @@ def _pair(training: Training) -> list[Training]:
     return [replace(training, plan=plan, examples=Examples(given.x[of], given.y[of])) for of in parts]
 
 
+def _drawn_together(trainings: Sequence[Training]) -> list[tuple[slice | Indices, DrawnTogether]]:
+    """The draws of those that are drawn alike, each with their places."""
+    alike: dict[tuple[int, LocalPlan], list[int]] = defaultdict(list)
+    for place, training in enumerate(trainings):
+        alike[len(training.examples), training.plan].append(place)
+    found: list[tuple[slice | Indices, DrawnTogether]] = []
+    for (count, plan), places in alike.items():
+        draws = DrawnTogether(count, plan, [trainings[place].seed for place in places])
+        every = len(places) == len(trainings)  # a slice is no copy
+        found.append((slice(None) if every else np.array(places), draws))
+    return found
+
+
 def _take(array: npt.NDArray[Any], rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     """Put these rows of an array there; of one that is not in C order, `take` would copy all first."""
     if array.flags.c_contiguous:
@@ -329,6 +361,7 @@ def _unstacked(
     fixed: dict[str, torch.Tensor] = {}
     for name, at in resident.spec.slices.items():
         like = shapes[name]
-        tensor = given[:, at].reshape(len(given), *like.shape).to(like.dtype, copy=True)
+        tensor = given[:, at].reshape(len(given), *like.shape).to(like.dtype)
+        tensor = tensor.clone(memory_format=import_torch().contiguous_format)
         (weights if name in trained else fixed)[name] = tensor
     return weights, fixed

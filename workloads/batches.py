@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.arrays import Indices
 from anabranch.core.model.updates import LocalPlan
-from anabranch.core.rng import permutation
+from anabranch.core.rng import permutations
 
 _each_step: ContextVar[Callable[[], None] | None] = ContextVar("each_step", default=None)
 
@@ -67,16 +68,31 @@ def batches(count: int, plan: LocalPlan, seed: int) -> Iterator[npt.NDArray[Any]
     An epoch is cut into near-equal batches of at most `batch_size` rows: a remainder of one example
     would be a noisy gradient, and batch normalisation refuses it.
     """
-    per_epoch = batches_per_epoch(count, plan.batch_size)
-    left, epoch = planned_steps(plan, count), 0
-    while left > 0:
-        order = permutation(seed, "shuffle", epoch, count=count)
-        least, larger = divmod(count, per_epoch)
-        for batch in range(min(left, per_epoch)):
-            start = batch * least + min(batch, larger)
-            each_step()
-            yield order[start : start + least + (batch < larger)]
-        left, epoch = left - per_epoch, epoch + 1
+    drawn = DrawnTogether(count, plan, [seed])
+    for step in range(drawn.steps):
+        each_step()
+        yield drawn.of(step)[0]
+
+
+class DrawnTogether:
+    """The `batches` of trainings with as many examples and the same plan, a step of all at a time."""
+
+    def __init__(self, count: int, plan: LocalPlan, seeds: Sequence[int]) -> None:
+        self._count, self._seeds = count, seeds
+        self._per_epoch = batches_per_epoch(count, plan.batch_size)
+        self.steps = planned_steps(plan, count)
+        self._epoch = -1
+        self._orders: Indices = np.empty((len(seeds), 0), np.int64)
+
+    def of(self, step: int) -> Indices:
+        """Row numbers of each training, (trainings, any)."""
+        epoch, batch = divmod(step, self._per_epoch)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._orders = permutations(self._seeds, "shuffle", epoch, count=self._count)
+        least, larger = divmod(self._count, self._per_epoch)
+        start = batch * least + min(batch, larger)
+        return self._orders[:, start : start + least + (batch < larger)]
 
 
 @contextmanager

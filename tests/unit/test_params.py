@@ -150,6 +150,13 @@ def test_flaws_at_the_bounds(examples: int, value: float, words: str, sparse: bo
     assert bool(flaw) == bool(words)
 
 
+def test_models_of_equal_tensors_have_one_spec() -> None:
+    """What is kept for a spec is found at once for the next run's, too."""
+    again = {name: array.copy() for name, array in MODEL.items()}
+    assert ParamSpec.of(again) is ParamSpec.of(MODEL)
+    assert ParamSpec.of({**again, "more": np.zeros(2, np.float32)}) is not ParamSpec.of(MODEL)
+
+
 def test_a_models_bytes_hold_the_frozen_tensors_too() -> None:
     vector, frozen = SPEC.flatten(MODEL), SPEC.frozen(MODEL)
     data = encode_model(Raw(), SPEC, vector, frozen)

@@ -8,7 +8,7 @@ import uuid
 import numpy as np
 import pytest
 
-from anabranch.core.rng import lowest, permutation, rank, seed_of, stream, unique_id
+from anabranch.core.rng import lowest, permutations, rank, seed_of, stream, unique_id
 
 NAMES: list[tuple[str | int, ...]] = [
     ("task", "a", 0),
@@ -88,6 +88,8 @@ def test_a_stream_has_children_as_numpys_has() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 1000])
-def test_a_permutation_is_the_first_of_its_stream(count: int) -> None:
-    found = permutation(7, "shuffle", 3, count=count)
-    assert found.tolist() == stream(7, "shuffle", 3).permutation(count).tolist()
+def test_permutations_are_the_first_of_their_streams(count: int) -> None:
+    seeds = [7, 8, 7, 2**63 - 1]
+    found = permutations(seeds, "shuffle", 3, count=count)
+    assert found.shape == (4, count)
+    assert found.tolist() == [stream(seed, "shuffle", 3).permutation(count).tolist() for seed in seeds]

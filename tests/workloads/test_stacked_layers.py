@@ -332,6 +332,27 @@ def test_padding_and_what_is_passed_over_have_no_loss_whatever_the_scores() -> N
             assert found.metrics["loss"] == pytest.approx(alone.metrics["loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize("app", [Linear(), Unknown()], ids=["by layers", "by vmap"])
+def test_trainings_of_one_version_are_those_of_as_many_copies_of_it(app: Linear) -> None:
+    """With other batches, of other lengths and numbers, to the bit; and who keeps a delta keeps no others."""
+    data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(app))
+    start = trainer.spec.flatten(trainer.initial(0))
+    before, stack = start.copy(), BatchedTraining(trainer)
+    plans = [LocalPlan(steps=3, batch_size=8), LocalPlan(epochs=2, batch_size=16), LocalPlan(steps=20)]
+    one = [
+        Training(start, Examples(data.x[:count], data.y[:count]), plan, seed)
+        for seed, (plan, count) in enumerate((plan, count) for plan in plans for count in (40, 33, 40))
+    ]
+    copies = [replace(training, vector=start.copy()) for training in one]
+    pairs = zip(stack.train(one, trainer.frozen), stack.train(copies, trainer.frozen), strict=True)
+    for mine, other in pairs:
+        np.testing.assert_array_equal(mine.delta, other.delta)
+        assert mine.metrics == other.metrics
+        assert mine.delta.flags.owndata
+        assert np.linalg.norm(mine.delta) > 0.01
+    np.testing.assert_array_equal(start, before)
+
+
 @pytest.mark.parametrize("order", ["F", "swapped"])
 def test_examples_lie_as_they_like(order: str) -> None:
     data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(Linear()))

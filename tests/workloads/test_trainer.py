@@ -20,7 +20,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
 from anabranch.support.own_code import on_device
 from anabranch.workloads import App, Examples, Shard, Trainer, trainer_for
-from anabranch.workloads.batches import batches, planned_steps
+from anabranch.workloads.batches import DrawnTogether, batches, planned_steps
 from anabranch.workloads.synthetic import Synthetic, loss_and_gradient
 
 
@@ -380,6 +380,23 @@ def test_batches_cover_each_epoch_once(count: int, size: int, epochs: int, steps
             np.bincount(np.concatenate([[], *drawn]).astype(int), minlength=count).tolist()
             == [epochs] * count
         )
+
+
+@given(count=st.integers(1, 40), size=st.integers(1, 16), steps=st.integers(1, 9))
+def test_batches_are_the_parts_of_one_shuffle_for_each_epoch(count: int, size: int, steps: int) -> None:
+    """As equal as they can be, the larger ones first; of several trainings each has those of its own seed."""
+    plan, per_epoch = LocalPlan(steps=steps, batch_size=size), -(-count // size)
+    wanted: list[list[list[int]]] = []
+    for seed in (5, 6):
+        epochs = range(-(-steps // per_epoch))
+        orders = [stream(seed, "shuffle", epoch).permutation(count) for epoch in epochs]
+        parts = [part.tolist() for order in orders for part in np.array_split(order, per_epoch)]
+        wanted.append(parts[:steps])
+        assert [rows.tolist() for rows in batches(count, plan, seed)] == parts[:steps]
+    together = DrawnTogether(count, plan, [5, 6])
+    assert together.steps == steps
+    for step in range(steps):
+        assert together.of(step).tolist() == [parts[step] for parts in wanted]
 
 
 def test_a_batch_size_of_zero_is_a_config_error() -> None:
