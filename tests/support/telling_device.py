@@ -19,6 +19,7 @@ from typing import Any
 
 from nursery import PIPE, Process
 
+from anabranch.client import agent
 from anabranch.client.run import ClientOptions, run_client
 
 
@@ -40,6 +41,7 @@ def told(life: Process) -> list[dict[str, Any]]:
 def main(options: str, die_at: str = "", count: str = "0") -> None:
     """Work until it is told to end."""
     given, heard = json.loads(options), Counter[str]()
+    agent.GOODBYE_S = 600.0  # a task is given back on a slow machine as well
     telling = threading.Lock()  # it trains and pushes at once: what it dies at is the last that it tells
 
     def tell(kind: str, **data: Any) -> None:
