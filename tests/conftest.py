@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from blank import copy_tree
 from dealing import begun_at, dealt, file_of
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from left import FREED, loggers_put_back
 from postgres import cluster, new_database
 from sharing import once
@@ -19,8 +19,8 @@ from wheels import build
 
 ROOT = Path(__file__).parents[1]
 
-# A busy machine is slow at times: how long an example takes says nothing.
-settings.register_profile("anabranch", deadline=None)
+# A busy machine is slow at times: how long an example takes says nothing, nor how long it is made.
+settings.register_profile("anabranch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("anabranch")
 
 # PostgreSQL is started by a fork, and gRPC's own handlers of a fork may abort the child before it gets there.

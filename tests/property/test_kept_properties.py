@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kept_state import SPEC, entries
 from rollbacks import World
@@ -133,7 +133,6 @@ def test_an_event_comes_back_from_its_record(event: ev.Event) -> None:
     assert isinstance(event, ev.UpdateArrived) or again == event  # arrays do not compare
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), event=EVENTS)
 def test_a_damaged_record_is_an_event_or_an_error_of_ours(data: st.DataObject, event: ev.Event) -> None:
     record = data.draw(damage(to_record(event)))
@@ -198,7 +197,6 @@ def test_a_snapshot_comes_back() -> None:
     assert again(json.loads(json.dumps(TAKEN.meta))) == state_digest(WORLD.engine)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(meta=damage(TAKEN.meta))
 def test_a_damaged_snapshot_is_a_state_or_an_error_of_ours(meta: dict[str, Any]) -> None:
     with suppress(StoreCorrupt):
