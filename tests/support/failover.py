@@ -187,11 +187,11 @@ def federation(folder: Path, database: str, **more: Any) -> Iterator[Federation]
 
 
 def health(address: str) -> int | None:
-    """What a server says of itself; None if nothing comes back."""
+    """What a server says of itself; None if nobody is there."""
     with grpc.insecure_channel(address, options=QUICK) as channel:
         try:
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            status: int = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0).status
+            status: int = stub.Check(health_pb2.HealthCheckRequest(), timeout=SERVING_S).status
         except grpc.RpcError:
             return None
     return status
