@@ -8,11 +8,11 @@ from pathlib import Path
 
 from anabranch.client.state import SESSION
 from anabranch.core.errors import InvalidUpdate, StoreError
+from anabranch.core.ids import checked_id
 from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.updates import Ask
 from anabranch.core.rng import unique_id
 from anabranch.identity.files import write_private
-from anabranch.protos.convert import checked_id
 
 
 class Applications:

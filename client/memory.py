@@ -23,8 +23,8 @@ import numpy as np
 
 from anabranch.client.records import SUFFIX, UNFINISHED, Record, read_record, write_record
 from anabranch.compress.feedback import Memory
+from anabranch.core.ids import checked_id
 from anabranch.identity.files import sync_folder
-from anabranch.protos.convert import checked_id
 
 KEPT, PENDING = f"kept{SUFFIX}", "pending-"
 

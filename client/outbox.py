@@ -28,10 +28,10 @@ from google.protobuf.message import DecodeError
 
 from anabranch.core.content import SHA256, algorithm_of, check_stored, content_digest
 from anabranch.core.errors import ConfigError, StoreCorrupt, TooLarge, disk_error
+from anabranch.core.ids import checked_id
 from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.plain import FieldError, from_plain, make_converter, written
 from anabranch.identity.files import make_private_folder, private, sync_folder, tighten
-from anabranch.protos.convert import checked_id
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from typing import IO, Any
 
 from anabranch.client.records import SUFFIX
 from anabranch.core.errors import ConfigError, InvalidUpdate, StoreError, StoreLocked, disk_error
+from anabranch.core.ids import checked_id, typed_id
 from anabranch.core.rng import unique_id
 from anabranch.identity.files import private, tighten
-from anabranch.protos.convert import checked_id
 from anabranch.support.forks import kept_from_copies
 from anabranch.support.held import leads_to
 from anabranch.support.holders import forget_holder, holder_of, note_holder
@@ -44,15 +44,7 @@ def state_dir_of(client_id: str) -> Path:
     """
     if not client_id or client_id == _kept_id(UNNAMED):
         return UNNAMED
-    return NAMED / checked_name(client_id)
-
-
-def checked_name(given: str) -> str:
-    """A device's name as its user gives it. Raises `ConfigError`."""
-    try:
-        return checked_id(given, "--id")
-    except InvalidUpdate as error:
-        raise ConfigError(str(error)) from None
+    return NAMED / typed_id(client_id, "--id")
 
 
 def device_id(state_dir: Path, given: str = "") -> str:
@@ -62,7 +54,7 @@ def device_id(state_dir: Path, given: str = "") -> str:
     Raises `ConfigError` when the folder belongs to another device or `given` is no name, `StoreError` when
     the folder cannot be used.
     """
-    named = checked_name(given) if given else f"device-{fresh_id()[:8]}"
+    named = typed_id(given, "--id") if given else f"device-{fresh_id()[:8]}"
     known = _kept_id(state_dir)
     if not known or (given and given != known and _came_to_nothing(state_dir, known)):
         known = _keep_id(state_dir, named, known)

@@ -55,6 +55,7 @@ from anabranch.core.errors import (
     Unavailable,
     outcome_of,
 )
+from anabranch.core.ids import checked_id
 from anabranch.core.limits import CHUNK_BYTES, DEFAULT_LIMITS, KIB, Limits
 from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec
@@ -153,7 +154,7 @@ class GrpcTransport:
         connection: str | None = None,
     ) -> None:
         check_may_speak()
-        self.client_id = convert.checked_id(client_id, "client_id")
+        self.client_id = checked_id(client_id, "client_id")
         self._own_limits, self._connection = limits, connection
         self._limits = heard_by_device(limits, {})  # and what the server has told of its own
         self._link = Link(address, limits, reconnect_max_s, wallet)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from anabranch.core.errors import InvalidUpdate
+from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
@@ -17,3 +17,11 @@ def checked_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
             f"{name} must be 1 to {limits.id_chars_max} letters, digits, '.', '_' or '-', not {text[:80]!r}"
         )
     return text
+
+
+def typed_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
+    """The same of an id that a person gives: raises `ConfigError`."""
+    try:
+        return checked_id(text, name, limits)
+    except InvalidUpdate as error:
+        raise ConfigError(str(error)) from None

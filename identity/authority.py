@@ -16,8 +16,8 @@ from pathlib import Path
 
 from cryptography import x509
 
-from anabranch.core.errors import ClocksDisagree, ConfigError, InvalidUpdate, NotAuthenticated, NotPermitted
-from anabranch.core.ids import checked_id
+from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated, NotPermitted
+from anabranch.core.ids import typed_id
 from anabranch.identity.certificates import (
     Key,
     Kind,
@@ -166,7 +166,7 @@ class Authority:
     def invite_all(self, names: Sequence[str], life_s: float) -> list[str]:
         """A token for each of some names, all or none. Raises `ConfigError` for a name that is none."""
         for name in names:
-            _checked(name)
+            typed_id(name, "name")
         made = [(*new_token(), name) for name in names]
         until = self._now() + life_s
         self._register.add_tokens([(*token, until) for token in made])
@@ -202,7 +202,7 @@ class Authority:
 
     def operator(self, name: str, key: PublicKey, life_s: float) -> x509.Certificate:
         """A certificate for an operator."""
-        return self._issue(Kind.OPERATOR, _checked(name), key, life_s)
+        return self._issue(Kind.OPERATOR, typed_id(name, "name"), key, life_s)
 
     def server(self, key: PublicKey, life_s: float) -> x509.Certificate:
         """A certificate for the server, which is on no list: its key never leaves the process."""
@@ -239,7 +239,7 @@ class Authority:
 
     def revoke(self, name: str) -> int:
         """Nothing that a name was given counts any more; returns how much that was."""
-        return self._register.revoke(_checked(name), self._now())
+        return self._register.revoke(typed_id(name, "name"), self._now())
 
     @property
     def changes(self) -> int:
@@ -266,11 +266,3 @@ def _check_key_lost(folder: Path) -> None:
             f"{folder / KEY} is missing, and the rest of the authority is there: put it back from your copy "
             "of the folder. If there is none, make another authority in another folder: all members join anew"
         )
-
-
-def _checked(name: str) -> str:
-    """A name as who keeps the authority gives it. Raises `ConfigError`."""
-    try:
-        return checked_id(name, "name")
-    except InvalidUpdate as error:
-        raise ConfigError(str(error)) from None

@@ -17,7 +17,7 @@ import numpy as np
 
 from anabranch.core.content import BLAKE3, RAW_BYTES, from_raw, to_raw
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch, TooLarge, WireError
-from anabranch.core.ids import checked_id as checked_id
+from anabranch.core.ids import checked_id
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.holdings import PARTS_MAX, HeldPart, Holdings
 from anabranch.core.model.params import ParamSpec, TensorSpec

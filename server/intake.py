@@ -22,6 +22,7 @@ from anabranch.core.errors import (
     StoreFull,
     Unavailable,
 )
+from anabranch.core.ids import checked_id
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.params import ParamSpec, lasting_delta
@@ -45,7 +46,6 @@ from anabranch.protos.convert import (
     check_payload_size,
     checked_count,
     checked_digest,
-    checked_id,
     checked_payload_digest,
     holdings_from_proto,
     part_from_proto,

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from anabranch.core.errors import Unavailable
+from anabranch.core.ids import checked_id
 from anabranch.core.limits import Limits
-from anabranch.protos.convert import checked_id
 from anabranch.protos.v1 import jobs_pb2 as jobs_pb
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.jobs_pb2_grpc import JobsServicer

@@ -22,13 +22,13 @@ from anabranch.core.effects import CohortLost, Effect, Reopened, RolledBackTo, S
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
 from anabranch.core.engine.settable import otherwise
-from anabranch.core.errors import ConfigError, InvalidUpdate, UnknownVersion
-from anabranch.core.limits import Limits
+from anabranch.core.errors import ConfigError, UnknownVersion
+from anabranch.core.ids import typed_id
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.growing import stage_set
 from anabranch.core.model.metrics import ACCURACY, MEASURED_MAX
 from anabranch.host.submission import checked_metrics
-from anabranch.protos.convert import checked_id, manifest_to_proto
+from anabranch.protos.convert import manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.books import Answer
@@ -162,8 +162,8 @@ class Operators(Guarded, OperatorsServicer):
     ) -> operators.TagClientsResponse:
         """Give clients notes, and take others away."""
         limits = self.run.limits
-        named = sorted({_checked(c, "client_id", limits) for c in request.client_ids})
-        add, remove = ([_checked(t, "tag", limits) for t in tags] for tags in (request.add, request.remove))
+        named = sorted({typed_id(c, "client_id", limits) for c in request.client_ids})
+        add, remove = ([typed_id(t, "tag", limits) for t in tags] for tags in (request.add, request.remove))
         if not 0 < len(named) <= CLIENTS_MAX:
             raise ConfigError(f"{len(named)} clients are to be tagged: name 1 to {CLIENTS_MAX}")
 
@@ -200,7 +200,7 @@ class Operators(Guarded, OperatorsServicer):
         if bool(client_id) and bool(tag):
             raise ConfigError("name a client or a tag, not both")
         if not tag:
-            return [_checked(client_id, "client_id", self.run.limits)]
+            return [typed_id(client_id, "client_id", self.run.limits)]
         tags = await self._look_store(lambda store: store.tags())
         if not (found := [c for c, its in tags.items() if tag in its]):
             raise ConfigError(f"no client has the tag {tag!r}: see `anabranch admin clients`")
@@ -211,7 +211,7 @@ class Operators(Guarded, OperatorsServicer):
         self, request: operators.RollbackRequest, caller: Caller
     ) -> operators.RollbackResponse:
         """Publish what the log gives without some clients' updates."""
-        without = tuple(sorted({_checked(c, "without", self.run.limits) for c in request.without}))
+        without = tuple(sorted({typed_id(c, "without", self.run.limits) for c in request.without}))
         event = ev.RolledBack(self.run.writer.now(), request.to_version, 0, without, request.everyone)
         answer = await self.run.writer.roll_back(event)
         done = next(e for e in answer.effects if isinstance(e, RolledBackTo))
@@ -420,14 +420,6 @@ class Operators(Guarded, OperatorsServicer):
             return save(plain_tensors({name: array for name, array in found.items() if name in names}))
 
         return await asyncio.to_thread(convert)
-
-
-def _checked(given: str, field: str, limits: Limits) -> str:
-    """A name that an operator has typed. Raises `ConfigError`."""
-    try:
-        return checked_id(given, field, limits)
-    except InvalidUpdate as error:
-        raise ConfigError(str(error)) from None
 
 
 def _version(row: VersionRow, held: bool) -> operators.Version:

@@ -17,6 +17,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, LeaseEnd, LeaseEnded, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
+from anabranch.core.ids import checked_id
 from anabranch.core.model.chains import AUTO, lacks
 from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.submodels import CoordinateRuns, TensorSet, UnitMap
@@ -31,7 +32,6 @@ from anabranch.protos.convert import (
     capability_from_proto,
     check_manifest,
     checked_codecs,
-    checked_id,
     decision_to_proto,
     holdings_from_proto,
     manifest_to_proto,

@@ -18,6 +18,7 @@ from anabranch.core.errors import (
     WireError,
     outcome_of,
 )
+from anabranch.core.ids import checked_id
 from anabranch.core.model.params import ParamSpec, TensorSpec
 from anabranch.core.model.submodels import CoordinateRuns, Coordinates
 from anabranch.core.model.updates import Capability, Decision, LocalPlan, Reason, Task, Verdict
@@ -140,13 +141,13 @@ def test_stages_that_are_none(codecs: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("good", ["a", "device-3", "A.b_c-9", "x" * 64])
 def test_ids(good: Any) -> None:
-    assert convert.checked_id(good, "client_id") == good
+    assert checked_id(good, "client_id") == good
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a/b", "-a", "ä", "a b", "a\n", "x" * 65, "\x00"])
 def test_ids_that_are_none(bad: Any) -> None:
     with pytest.raises(InvalidUpdate, match="client_id must be"):
-        convert.checked_id(bad, "client_id")
+        checked_id(bad, "client_id")
 
 
 def test_digests_and_sizes() -> None:
