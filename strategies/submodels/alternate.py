@@ -20,15 +20,15 @@ is the product of the means, as one factor is the same everywhere. Late updates 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec, Vector
-from anabranch.core.model.submodels import Submodel, TensorSet, tensor_set
+from anabranch.core.model.submodels import TensorSet, tensor_set
+from anabranch.strategies.submodels.planner import Forgetful, NoMemory
 
 # The names of the halves B and A, of this project's adapters and of peft's.
 HALVES = (("*.parametrizations.*.B", "*.lora_B.*"), ("*.parametrizations.*.A", "*.lora_A.*"))
@@ -36,16 +36,10 @@ HALVES = (("*.parametrizations.*.B", "*.lora_B.*"), ("*.parametrizations.*.A", "
 Patterns = Sequence[str]
 
 
-@dataclass(frozen=True)
-class AlternateState:
-    """Nothing is remembered: the version says whose turn it is."""
-
-
-class Alternate:
+class Alternate(Forgetful):
     """A `Planner`. Raises `ConfigError` for turns of which the model has nothing, or that overlap."""
 
     name: ClassVar[str] = "alternate"
-    state_type: ClassVar[type[Any]] = AlternateState
     of_tensors: ClassVar[bool] = True
 
     def __init__(self, spec: ParamSpec, turns: Sequence[Patterns] = HALVES, period: int = 4) -> None:
@@ -60,23 +54,9 @@ class Alternate:
         """By the `[submodel]` table."""
         return cls(spec, [[pattern] for pattern in table.turns] or HALVES, table.period)
 
-    def init(self, vector: Vector) -> AlternateState:
-        """Nothing."""
-        return AlternateState()
-
-    def plan(
-        self, state: AlternateState, vector: Vector, applicant: Applicant
-    ) -> tuple[AlternateState, TensorSet]:
+    def plan(self, state: NoMemory, vector: Vector, applicant: Applicant) -> tuple[NoMemory, TensorSet]:
         """The tensors whose turn it is at the version."""
         return state, self.parts[applicant.version // self.period % len(self.parts)]
-
-    def applied(self, state: AlternateState, submodel: Submodel | None, version: int) -> AlternateState:
-        """Nothing changes."""
-        return state
-
-    def released(self, state: AlternateState, submodel: Submodel | None) -> AlternateState:
-        """Nothing changes."""
-        return state
 
 
 def _trained(spec: ParamSpec) -> list[int]:

@@ -22,9 +22,8 @@ all devices send the same one at a time, since their collective needs all of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,22 +31,17 @@ from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec, Vector
-from anabranch.core.model.submodels import Submodel, TensorSet, tensor_set
+from anabranch.core.model.submodels import TensorSet, tensor_set
 from anabranch.core.rng import seed_of
+from anabranch.strategies.submodels.planner import Forgetful, NoMemory
 
 Block = list[int]  # places in the spec's tensors
 
 
-@dataclass(frozen=True)
-class FragmentsState:
-    """Nothing is remembered: the books know each device's turn."""
-
-
-class Fragments:
+class Fragments(Forgetful):
     """A `Planner`. Raises `ConfigError` for more parts than the model has blocks."""
 
     name: ClassVar[str] = "fragments"
-    state_type: ClassVar[type[Any]] = FragmentsState
     of_tensors: ClassVar[bool] = True
 
     def __init__(self, spec: ParamSpec, parts: int, pattern: str = "balanced", seed: int = 0) -> None:
@@ -66,25 +60,13 @@ class Fragments:
         """By the `[submodel]` table."""
         return cls(spec, table.parts, table.pattern, seed)
 
-    def init(self, vector: Vector) -> FragmentsState:
-        """Nothing."""
-        return FragmentsState()
-
     def plan(
-        self, state: FragmentsState, vector: Vector, applicant: Applicant
-    ) -> tuple[FragmentsState, TensorSet | None]:
+        self, state: NoMemory, vector: Vector, applicant: Applicant
+    ) -> tuple[NoMemory, TensorSet | None]:
         """The part whose turn it is; of one part the whole model."""
         count = len(self.parts)
         offset = seed_of(self.seed, "fragment", applicant.client_id) % count
         return state, self.parts[(applicant.turn + offset) % count] if count > 1 else None
-
-    def applied(self, state: FragmentsState, submodel: Submodel | None, version: int) -> FragmentsState:
-        """Nothing changes."""
-        return state
-
-    def released(self, state: FragmentsState, submodel: Submodel | None) -> FragmentsState:
-        """Nothing changes."""
-        return state
 
 
 def blocks_of(spec: ParamSpec) -> list[Block]:

@@ -40,6 +40,29 @@ class CoverageState:
     touched: list[Units]
 
 
+@dataclass(frozen=True)
+class NoMemory:
+    """Nothing is remembered."""
+
+
+class Forgetful:
+    """What planners share whose parts follow from the applicant alone: a base class, `plan` is theirs."""
+
+    state_type: ClassVar[type[Any]] = NoMemory
+
+    def init(self, vector: Vector) -> NoMemory:
+        """Nothing."""
+        return NoMemory()
+
+    def applied(self, state: NoMemory, submodel: Submodel | None, version: int) -> NoMemory:
+        """Nothing changes."""
+        return state
+
+    def released(self, state: NoMemory, submodel: Submodel | None) -> NoMemory:
+        """Nothing changes."""
+        return state
+
+
 class GroupPlanner:
     """A `Planner` that chooses each group by itself: a base class, `kept` is for the method to write."""
 

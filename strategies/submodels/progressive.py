@@ -26,8 +26,7 @@ the optimisers of server and devices begin anew at each growth; here a server's 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from anabranch.core.config.tables import Config, RunTable, SubmodelTable
 from anabranch.core.engine.planner import Applicant
@@ -36,25 +35,20 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.growing import stage_set
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.stages import Growth
-from anabranch.core.model.submodels import Submodel, TensorSet
+from anabranch.core.model.submodels import TensorSet
 from anabranch.strategies.annealed import Annealed
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.scheduled import unscheduled
+from anabranch.strategies.submodels.planner import Forgetful, NoMemory
 from anabranch.strategies.waves import Waves
 
 LAST_GROWTH = 0.375  # of the run, where `grow_at` says nothing
 
 
-@dataclass(frozen=True)
-class ProgressiveState:
-    """Nothing is remembered: the version says all."""
-
-
-class Progressive:
+class Progressive(Forgetful):
     """A `Planner`; `within` says how long its run is. Raises `ConfigError` for stages that do not fit."""
 
     name: ClassVar[str] = "progressive"
-    state_type: ClassVar[type[Any]] = ProgressiveState
     of_tensors: ClassVar[bool] = True
     grows: ClassVar[bool] = True
 
@@ -76,26 +70,14 @@ class Progressive:
         """Itself in a run. Raises `ConfigError` where that says no number of versions."""
         return Progressive(self.spec, growth_of(config, strategy, len(self.spec.stages)))
 
-    def init(self, vector: Vector) -> ProgressiveState:
-        """Nothing."""
-        return ProgressiveState()
-
     def plan(
-        self, state: ProgressiveState, vector: Vector, applicant: Applicant
-    ) -> tuple[ProgressiveState, TensorSet | None]:
+        self, state: NoMemory, vector: Vector, applicant: Applicant
+    ) -> tuple[NoMemory, TensorSet | None]:
         """The stage of the version, or what is new in it; of a single stage the whole model."""
         growth, version = self.growth, applicant.version
         since = growth.before(version) if growth.warms_up(version) else 0
         single = len(self.spec.stages) == 1
         return state, None if single else stage_set(self.spec, growth.stage_of(version), since)
-
-    def applied(self, state: ProgressiveState, submodel: Submodel | None, version: int) -> ProgressiveState:
-        """Nothing changes."""
-        return state
-
-    def released(self, state: ProgressiveState, submodel: Submodel | None) -> ProgressiveState:
-        """Nothing changes."""
-        return state
 
 
 def growth_of(config: Config, strategy: Strategy, stages: int) -> Growth:
