@@ -29,7 +29,7 @@ from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import OTHERS, Stage
 from anabranch.core.errors import ConfigError, UnknownCodec
 from anabranch.core.model.chains import FEEDBACK, MOMENTUM, RAW, STEP_WORD, StageText, parse_chain
-from anabranch.core.parts import PartKind, is_data, members
+from anabranch.core.parts import PartKind, check_is_data, members
 from anabranch.core.secagg.ring import RING
 
 Arguments = tuple[str, ...]
@@ -122,8 +122,7 @@ _SPOKEN_FOR = (*_ALONE, FEEDBACK, MOMENTUM, "log", "logparts")
 
 def _check(found: Any) -> None:
     """A stage of others: what `_of_others` and the wire need of it. Raises `ConfigError`."""
-    if not is_data(found):
-        raise ConfigError("a codec stage is a dataclass of its arguments: write @dataclass(frozen=True)")
+    check_is_data(found, "a codec stage is a dataclass of its arguments")
     if found.place not in PLACE_NAMES:
         raise ConfigError(f"place must be one of {', '.join(PLACE_NAMES)}, not {found.place!r}")
     if not re.fullmatch("[a-z][a-z0-9]*", found.name) or found.name in _SPOKEN_FOR:

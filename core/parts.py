@@ -253,6 +253,12 @@ def is_data(part: Any) -> bool:
     return isinstance(part, type) and bool(getattr(params, "frozen", False))
 
 
+def check_is_data(part: Any, what: str) -> None:
+    """Raises `ConfigError`, with `what` it must be, unless a part is a frozen dataclass."""
+    if not is_data(part):
+        raise ConfigError(f"{what}: write @dataclass(frozen=True)")
+
+
 def told_name(name: Any) -> Any:
     """A setting as another machine is told it: code that was let in here by its own name, never its place."""
     return _OWN_NAMES.get(name, name) if isinstance(name, str) else name

@@ -10,7 +10,7 @@ from anabranch.core.config.tables import Config, build
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
-from anabranch.core.parts import PartKind, is_data, members
+from anabranch.core.parts import PartKind, check_is_data, members
 from anabranch.strategies import PLACES
 from anabranch.strategies.buffer import BufferStrategy
 from anabranch.strategies.fedavg import FedAvg
@@ -82,10 +82,7 @@ def _of_phases(phased: Phased, told: Callable[[Strategy], str]) -> str:
 
 
 def _check(found: Any) -> None:
-    if not is_data(found):
-        raise ConfigError(
-            "a strategy is a class, a dataclass of its parameters: write @dataclass(frozen=True)"
-        )
+    check_is_data(found, "a strategy is a class, a dataclass of its parameters")
 
 
 # They are younger than strategies of others.

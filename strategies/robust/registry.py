@@ -8,13 +8,12 @@ from typing import Any
 from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.robust import NONE, RobustTable
 from anabranch.core.errors import ConfigError
-from anabranch.core.parts import PartKind, is_data, members
+from anabranch.core.parts import PartKind, check_is_data, members
 from anabranch.strategies.robust.rule import Rule
 
 
 def _check(found: Any) -> None:
-    if not is_data(found):
-        raise ConfigError("a robust rule is a class, a dataclass: write @dataclass(frozen=True)")
+    check_is_data(found, "a robust rule is a class, a dataclass")
     if strange := set(_taken(found)) - {f.name for f in fields(RobustTable)}:
         raise ConfigError(
             f"a robust rule's parameters are keys of [robust], not {', '.join(sorted(strange))}"

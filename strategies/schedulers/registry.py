@@ -7,7 +7,7 @@ from typing import Any
 
 from anabranch.core.config.tables import build
 from anabranch.core.errors import ConfigError
-from anabranch.core.parts import PartKind, is_data, members
+from anabranch.core.parts import PartKind, check_is_data, members
 from anabranch.strategies.schedulers.capped import PLACE
 from anabranch.strategies.schedulers.scheduler import Scheduler
 
@@ -20,10 +20,7 @@ BUILT_IN = {
 
 
 def _check(found: Any) -> None:
-    if not is_data(found):
-        raise ConfigError(
-            "a scheduler is a class, a dataclass of its parameters: write @dataclass(frozen=True)"
-        )
+    check_is_data(found, "a scheduler is a class, a dataclass of its parameters")
 
 
 NAMED_IN = ("strategy.scheduler.name", "strategy.phases.scheduler.name")
