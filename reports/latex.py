@@ -9,7 +9,7 @@ from anabranch.core.model.chains import AUTO
 from anabranch.reports.equal import Against, at_equal
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
-from anabranch.reports.spreads import Spread, compare
+from anabranch.reports.spreads import compare, spread_text
 from anabranch.reports.text import NOTHING, bytes_text, duration_text
 
 _SPECIAL = str.maketrans(
@@ -39,11 +39,11 @@ def comparison_latex(results: Iterable[Result]) -> str:
         ("strategy", [f"{r.label} on {r.workload}" if many else r.label for r in rows]),
         ("seeds", [str(len(r.seeds)) for r in rows]),
         ("metric", [NOTHING if r.metric == AUTO else r.metric for r in rows]),
-        ("final", [_cell(r.final_value, partial(metric_text, r.metric)) for r in rows]),
+        ("final", [spread_text(r.final_value, partial(metric_text, r.metric)) for r in rows]),
         *((_title(runs, against), _equal(runs, against)) for against in _AT_TEXT),
-        ("time to target", [_cell(r.time_to_target_s, duration_text) for r in rows]),
-        ("uplink", [_cell(r.uplink_bytes, bytes_text) for r in rows]),
-        ("downlink", [_cell(r.downlink_bytes, bytes_text) for r in rows]),
+        ("time to target", [spread_text(r.time_to_target_s, duration_text) for r in rows]),
+        ("uplink", [spread_text(r.uplink_bytes, bytes_text) for r in rows]),
+        ("downlink", [spread_text(r.downlink_bytes, bytes_text) for r in rows]),
     ]
     told = [(head, cells) for head, cells in columns if any(cell != NOTHING for cell in cells)]
     lines = zip(*(cells for _, cells in told), strict=True)
@@ -77,10 +77,4 @@ def _title(runs: Sequence[Result], against: Against) -> str:
 
 
 def _equal(runs: Sequence[Result], against: Against) -> list[str]:
-    return [_cell(row.value, partial(metric_text, row.metric)) for row in at_equal(runs, against)]
-
-
-def _cell(found: Spread | None, text: Callable[[float], str]) -> str:
-    if found is None:
-        return NOTHING
-    return f"{text(found.mean)} ± {text(found.deviation)}" if found.deviation else text(found.mean)
+    return [spread_text(row.value, partial(metric_text, row.metric)) for row in at_equal(runs, against)]

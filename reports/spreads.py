@@ -15,6 +15,7 @@ from anabranch.reports.intervals import deviation, mean
 from anabranch.reports.metrics import lacking, metric_names, value
 from anabranch.reports.result import FLOWER, Fairness, Kind, Point, Result
 from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings, shared_names
+from anabranch.reports.text import NOTHING
 
 DIGITS = 8  # of a digest, to tell code by
 
@@ -163,6 +164,13 @@ def _other_code(a: Result, b: Result) -> list[str]:
 def spread(values: Sequence[float]) -> Spread:
     """The spread of at least one value."""
     return Spread(mean(values), deviation(values), min(values), max(values), len(values))
+
+
+def spread_text(found: Spread | None, text: Callable[[float], str]) -> str:
+    """The mean as `text` writes a figure, with the deviation where there is one."""
+    if found is None:
+        return NOTHING
+    return f"{text(found.mean)} ± {text(found.deviation)}" if found.deviation else text(found.mean)
 
 
 def _spread_of_known(values: Iterable[float | None]) -> Spread | None:

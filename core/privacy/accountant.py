@@ -25,6 +25,7 @@ separation.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 MILLS_FROM = 25.0  # beyond, erfc has no digits left, and the series has all of them
 
@@ -53,24 +54,23 @@ def epsilon_of(mu: float, delta: float) -> float:
     """The least epsilon for a delta in (0, 1), to 1e-9 of itself; 0 where mu is so small."""
     if mu == 0 or delta_of(0.0, mu) <= delta:
         return 0.0
-    low, high = 0.0, 1.0
-    while delta_of(high, mu) > delta:
-        low, high = high, 2 * high
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(middle, mu) > delta else (low, middle)
-    return high
+    return _turn(lambda epsilon: delta_of(epsilon, mu) > delta)[1]
 
 
 def mu_of(epsilon: float, delta: float) -> float:
     """The greatest mu whose epsilon, for this delta, is no more than this one."""
+    return _turn(lambda mu: delta_of(epsilon, mu) <= delta)[0]
+
+
+def _turn(is_before: Callable[[float], bool]) -> tuple[float, float]:
+    """Between which two numbers, to 1e-10 of themselves, something ends that holds from 0 up to there."""
     low, high = 0.0, 1.0
-    while delta_of(epsilon, high) <= delta:
+    while is_before(high):
         low, high = high, 2 * high
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(epsilon, middle) <= delta else (low, middle)
-    return low
+        low, high = (middle, high) if is_before(middle) else (low, middle)
+    return low, high
 
 
 def _density(x: float) -> float:

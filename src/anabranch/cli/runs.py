@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import DEVICES, GROUPS, RESULT_FILE, Result
-from anabranch.reports.spreads import Spread, SpreadRow, grouped, over
+from anabranch.reports.spreads import SpreadRow, grouped, over, spread_text
 from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text
 from anabranch.reports.trackers import tell_of
 from anabranch.support.folders import check_folder
@@ -69,10 +69,10 @@ def tell_comparison(output: Output, found: Comparison, *out: Path) -> None:
         ("seeds", [str(len(r.seeds)) for r in rows]),
         *((f"final {name}", [_final(r, name) for r in rows]) for name in metrics[:METRICS_MAX]),
         *((f"worst tenth of {what}", [_worst(r, what) for r in rows]) for what in (GROUPS, DEVICES)),
-        ("time to target", [_cell(r.time_to_target_s, duration_text) for r in rows]),
-        ("updates", [_cell(r.updates_applied, lambda n: f"{n:.0f}") for r in rows]),
-        ("uplink", [_cell(r.uplink_bytes, bytes_text) for r in rows]),
-        ("downlink", [_cell(r.downlink_bytes, bytes_text) for r in rows]),
+        ("time to target", [spread_text(r.time_to_target_s, duration_text) for r in rows]),
+        ("updates", [spread_text(r.updates_applied, lambda n: f"{n:.0f}") for r in rows]),
+        ("uplink", [spread_text(r.uplink_bytes, bytes_text) for r in rows]),
+        ("downlink", [spread_text(r.downlink_bytes, bytes_text) for r in rows]),
     ]
     told = [(name, cells) for name, cells in columns if any(cell != NOTHING for cell in cells)]
     lines = [list(line) for line in zip(*(cells for _, cells in told), strict=True)]
@@ -86,7 +86,9 @@ def _tell_equal(output: Output, results: Sequence[Result]) -> None:
     for (workload, kind), groups in grouped(results).items():
         if not (found := equally_far(groups)):
             continue
-        cells = ([_cell(r.value, partial(metric_text, r.metric)) for r in rows] for rows in found.values())
+        cells = (
+            [spread_text(r.value, partial(metric_text, r.metric)) for r in rows] for rows in found.values()
+        )
         lines = [list(line) for line in zip((g.label for g in groups), *cells, strict=True)]
         [metric] = {r.metric for rows in found.values() for r in rows}
         output.say(f"{workload}, {kind}: {metric} when the run that came least far had ended:")
@@ -211,15 +213,11 @@ def _before(proved_at: float) -> str:
 
 
 def _final(r: SpreadRow, name: str) -> str:
-    return _cell(r.final_accuracy if name == ACCURACY else r.metrics.get(name), partial(metric_text, name))
+    return spread_text(
+        r.final_accuracy if name == ACCURACY else r.metrics.get(name), partial(metric_text, name)
+    )
 
 
 def _worst(r: SpreadRow, what: str) -> str:
     """How the worst tenth of groups or devices fares by what the run is judged by."""
-    return _cell(r.worst_tenths.get(over(r.metric, what)), partial(metric_text, r.metric))
-
-
-def _cell(spread: Spread | None, text: Callable[[float], str]) -> str:
-    if spread is None:
-        return NOTHING
-    return f"{text(spread.mean)} ± {text(spread.deviation)}" if spread.deviation else text(spread.mean)
+    return spread_text(r.worst_tenths.get(over(r.metric, what)), partial(metric_text, r.metric))
