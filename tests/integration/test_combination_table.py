@@ -6,7 +6,19 @@ import itertools
 from collections import Counter
 
 import pytest
-from combination_table import FEATURES, GRIDS, PAGE, REFUSED, SYSTEMS, WORKS, Grid, reasons_in, refusal, tried
+from combination_table import (
+    FEATURES,
+    GRIDS,
+    PAGE,
+    REFUSED,
+    SYSTEMS,
+    WORKS,
+    Grid,
+    nameless,
+    reasons_in,
+    refusal,
+    tried,
+)
 from trained_table import COLUMNS, ROWS, trained
 from trained_table import refusal as refusal_to_train
 
@@ -47,7 +59,7 @@ def test_each_column_has_its_turn(grid: Grid) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_each_system_goes_with_what_the_page_says(system: str) -> None:
     for feature in FEATURES:
-        assert refusal(system, feature) == cell(SERVERS, system, feature)
+        assert nameless(refusal(system, feature)) == cell(SERVERS, system, feature)
     for feature in in_turn(SERVERS, system):
         assert tried(system, feature) == ""
 
@@ -56,13 +68,13 @@ def test_each_system_goes_with_what_the_page_says(system: str) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_rest_of_the_page(system: str) -> None:
     for feature in FEATURES.keys() - in_turn(SERVERS, system):
-        assert tried(system, feature) == cell(SERVERS, system, feature)
+        assert nameless(tried(system, feature)) == cell(SERVERS, system, feature)
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_devices_go_with_what_the_page_says(row: str) -> None:
     for column in COLUMNS:
-        assert refusal_to_train(row, column) == cell(DEVICES, row, column)
+        assert nameless(refusal_to_train(row, column)) == cell(DEVICES, row, column)
     for column in in_turn(DEVICES, row):
         assert trained(row, column) == ""
 
@@ -71,7 +83,7 @@ def test_devices_go_with_what_the_page_says(row: str) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_the_rest_of_the_devices(row: str) -> None:
     for column in COLUMNS.keys() - in_turn(DEVICES, row):
-        assert trained(row, column) == cell(DEVICES, row, column)
+        assert nameless(trained(row, column)) == cell(DEVICES, row, column)
 
 
 def test_the_page_has_no_other_rows_and_columns() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -171,6 +172,11 @@ GRIDS = (Grid(SYSTEMS, FEATURES, tried), Grid(ROWS, COLUMNS, trained))
 Reasons = dict[str, dict[str, list[str]]]  # by their texts: the columns that are refused, by row
 
 
+def nameless(why: str) -> str:
+    """A refusal as the page has it, once for all strategies and planners that are refused so."""
+    return re.sub(r"(strategy|submodel\.name(?: =| is)) '\w+'", r"\1 NAME", why)
+
+
 def lines_of(grid: Grid, why: Reasons) -> list[str]:
     """The lines of its table; why cells are refused goes into `why`."""
     table = [grid.head, "|---" * (len(grid.columns) + 1) + "|"]
@@ -180,7 +186,7 @@ def lines_of(grid: Grid, why: Reasons) -> list[str]:
         table.append(f"| {row} | {' | '.join(cells)} |")
         for column, text in reasons.items():
             if text:
-                why.setdefault(text, {}).setdefault(row, []).append(column)
+                why.setdefault(nameless(text), {}).setdefault(row, []).append(column)
     return table
 
 
