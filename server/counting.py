@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from inspect import iscoroutinefunction
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
 from grpc import HandlerCallDetails, aio
 
 from anabranch.core.errors import ERROR_KEY, Overloaded, outcome_of
+from anabranch.server.handlers import OURS, Continuation, around, behaviour_name
 from anabranch.server.metrics import Metrics
 from anabranch.server.rpc_errors import Context
-from anabranch.server.unreadable import Continuation
 
-OURS = "/anabranch."  # health and reflection are probes', strangers' methods are nobody's
 SHED = (ERROR_KEY, Overloaded.__name__)
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
-Behaviour = Callable[[Any, Context], Any]
 
 
 class CountsCalls(aio.ServerInterceptor):
@@ -42,32 +39,12 @@ class CountsCalls(aio.ServerInterceptor):
         return self._handlers[method]
 
     def _counted(self, handler: Any, method: str) -> Any:
-        kind = behaviour_name(handler)
-        behaviour = getattr(handler, kind)
-        # One that writes by itself is awaited, as one with a single answer.
-        wrap = self._answer if iscoroutinefunction(behaviour) else self._stream
-        return handler._replace(**{kind: wrap(behaviour, method)})
-
-    def _answer(self, behaviour: Behaviour, method: str) -> Behaviour:
-        async def handler(request: Any, context: Context) -> Any:
+        @asynccontextmanager
+        async def counted(request: Any, context: Context) -> AsyncIterator[Any]:
             with counting(self._metrics, method, context):
-                return await behaviour(request, context)
+                yield request
 
-        return handler
-
-    def _stream(self, behaviour: Behaviour, method: str) -> Behaviour:
-        async def handler(request: Any, context: Context) -> AsyncIterator[Any]:
-            with counting(self._metrics, method, context):
-                async for response in behaviour(request, context):
-                    yield response
-
-        return handler
-
-
-def behaviour_name(handler: Any) -> str:
-    """By which name a handler has what it does: `unary_unary`, `stream_unary` and so on."""
-    streams = handler.request_streaming, handler.response_streaming
-    return "_".join("stream" if is_stream else "unary" for is_stream in streams)
+        return handler._replace(**{behaviour_name(handler): around(handler, counted)})
 
 
 @contextmanager

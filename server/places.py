@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from inspect import iscoroutinefunction
 from typing import Any, NoReturn
 
@@ -17,12 +18,11 @@ from grpc import HandlerCallDetails, aio
 
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, Unavailable
 from anabranch.identity.certificates import Kind, Peer
-from anabranch.server.counting import OURS, Behaviour, behaviour_name
 from anabranch.server.gate import Gate
+from anabranch.server.handlers import OURS, Behaviour, Continuation, around, behaviour_name
 from anabranch.server.members import LOOK_S
 from anabranch.server.outage import Outage
 from anabranch.server.rpc_errors import Context, abort
-from anabranch.server.unreadable import Continuation
 
 REFUSAL_S = 10.0  # so long may a refusal be on its way to who reads nothing
 
@@ -77,14 +77,11 @@ class TakesPlaces(aio.ServerInterceptor):
         if handler is None:
             return None
         kind = behaviour_name(handler)
-        behaviour: Behaviour = getattr(handler, kind)
         begin = self._with_requests if handler.request_streaming else self._with_request
         if handler.response_streaming and not handler_call_details.method.startswith(OURS):
-            begun = self._while_it_counts(begin, behaviour)
-        elif iscoroutinefunction(behaviour):  # it answers once, or writes by itself
-            begun = _answer(begin, behaviour)
+            begun = self._while_it_counts(begin, getattr(handler, kind))
         else:
-            begun = _stream(begin, behaviour)
+            begun = _after(begin, handler)
         streamed = "stream_stream" if handler.response_streaming else "stream_unary"
         return handler._replace(**{"request_streaming": True, kind: None, streamed: begun})
 
@@ -136,21 +133,13 @@ class TakesPlaces(aio.ServerInterceptor):
         return handler
 
 
-def _answer(begin: Begin, behaviour: Behaviour) -> Behaviour:
-    async def handler(requests: Any, context: Context) -> Any:
+def _after(begin: Begin, handler: Any) -> Behaviour:
+    @asynccontextmanager
+    async def begun(requests: Any, context: Context) -> AsyncIterator[Any]:
         _, request = await begin(requests, context)
-        return await behaviour(request, context)
+        yield request
 
-    return handler
-
-
-def _stream(begin: Begin, behaviour: Behaviour) -> Behaviour:
-    async def handler(requests: Any, context: Context) -> AsyncIterator[Any]:
-        _, request = await begin(requests, context)
-        async for response in behaviour(request, context):
-            yield response
-
-    return handler
+    return around(handler, begun)
 
 
 async def _written(behaviour: Behaviour, request: Any, context: Context) -> None:

@@ -6,18 +6,18 @@ traceback in the log: a stranger could fill the disk with them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from inspect import iscoroutinefunction
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from grpc import HandlerCallDetails, RpcMethodHandler, aio
+from grpc import HandlerCallDetails, aio
 
 from anabranch.core.errors import InvalidUpdate
+from anabranch.server.handlers import Continuation, around, behaviour_name
 from anabranch.server.rpc_errors import Context, abort
 
 Read = Callable[[bytes], Any]
-Continuation = Callable[[HandlerCallDetails], Awaitable["RpcMethodHandler[Any, Any] | None"]]
 
 
 class ReadsRequests(aio.ServerInterceptor):
@@ -41,15 +41,24 @@ class ReadsRequests(aio.ServerInterceptor):
 
 def _reading(handler: Any, method: str) -> Any:
     read = _reader(handler.request_deserializer, method)
-    if handler.request_streaming and not handler.response_streaming:
-        return handler._replace(request_deserializer=None, stream_unary=_streamed(handler.stream_unary, read))
-    if handler.request_streaming:  # the handler meets the error where it takes the next message
+    if handler.request_streaming and handler.response_streaming:
+        # The handler meets the error where it takes the next message.
         return handler._replace(request_deserializer=read)
-    if handler.response_streaming:
-        # gRPC's health service has one that writes its answers, and gives none back.
-        wrap: Any = _unary if iscoroutinefunction(handler.unary_stream) else _stream
-        return handler._replace(request_deserializer=None, unary_stream=wrap(handler.unary_stream, read))
-    return handler._replace(request_deserializer=None, unary_unary=_unary(handler.unary_unary, read))
+
+    @asynccontextmanager
+    async def requests(_: Any, context: Context) -> AsyncIterator[_Requests]:
+        yield _Requests(context, read)
+
+    @asynccontextmanager
+    async def request(data: bytes, context: Context) -> AsyncIterator[Any]:
+        try:
+            found = read(data)
+        except InvalidUpdate as error:
+            await abort(context, error)
+        yield found
+
+    done = around(handler, requests if handler.request_streaming else request)
+    return handler._replace(request_deserializer=None, **{behaviour_name(handler): done})
 
 
 def _reader(read: Read, method: str) -> Read:
@@ -63,17 +72,6 @@ def _reader(read: Read, method: str) -> Read:
             ) from None
 
     return reader
-
-
-def _unary(behaviour: Callable[[Any, Context], Awaitable[Any]], read: Read) -> Any:
-    async def handler(data: bytes, context: Context) -> Any:
-        try:
-            request = read(data)
-        except InvalidUpdate as error:
-            await abort(context, error)
-        return await behaviour(request, context)
-
-    return handler
 
 
 class _Requests:
@@ -90,22 +88,3 @@ class _Requests:
         if data is aio.EOF:
             raise StopAsyncIteration
         return self._read(data)
-
-
-def _streamed(behaviour: Callable[[Any, Context], Awaitable[Any]], read: Read) -> Any:
-    async def handler(_: Any, context: Context) -> Any:
-        return await behaviour(_Requests(context, read), context)
-
-    return handler
-
-
-def _stream(behaviour: Callable[[Any, Context], AsyncIterator[Any]], read: Read) -> Any:
-    async def handler(data: bytes, context: Context) -> AsyncIterator[Any]:
-        try:
-            request = read(data)
-        except InvalidUpdate as error:
-            await abort(context, error)
-        async for response in behaviour(request, context):
-            yield response
-
-    return handler
