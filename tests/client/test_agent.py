@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from agents import SHARD, Federation
-from federations import first_weights
 
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultsTable, FaultyTransport, MessageFaults
@@ -38,6 +37,7 @@ from anabranch.core.errors import (
 )
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, LocalPlan, Task
+from anabranch.testing.federation import first_weights
 from anabranch.workloads.app import Examples
 from anabranch.workloads.synthetic import Synthetic
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import config
 
 from anabranch.client.agent import Agent
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.core.errors import DataError
+from anabranch.testing.federation import config
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.calls import arrived_of
 

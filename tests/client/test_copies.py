@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import config, first_weights
 from live_server import live_server
 from telling_device import device
 
 from anabranch.client.operator import OperatorClient
+from anabranch.testing.federation import config, first_weights
 
 
 class Talk:

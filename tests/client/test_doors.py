@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from federations import result_of
 from flaky_proxy import FlakyProxy
 from streams import stream
 from wire import CALL_S, CHUNK, Served, server_config
@@ -30,6 +29,7 @@ from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.server.exchange import DevicesAndExchange
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.uploads import Upload
+from anabranch.testing.federation import result_of
 
 VALUES = 100_000
 UPDATES = 8

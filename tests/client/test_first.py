@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from agents import SHARD
-from federations import config
 from frozen_apps import BASE_BYTES, HEAD_SIZE, Head
 from live_server import live_server
 from torch import nn
@@ -25,6 +24,7 @@ from anabranch.core.model.params import digest
 from anabranch.core.rng import seed_of
 from anabranch.host.first import FirstModel
 from anabranch.server.manifest import read_manifest
+from anabranch.testing.federation import config
 from anabranch.workloads.app import App
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.synthetic import Synthetic

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import config, first_weights, result_of
 from virtual import VirtualTime
 
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
@@ -25,6 +24,7 @@ from anabranch.core.model.holdings import Holdings
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Capability, LocalPlan, Task
+from anabranch.testing.federation import config, first_weights, result_of
 from anabranch.workloads.app import Examples, Shard, load_app
 from anabranch.workloads.synthetic import Synthetic
 

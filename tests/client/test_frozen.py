@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import pytest
-from federations import config, result_of
 from frozen_apps import BASE_BYTES, HEAD, HEAD_SIZE, Head, base
 from live_server import live_server
 from safetensors.numpy import load_file
@@ -26,6 +25,7 @@ from anabranch.compress.model import frozen_sha256
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, TooLarge, UnknownVersion
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Capability, Task
+from anabranch.testing.federation import config, result_of
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.trainer import trainer_for

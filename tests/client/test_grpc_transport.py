@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 import pytest
-from federations import config, result_of
 from flaky_proxy import FlakyProxy
 from http_pages import HttpPages
 from live_server import live_server
@@ -42,6 +41,7 @@ from anabranch.core.model.submodels import UnitMap
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Task, Verdict
 from anabranch.core.rng import stream
+from anabranch.testing.federation import config, result_of
 
 T = TypeVar("T")
 

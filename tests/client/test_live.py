@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import config, first_weights
 from live_server import live_server
 from safetensors.numpy import load_file
 from telling_device import device, told
@@ -24,6 +23,7 @@ from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable, UnknownVersion
 from anabranch.core.model.params import digest
 from anabranch.core.rng import stream
+from anabranch.testing.federation import config, first_weights
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 

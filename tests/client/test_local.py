@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import config, first_weights, result_of
 
 from anabranch.client.agent import Agent
 from anabranch.client.local import LocalServer, LocalTransport
@@ -17,6 +16,7 @@ from anabranch.core.errors import ConfigError, TooLarge, UnknownVersion
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.simulation.run import open_simulation
+from anabranch.testing.federation import config, first_weights, result_of
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import config
 from live_server import live_server
 from safetensors.torch import load_file
 from torch import nn
 
 from anabranch.client.operator import OperatorClient
 from anabranch.client.run import ClientOptions, run_client
+from anabranch.testing.federation import config
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.trainer import trainer_for
 

@@ -8,12 +8,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from federations import config, first_weights
 from live_server import live_server
 from nursery import Process
 from telling_device import device
 
 from anabranch.client.operator import OperatorClient
+from anabranch.testing.federation import config, first_weights
 
 TASKS = 8
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 import pytest
-from federations import config, first_weights
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from live_server import live_server
 from ports import free_port
@@ -29,6 +28,7 @@ from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.core.model.updates import Capability
 from anabranch.identity.addresses import parse_addresses
 from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.testing.federation import config, first_weights
 
 BACK_S = 600.0
 RETRY_S = 6000.0  # a test that waits for a backing off to end does not end

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from agents import SHARD, Crash, Federation
-from federations import first_weights
 from wire import Served, server_config
 
 from anabranch.api.live_result import report_of_data
@@ -41,6 +40,7 @@ from anabranch.protos import convert
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
+from anabranch.testing.federation import first_weights
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.trainer import trainer_for
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cockpits import Browser, entered
 from served_jobs import add, jobs_server
+from waits import until
 
 from anabranch.server.job_folder import set_stopped
-
-
-def until(look: Callable[[], Any], good: Callable[[Any], bool]) -> Any:
-    """Ask again until it is so; the test's own time limit ends it."""
-    while not good(found := look()):
-        pass
-    return found
 
 
 def listed(browser: Browser) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ import json
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import psutil
 import pytest
 from cockpits import Browser, Printed, entered
 from nursery import COMMAND, PIPE, Process, run
+from waits import until
 
 from anabranch.client.operator import OperatorClient, WatchedEvent, open_operator, operator_wallet
 
@@ -120,13 +121,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def browser(live: Served) -> Browser:
     return live.enter()
-
-
-def until(look: Callable[[], Any], good: Callable[[Any], bool]) -> Any:
-    """Ask again until it is so; the test's own time limit ends it."""
-    while not good(found := look()):
-        pass
-    return found
 
 
 def test_it_shows_what_the_server_says(live: Served, browser: Browser) -> None:

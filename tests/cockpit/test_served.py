@@ -7,12 +7,13 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from waits import until
 
 from anabranch.api import cockpit_live
 from anabranch.api.cockpit_live import ServedRun
@@ -122,12 +123,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is asked again all the time."""
     monkeypatch.setattr(cockpit_live, "STATUS_S", 0.01)
     monkeypatch.setattr(cockpit_live, "CLIENTS_S", 0.01)
-
-
-def until(good: Callable[[], bool]) -> None:
-    """Wait for it; the test's own time limit ends it."""
-    while not good():
-        time.sleep(0.005)
 
 
 def test_a_server_that_is_never_quiet_is_shown_at_once() -> None:

@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import (
-    LIMITS,
-    Backend,
-    History,
-)
+from stores import LIMITS, Backend
 
 from anabranch.server.store.base import Store
 from anabranch.server.store.memory import MemoryStore
+from anabranch.testing.store import History
 from anabranch.testing.store import a_history as short_history
 
 

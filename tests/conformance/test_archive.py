@@ -42,13 +42,6 @@ class Kept:
         return sorted(self.archive.glob("*/*.zip"))
 
 
-def busy(desk: Desk, updates: int, first: int = 0) -> None:
-    """Updates, with a snapshot whenever one is due, however long the last one took."""
-    for number in range(first, first + updates):
-        desk.books.saving._not_before = float("-inf")
-        desk.work(1, first=number)
-
-
 @pytest.fixture
 def kept(on_disk: Backend, tmp_path: Path) -> Kept:
     return Kept(on_disk, tmp_path / "data", tmp_path / "archive")
@@ -64,12 +57,12 @@ def whole(kept: Kept) -> list[str]:
 
 def test_the_whole_run_is_proved_and_told(kept: Kept, tmp_path: Path) -> None:
     desk = kept.open()
-    busy(desk, 25)
+    desk.busy(25)
     desk.store.add_metrics(2, {"accuracy": 0.5}, 1.0)
     assert desk.store.versions()[0].version > 2
     desk.close()
     desk = kept.open()
-    busy(desk, 25, first=25)
+    desk.busy(25, first=25)
     events, digest = desk.books.seq, desk.digest
     assert desk.store.first().applied_through_seq > 0
     desk.close()
@@ -94,12 +87,12 @@ def test_the_whole_run_is_proved_and_told(kept: Kept, tmp_path: Path) -> None:
 def test_a_log_that_is_read_while_it_goes_to_the_archive_has_no_gap(kept: Kept, read: int) -> None:
     """Wherever the reader is by then: in the archive, at its end, or among what goes next."""
     desk = kept.open()
-    busy(desk, 50)
+    desk.busy(50)
     store = open_data(kept.database, kept.folder, kept.archive)
     records = store.records()
     found = [seq for seq, _ in islice(records, read)]
     begins, end = desk.store.first().applied_through_seq, desk.books.seq
-    busy(desk, 30, first=50)
+    desk.busy(30, first=50)
     assert desk.store.first().applied_through_seq > begins
     found += [seq for seq, _ in records]
     store.close()
@@ -112,7 +105,7 @@ def test_a_log_that_is_read_while_it_goes_to_the_archive_has_no_gap(kept: Kept, 
 def test_a_rollback_among_what_has_gone_is_told_as_it_was(kept: Kept) -> None:
     """Which updates it had left out is asked of what was decided of them."""
     desk = kept.open()
-    busy(desk, 4)
+    desk.busy(4)
     order = ev.RolledBack(desk.tick(), 1, 0, ("c1",))
     folding = desk.books.begin_rollback(order)
     while folding.advance(10):
@@ -121,7 +114,7 @@ def test_a_rollback_among_what_has_gone_is_told_as_it_was(kept: Kept) -> None:
     desk.books.commit([call])
     assert call.error is None, call.error
     desk.tell(ev.Released(desk.tick(), "c1"))
-    busy(desk, 40, first=100)
+    desk.busy(40, first=100)
     digest, events = desk.digest, desk.books.seq
     kinds = [record["kind"] for _, record in desk.store.records()]
     assert "rolled_back" not in kinds
@@ -134,16 +127,16 @@ def test_a_rollback_among_what_has_gone_is_told_as_it_was(kept: Kept) -> None:
 def test_a_crash_before_the_log_lets_go_changes_nothing(kept: Kept) -> None:
     """The file is written, the log has it all still; it is written again, though it ends elsewhere."""
     desk = kept.open()
-    busy(desk, 20)
+    desk.busy(20)
     lines = whole(kept)
     store = desk.store
     assert isinstance(store, SqlStore)
     begins = store.first().applied_through_seq
-    busy(desk, 2, first=20)
+    desk.busy(2, first=20)
     first = next(seq for seq, _ in store.records())
     ahead = kept.files[0].parent / f"{first:012d}-{first + 9:012d}.zip"
     ahead.write_bytes(b"of a server that was killed, or of a log that was taken back to a backup")
-    busy(desk, 20, first=30)
+    desk.busy(20, first=30)
     assert store.first().applied_through_seq > begins
     desk.close()
     assert ahead.with_suffix(".old").exists() or not ahead.exists()
@@ -156,7 +149,7 @@ def test_a_crash_before_the_log_lets_go_changes_nothing(kept: Kept) -> None:
 def test_damage_is_named(on_disk: Backend, tmp_path: Path, damage: str) -> None:
     kept = Kept(on_disk, tmp_path / "data", tmp_path / "archive")
     desk = kept.open()
-    busy(desk, 40)
+    desk.busy(40)
     desk.close()
     assert len(kept.files) > 2
     hurt = kept.files[1]
@@ -183,14 +176,14 @@ def test_what_cannot_be_archived_stays_in_the_log(
     folder.rmdir()
     if not gone:
         folder.write_bytes(b"in the way")
-    busy(desk, 30)
+    desk.busy(30)
     assert next(seq for seq, _ in desk.store.records()) == 1
     assert "nothing was dropped of the log: server.archive" in caplog.text
     assert said in caplog.text
     folder.unlink(missing_ok=True)
     folder.mkdir()
     desk.books._trims_at = 0.0  # as if the pause were over
-    busy(desk, 10, first=30)
+    desk.busy(10, first=30)
     assert next(seq for seq, _ in desk.store.records()) > 1
     desk.close()
     assert verify(kept.folder, kept.database, archive=kept.archive).problems == ()
@@ -205,7 +198,7 @@ def test_a_folder_that_cannot_be_one_is_refused_at_the_start(tmp_path: Path) -> 
 def test_another_archive_is_none_of_this_run(tmp_path: Path) -> None:
     kept = Kept(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data", tmp_path / "archive")
     desk = kept.open()
-    busy(desk, 30)
+    desk.busy(30)
     desk.close()
     assert (kept.folder / SQLITE_FILE).exists()
     assert list(Archive(tmp_path / "nowhere", "run").events()) == []

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import config
 from live_server import live_server
 from odd_tensors import Array, assert_same, odd_tensors
 from safetensors.numpy import load_file
@@ -42,6 +41,7 @@ from anabranch.reports.journal_files import JournalReader, JournalWriter
 from anabranch.server.manifest import read_manifest, read_weights, write_manifest
 from anabranch.simulation.run import simulate
 from anabranch.strategies.registry import strategy_of
+from anabranch.testing.federation import config
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.trainer import trainer_for
 

@@ -20,7 +20,7 @@ import pytest
 from postgres import cluster
 from postgres_gate import SOCKET
 from sqlalchemy import Connection, Engine
-from stores import INFO, LIMITS, logged, snapshot, update, upload
+from stores import LIMITS
 from wire import Served, server_config
 
 from anabranch.core.errors import LeadershipLost, StoreError, StoreUnreachable
@@ -30,6 +30,7 @@ from anabranch.server.store.base import DiskFailed, Entry, LedByAnother, Project
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.sql import SqlStore
+from anabranch.testing.store import INFO, logged, snapshot, update, upload
 
 T = TypeVar("T")
 

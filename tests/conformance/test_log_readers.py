@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from desks import Desk, settings
-from stores import INFO, LIMITS, asked, logged, numbered, reference, update
+from stores import LIMITS
 
 from anabranch.core.errors import LogLost, StoreFull
 from anabranch.core.retention import Keep
@@ -21,7 +21,7 @@ from anabranch.server.store.factory import open_store
 from anabranch.server.store.overlay import Overlay
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
-from anabranch.testing.store import published, snapshot
+from anabranch.testing.store import INFO, asked, logged, numbered, published, reference, snapshot, update
 
 
 def opened(folder: Path) -> SqlStore:

@@ -12,7 +12,7 @@ import pytest
 from machines import SPEC
 from masked_bench import MaskedBench, logged, masked_config
 from memory_log import MemoryLog
-from stores import INFO, LIMITS, Backend
+from stores import LIMITS, Backend
 
 from anabranch.core import events as ev
 from anabranch.core.journal import payload_of
@@ -26,7 +26,7 @@ from anabranch.server.store.base import ChainLink, Entry, Projection, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.simulation.disk import Disk, Tail
-from anabranch.testing.store import enrolled, mask_sum, published, snapshot
+from anabranch.testing.store import INFO, enrolled, mask_sum, published, snapshot
 
 CONFIG = masked_config(secagg={"keepers": ["north", "south"]})
 FIRST = {"w": np.zeros(4, np.float32)}

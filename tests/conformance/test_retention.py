@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from desks import TENSORS, Desk, settings
-from sqlalchemy import func, inspect, select
-from stores import BACKENDS, LIMITS, ON_DISK, Backend
+from sqlalchemy import inspect
+from stores import BACKENDS, LIMITS, ON_DISK, Backend, row_counts
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import merge
@@ -60,13 +60,6 @@ def place(backend: Backend, tmp_path: Path) -> Place:
     return Place(backend, tmp_path / "data")
 
 
-def busy(desk: Desk, updates: int, first: int = 0) -> None:
-    """Updates, with a snapshot whenever one is due, however long the last one took."""
-    for number in range(first, first + updates):
-        desk.books.saving._not_before = float("-inf")
-        desk.work(1, first=number)
-
-
 def seqs(store: Store) -> list[int]:
     return [seq for seq, _ in store.records()]
 
@@ -74,7 +67,7 @@ def seqs(store: Store) -> list[int]:
 def test_nothing_is_dropped_of_a_log_that_took_the_place_of_the_locked_one(tmp_path: Path) -> None:
     place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
     desk = place.open()
-    busy(desk, 60)
+    desk.busy(60)
     assert isinstance(desk.store, SqlStore)
     desk.store._begin = desk.books.seq  # more is due
     shutil.copytree(place.folder.rename(tmp_path / "moved"), place.folder)
@@ -85,7 +78,7 @@ def test_nothing_is_dropped_of_a_log_that_took_the_place_of_the_locked_one(tmp_p
 
 def test_what_is_behind_goes_and_a_restart_is_the_same(place: Place) -> None:
     desk = place.open()
-    busy(desk, 60)
+    desk.busy(60)
     assert desk.books.engine.version == 30
     begin = desk.store.first()
     assert begin.snapshot is not None
@@ -110,9 +103,9 @@ def test_a_server_that_was_killed_as_it_dropped_drops_on(
     """Without another snapshot: one that holds too much takes nothing, and would come to none."""
     monkeypatch.setattr("anabranch.server.books.TRIMMED_AT_ONCE", 1)
     desk = place.open("versions:1")
-    busy(desk, 1)
+    desk.busy(1)
     while seqs(desk.store)[0] == 1:
-        busy(desk, 1, first=desk.books.seq)
+        desk.busy(1, first=desk.books.seq)
     left = seqs(desk.store)[0]
     desk.drop()
     again = place.open("versions:1")
@@ -126,7 +119,7 @@ def test_a_server_that_was_killed_as_it_dropped_drops_on(
 def test_what_a_start_says_to_keep_drops_by_the_snapshots_that_are_there(place: Place, before: str) -> None:
     """One that holds too much takes nothing: it would come to no snapshot, and so to no room."""
     desk = place.open(before)
-    busy(desk, 60)
+    desk.busy(60)
     begin, version, digest = seqs(desk.store)[0], desk.books.engine.version, desk.digest
     desk.drop()
     again = place.open("versions:1")
@@ -141,7 +134,7 @@ def test_what_a_start_says_to_keep_drops_by_the_snapshots_that_are_there(place: 
     again.drop()
     last = place.open("versions:1")
     assert last.digest == kept
-    busy(last, 20, first=60)
+    last.busy(20, first=60)
     assert last.store.problems() == []
     last.drop()
 
@@ -151,7 +144,7 @@ def test_that_much_is_dropped_is_said_when_it_begins_and_at_its_end(
 ) -> None:
     place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
     desk = place.open("all")
-    busy(desk, 60)
+    desk.busy(60)
     desk.drop()
     monkeypatch.setattr("anabranch.server.store.trimming.TOLD_EVENTS", 60)
     monkeypatch.setattr("anabranch.server.books.TRIMMED_AT_ONCE", 40)
@@ -166,7 +159,7 @@ def test_that_much_is_dropped_is_said_when_it_begins_and_at_its_end(
     ]
     assert begin > 2 * 40, "in several pieces"
     caplog.clear()
-    busy(again, 20, first=60)
+    again.busy(20, first=60)
     assert seqs(again.store)[0] > begin
     assert caplog.messages == [], "nothing is said of little"
     again.drop()
@@ -177,7 +170,7 @@ def test_the_same_run_with_the_whole_log_has_the_same_model_and_heads(place: Pla
     """Only what is kept differs: versions, digests and verdicts are those of the whole log."""
     kept, whole = place.open(), Desk(MemoryStore(FEW), tmp_path / "whole", keeping("all"), FEW)
     for desk in (kept, whole):
-        busy(desk, 30)
+        desk.busy(30)
     assert kept.books.engine.counters == whole.books.engine.counters
     assert (kept.books.engine.vector == whole.books.engine.vector).all()
     assert len(seqs(kept.store)) < len(seqs(whole.store)) == whole.books.seq == kept.books.seq
@@ -191,7 +184,7 @@ def test_what_refers_to_an_event_is_found_without_a_look_at_all_of_it(
     """Databases look for it with each event that is dropped: of a long log that would be all that they do."""
     desk = Place(on_disk, tmp_path / "data").open()
     assert isinstance(desk.store, SqlStore)
-    busy(desk, 30)
+    desk.busy(30)
     assert seqs(desk.store)[0] > 1
     with desk.store._reading() as connection:
         tables = inspect(connection)
@@ -209,7 +202,7 @@ def test_every_link_of_the_chain_stays(place: Place) -> None:
     desk = place.open()
     heads = {}
     for number in range(40):
-        busy(desk, 1, first=number)
+        desk.busy(1, first=number)
         heads[desk.books.history.version] = desk.books.history.head
     assert desk.store.versions()[0].version > 3
     assert len(desk.store.links(0, 1000)) == 20
@@ -224,7 +217,7 @@ def test_every_link_of_the_chain_stays(place: Place) -> None:
 @BACKENDS
 def test_the_newest_two_snapshots_have_their_tails(place: Place) -> None:
     desk = place.open("versions:1")
-    busy(desk, 40)
+    desk.busy(40)
     before = desk.digest
     desk.drop()
     place.backend.damage("snapshot")
@@ -239,7 +232,7 @@ def test_a_shortened_log_without_a_good_snapshot_is_corrupt(on_disk: Backend, tm
     """It is never taken for a run that has only just begun."""
     place = Place(on_disk, tmp_path / "data")
     desk = place.open()
-    busy(desk, 40)
+    desk.busy(40)
     desk.drop()
     for sha256 in on_disk.snapshots():
         on_disk.lose(sha256)
@@ -254,7 +247,7 @@ def test_a_resent_update_and_an_open_task_from_behind_the_log(place: Place) -> N
     desk.enrol("slow")
     slow, early = desk.ask("slow", "slow-task"), desk.ask("early", "early-task")
     answered = desk.push(early, 0.5).receipt
-    busy(desk, 30)
+    desk.busy(30)
     assert desk.books.seq > seqs(desk.store)[0] > 5
     assert desk.store.receipt("u-early-task") is None, "its row is behind the log"
     again = desk.push(early, 0.5)
@@ -262,7 +255,7 @@ def test_a_resent_update_and_an_open_task_from_behind_the_log(place: Place) -> N
     late = desk.push(slow, 0.25).receipt.decision
     assert late.verdict is not Verdict.REJECTED
     assert late.staleness >= 15
-    busy(desk, 60, first=30)
+    desk.busy(60, first=30)
     applied, before = desk.books.engine.counters.applied, desk.books.engine.vector.copy()
     forgotten = desk.push(early, 0.5).receipt.decision
     assert (forgotten.verdict, forgotten.reason) == (Verdict.REJECTED, Reason.UNKNOWN_TASK)
@@ -276,9 +269,9 @@ def test_a_rollback_goes_back_as_far_as_the_log(place: Place, tmp_path: Path) ->
     """To a version that is kept: the model is that of the same rollback over the whole log."""
     kept, whole = place.open(), Desk(MemoryStore(FEW), tmp_path / "whole", keeping("all"), FEW)
     for desk in (kept, whole):
-        busy(desk, 40)
+        desk.busy(40)
         back_to(desk, 18, "c1")
-        busy(desk, 1, first=40)
+        desk.busy(1, first=40)
     assert (kept.books.engine.vector == whole.books.engine.vector).all()
     assert kept.books.engine.version == whole.books.engine.version
     assert kept.books.engine.pending == whole.books.engine.pending
@@ -291,7 +284,7 @@ def test_a_rollback_goes_back_as_far_as_the_log(place: Place, tmp_path: Path) ->
     assert again.digest == before
     with pytest.raises(UnknownVersion, match=r"version 2 cannot be gone back to: the log begins with event"):
         back_to(again, 2, "c1")
-    busy(again, 40, first=41)
+    again.busy(40, first=41)
     assert seqs(again.store)[0] > again.found.seq, "the log has left the rollback behind"
     before = again.digest
     again.drop()
@@ -306,7 +299,7 @@ def test_a_log_that_begins_later_while_a_rollback_is_made_of_it(tmp_path: Path, 
     desk = Desk(MemoryStore(FEW), tmp_path, keeping("versions:4"), FEW)
     whole = Desk(MemoryStore(FEW), tmp_path / "whole", keeping("all"), FEW)
     for of in (desk, whole):
-        busy(of, 40)
+        of.busy(40)
     begins = desk.store.first().applied_through_seq
     order, late = (ev.RolledBack(desk.now, version, 0, ("c1",)) for version in (20, 17))
     foldings = [desk.books.begin_rollback(event) for event in (order, late)]
@@ -314,8 +307,8 @@ def test_a_log_that_begins_later_while_a_rollback_is_made_of_it(tmp_path: Path, 
         folding.advance(at_once)
     number = 40
     while desk.store.first().applied_through_seq == begins:
-        busy(desk, 1, first=number)
-        busy(whole, 1, first=number)
+        desk.busy(1, first=number)
+        whole.busy(1, first=number)
         number += 1
     for folding in foldings:
         folding.advance(1)
@@ -337,7 +330,7 @@ def test_a_log_that_is_about_to_begin_later_does_so_before_a_rollback(tmp_path: 
     """Or a replay would begin with a snapshot of before it, though it was folded from the first event."""
     desk = Desk(MemoryStore(FEW), tmp_path, keeping("versions:4"), FEW)
     trim, desk.books._trim_if_due = desk.books._trim_if_due, lambda: None  # type: ignore[method-assign]
-    busy(desk, 30)
+    desk.busy(30)
     desk.books._trim_if_due = trim  # type: ignore[method-assign]
     order = ev.RolledBack(desk.now, 6, 0, ("c1",))
     call = Call(order, folding=desk.books.begin_rollback(order))
@@ -353,7 +346,7 @@ def test_a_server_that_drops_what_is_being_verified_is_sound(
     """It is looked at again; and where the server is always faster, that is what is said first."""
     place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
     desk = place.open("versions:2")
-    busy(desk, 12)
+    desk.busy(12)
     replayed = verify_module._replayed
     dropped: list[int] = []
 
@@ -361,7 +354,7 @@ def test_a_server_that_drops_what_is_being_verified_is_sound(
         for number, found in enumerate(replayed(*given)):
             if number == 1 and len(dropped) < times:
                 dropped.append(number)
-                busy(desk, 12, first=desk.books.seq)
+                desk.busy(12, first=desk.books.seq)
             yield found
 
     monkeypatch.setattr(verify_module, "_replayed", beside)
@@ -378,13 +371,13 @@ def blueprint(desk: Desk) -> Blueprint:
 def test_a_log_that_begins_in_a_pause_is_folded_like_any(tmp_path: Path) -> None:
     """What came after the pause counts, though nobody got a task in it."""
     desk = Desk(MemoryStore(FEW), tmp_path, keeping("versions:1"), FEW)
-    busy(desk, 2)
+    desk.busy(2)
     desk.tell(ev.Paused(desk.tick()))
     desk.books.save(desk.tick())
     desk.tell(ev.Resumed(desk.tick()))
     desk.enrol("idle")
     while (base := desk.store.first().snapshot) is None:
-        busy(desk, 1, first=desk.books.seq)
+        desk.busy(1, first=desk.books.seq)
     assert base.meta["paused"]
     before = desk.books.engine.vector.copy()
     older = ev.RolledBack(desk.now, 3, 0, ("idle",), rules=0)
@@ -450,16 +443,16 @@ def back_to(desk: Desk, version: int, without: str) -> None:
 @BACKENDS
 def test_the_setting_may_change(place: Place) -> None:
     desk = place.open("all")
-    busy(desk, 30)
+    desk.busy(30)
     assert seqs(desk.store)[0] == 1
     desk.drop()
     desk = place.open("versions:4")
-    busy(desk, 30, first=30)
+    desk.busy(30, first=30)
     begin = seqs(desk.store)[0]
     assert begin > 1
     desk.drop()
     desk = place.open("all")
-    busy(desk, 30, first=60)
+    desk.busy(30, first=60)
     assert seqs(desk.store)[0] == begin
     before = desk.digest
     assert desk.store.problems() == []
@@ -467,9 +460,9 @@ def test_the_setting_may_change(place: Place) -> None:
     desk = place.open("days:1")
     assert desk.digest == before
     desk.now += 3 * 86_400.0
-    busy(desk, 12, first=90)
+    desk.busy(12, first=90)
     desk.now += 3 * 86_400.0
-    busy(desk, 12, first=110)
+    desk.busy(12, first=110)
     assert seqs(desk.store)[0] > begin
     desk.drop()
 
@@ -478,7 +471,7 @@ def test_the_setting_may_change(place: Place) -> None:
 def test_verify_proves_from_where_the_log_begins(on_disk: Backend, tmp_path: Path) -> None:
     place = Place(on_disk, tmp_path / "data")
     desk = place.open()
-    busy(desk, 50)
+    desk.busy(50)
     begin, digest = desk.store.first(), desk.digest
     desk.close()
     database = "" if on_disk.kind == "sqlite" else on_disk.database
@@ -496,7 +489,7 @@ def test_payloads_in_files_and_packs_go_too(tmp_path: Path) -> None:
     place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
     desk = place.open()
     for number in range(40):
-        busy(desk, 1, first=number)
+        desk.busy(1, first=number)
         blob = place.folder / "blobs" / f"{number:02x}" / (f"{number:02x}" * 32)
         blob.parent.mkdir(parents=True, exist_ok=True)
         blob.write_bytes(b"x")
@@ -525,8 +518,8 @@ def test_disk_and_restart_are_flat(tmp_path: Path, updates: int) -> None:
     for part in range(3):
         desk = place.open("versions:20")
         assert desk.found.replayed <= 30
-        busy(desk, updates // 3, first=part * updates)
-        rows = rows_of(desk.store)
+        desk.busy(updates // 3, first=part * updates)
+        rows = row_counts(desk.store, schema.metadata.sorted_tables)
         assert desk.store.problems() == []
         desk.drop()
         log = sum(path.stat().st_size for path in (place.folder / "log").iterdir())
@@ -541,13 +534,3 @@ def test_disk_and_restart_are_flat(tmp_path: Path, updates: int) -> None:
         assert rows["receipts"] <= 50 + 2 * (2 * 20 + 3 * 2)
         assert size < 40 * updates + (1 << 20), "but for 32 bytes a version"
         assert log < 2 * TRIMMED_BYTES, "a segment is removed whole: one is dropped less, one is written"
-
-
-def rows_of(store: Store) -> dict[str, int]:
-    """How many rows each table has."""
-    assert isinstance(store, SqlStore)
-    with store._database.transaction() as connection:
-        return {
-            table.name: connection.scalar(select(func.count()).select_from(table)) or 0
-            for table in schema.metadata.sorted_tables
-        }

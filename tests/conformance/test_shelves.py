@@ -10,7 +10,7 @@ import numpy as np
 import psycopg
 import pytest
 from sqlalchemy import event
-from stores import LIMITS, Backend, enrolled, snapshot
+from stores import LIMITS, Backend
 from wire import server_config
 
 from anabranch.core.engine.shelf import Shelved, row_of, rows_named
@@ -25,6 +25,7 @@ from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.sql import SqlStore
 from anabranch.support.shelf import RowShelf
+from anabranch.testing.store import enrolled, snapshot
 
 Kept = MemoryStore | SqlStore
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from desks import Desk, failing, settings
-from sqlalchemy import func, select
-from stores import BACKENDS, LIMITS, Backend
+from stores import BACKENDS, LIMITS, Backend, row_counts
 
 from anabranch.core import events as ev
 from anabranch.core.errors import StoreFull
@@ -18,7 +17,6 @@ from anabranch.core.model.updates import Capability
 from anabranch.core.snapshot import restore, state_digest, take_changes, take_snapshot
 from anabranch.server.store import schema
 from anabranch.server.store.base import Store
-from anabranch.server.store.sql import SqlStore
 
 FORGETFUL = replace(LIMITS, receipts_max=7)
 NEVER = settings(
@@ -188,7 +186,7 @@ def test_rows_that_no_snapshot_reads_go(on_disk: Backend, tmp_path: Path) -> Non
     for turn in range(12):
         desk.work(5, clients=5, first=100 * turn)
         desk.books.save(desk.now)
-    counts = rows_of(desk.store)
+    counts = row_counts(desk.store, (schema.enrolments, schema.client_records, schema.receipts))
     assert counts["enrolments"] == 5
     assert counts["client_records"] == 15
     assert counts["receipts"] == 7 + 2 * 5
@@ -218,13 +216,3 @@ def test_damaged_rows_are_found_and_the_log_has_it_all(on_disk: Backend, tmp_pat
     assert again.found.replayed == again.books.seq > 0
     assert again.digest == before
     again.drop()
-
-
-def rows_of(store: Store) -> dict[str, int]:
-    """How many rows each table of snapshots' rows has."""
-    assert isinstance(store, SqlStore)
-    with store._database.transaction() as connection:
-        return {
-            table.name: connection.scalar(select(func.count()).select_from(table)) or 0
-            for table in (schema.enrolments, schema.client_records, schema.receipts)
-        }

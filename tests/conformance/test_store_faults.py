@@ -17,14 +17,14 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import text
-from stores import INFO, LIMITS, Backend, History, logged, reference, snapshot, update, upload
+from stores import LIMITS, Backend
 
 from anabranch.core.errors import ConfigError, StoreCorrupt, StoreError, StoreFull, StoreLocked, outcome_of
 from anabranch.server.store import database
 from anabranch.server.store.base import DiskFailed, Entry, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
-from anabranch.testing.store import mask_sum
+from anabranch.testing.store import INFO, History, logged, mask_sum, reference, snapshot, update, upload
 
 # --- faults ----------------------------------------------------------------------------------
 

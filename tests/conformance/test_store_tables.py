@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import text
-from stores import (
-    BAD,
-    GOOD,
-    Backend,
-    History,
-    asked,
-    decided,
-    enrolled,
-    project,
-    task,
-    update,
-)
+from stores import Backend
 
 from anabranch.core.effects import Granted, LeaseEnd, LeaseEnded
 from anabranch.core.model.updates import (
@@ -24,6 +13,7 @@ from anabranch.core.model.updates import (
     Verdict,
 )
 from anabranch.server.store.sql import SqlStore
+from anabranch.testing.store import BAD, GOOD, History, asked, decided, enrolled, project, task, update
 
 BREAK: dict[str, tuple[str, str]] = {
     "a hole in the log": ("DELETE FROM events WHERE seq = 1", "numbered 2 to 7"),

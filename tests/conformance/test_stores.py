@@ -10,21 +10,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from stores import (
-    INFO,
-    Backend,
-    asked,
-    logged,
-    reference,
-    snapshot,
-    update,
-    upload,
-)
+from stores import Backend
 
 from anabranch.core.errors import ConfigError, LogLost, StoreCorrupt, StoreError
 from anabranch.server.store.base import Mark, Store
 from anabranch.server.store.factory import open_store
 from anabranch.testing import StoreConformance
+from anabranch.testing.store import INFO, asked, logged, reference, snapshot, update, upload
 
 
 class TestStores(StoreConformance):

@@ -18,7 +18,6 @@ import numpy as np
 import psycopg
 import pytest
 from failover import LOST, NOT_SERVING, Federation, federation, health
-from federations import first_weights
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
 from postgres_gate import PostgresGate
@@ -31,6 +30,7 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.server.app import serve
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
+from anabranch.testing.federation import first_weights
 
 HANGS_S = 600.0  # on a machine at rest it is seconds; how long a takeover took is a figure of the long form
 

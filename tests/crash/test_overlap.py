@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import config, first_weights
 from flaky_proxy import FlakyProxy
 from live_server import live_server
 from telling_device import device, told
 
 from anabranch.client.operator import OperatorClient
 from anabranch.client.outbox import Outbox
+from anabranch.testing.federation import config, first_weights
 
 DEVICE: dict[str, Any] = {"client_id": "a", "retry_base_s": 0.05, "retry_cap_s": 0.2}
 OVERLAP: dict[str, dict[str, Any]] = {"client": {"push": "overlap"}, "server": {"tasks_per_client": 2}}

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from kept_state import SPEC, Life, Tables, config_of
 from proving import in_slices
-from unit_groups import tensors
 
 from anabranch.core.errors import ConfigError
 from anabranch.host.build import Blueprint
 from anabranch.server.verify import verify
+from anabranch.testing.models import tensors
 
 NESTEROV = {"name": "nesterov", "lr": 0.5, "momentum": 0.5}
 ADAM = {"name": "adam", "lr": 0.05}

@@ -7,12 +7,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from federations import result_of
 from wire import Served, chunks, requests, server_config
 
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.model.updates import Ask, Capability, Task, Verdict
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.testing.federation import result_of
 
 CHUNK = 4096
 

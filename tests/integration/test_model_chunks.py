@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import result_of
 from streams import stream
 from wire import CALL_S, Served, server_config
 
@@ -22,6 +21,7 @@ from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.testing.federation import result_of
 
 SIZE = 4 * MIB + 5 * 4
 SMALL = [CHUNK_BYTES] * 16 + [20]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from kept_state import LIMITS, SPEC, Life, config_of
 from own_parts import forgotten
-from unit_groups import tensors
 
 from anabranch.core.errors import AppError
 from anabranch.server.manifest import Manifest
@@ -21,6 +20,7 @@ from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 from anabranch.strategies.mixing import MixingStrategy
 from anabranch.strategies.registry import STRATEGIES
+from anabranch.testing.models import tensors
 
 SETTINGS = {"strategy": {"name": "mended"}}
 FIRST, LAST = 0, 9  # turns of devices

@@ -12,8 +12,6 @@ import grpc
 import numpy as np
 import pytest
 from contents import named, package
-from federations import config as small
-from federations import first_weights
 from guarded import federation
 from ports import free_port
 from wire import Device, Served, chunks, requests, server_config
@@ -36,7 +34,8 @@ from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.store import blobs
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
-from anabranch.testing.federation import result_of
+from anabranch.testing.federation import config as small
+from anabranch.testing.federation import first_weights, result_of
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 

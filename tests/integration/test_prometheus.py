@@ -6,9 +6,8 @@ import json
 import re
 import subprocess
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from prometheus import NOT_HERE, PATIENCE_S, PROMETHEUS, PROMTOOL, Prometheus, prometheus
+from waits import until
 from wire import Served, server_config
 
 from anabranch.server.manifest import write_manifest
@@ -40,13 +40,6 @@ def served(folder: Path, **tables: Any) -> Iterator[Served]:
     config = server_config(folder / "data", server={"metrics_address": "127.0.0.1:0"}, **tables)
     with Served(config, manifest) as running:
         yield running
-
-
-def until(true: Callable[[], bool]) -> None:
-    latest = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < latest, "it did not come"
-        time.sleep(0.1)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from stores import INFO, LIMITS, published, reference, snapshot, update
+from stores import LIMITS
 from wire import CALL_S, Device, Served, server_config
 
 from anabranch.core.errors import StoreFull
@@ -23,6 +23,7 @@ from anabranch.server.store.factory import open_store
 from anabranch.server.store.quota import EVERY_S, Quota, held_bytes
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
+from anabranch.testing.store import INFO, published, reference, snapshot, update
 
 
 def test_a_server_that_holds_so_much_takes_nothing_more(tmp_path: Path) -> None:

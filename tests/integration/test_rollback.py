@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from federations import config, first_weights
 from live_server import live_server
 from wire import QUICK, Device, Served, Tables, server_config
 
@@ -29,6 +28,7 @@ from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
 from anabranch.testing import models as unit_groups
+from anabranch.testing.federation import config, first_weights
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.trainer import trainer_for
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import result_of
 from wire import Served, server_config
 
 from anabranch.client.calls import CallDoor, ModelChunks
@@ -22,6 +21,7 @@ from anabranch.protos.frames import Chunk
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.rpc import Devices
 from anabranch.server.uploads import Upload, Uploads
+from anabranch.testing.federation import result_of
 
 SIZE = 600_000
 DAY_S = 86_400.0

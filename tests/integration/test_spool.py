@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 from server_process import Plan, ServerProcess
 from small_disks import kept_disk
+from waits import until
 from wire import QUICK, Device, Served, chunks, requests, server_config
 
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
@@ -44,14 +43,6 @@ def cut(device: Device, task: devices.Task, update_id: str) -> None:
 def parts(folder: Path) -> list[str]:
     """The names in the spool."""
     return sorted(path.name for path in (folder / "spool").iterdir())
-
-
-def until(what: Callable[[], bool]) -> None:
-    """Wait: files are removed in a thread."""
-    latest = time.monotonic() + ANSWER_S
-    while not what():
-        assert time.monotonic() < latest, "it does not come"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import anabranch, answer, serving
-from federations import BASE, first_weights
 from guarded import TENSORS, Federation, federation
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
-from stores import INFO, asked
 from wire import Served, server_config
 
 from anabranch.client.agent import Agent
@@ -41,6 +39,8 @@ from anabranch.server.restored import FILE, attest, read_restored
 from anabranch.server.store.base import Mark
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
+from anabranch.testing.federation import BASE, first_weights
+from anabranch.testing.store import INFO, asked
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 

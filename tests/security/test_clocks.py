@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import BASE, first_weights
 from guarded import TENSORS, Federation, federation, issued
 
 from anabranch.client.agent import Agent
@@ -23,6 +22,7 @@ from anabranch.identity.wallet import read_wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.tls import CertificateSupply, ServerIdentity
 from anabranch.server.verify import verify
+from anabranch.testing.federation import BASE, first_weights
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 

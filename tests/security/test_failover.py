@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import first_weights
 from guarded import Federation, issued
 from nursery import COMMAND, PIPE, Process
 from ports import free_port
@@ -28,6 +27,7 @@ from anabranch.identity.wallet import read_wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
+from anabranch.testing.federation import first_weights
 
 CALL_S = 120.0
 BACK_S = 600.0

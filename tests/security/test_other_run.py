@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import BASE, first_weights
 from guarded import federation
 from ports import free_port
 from wire import Served, server_config
 
 from anabranch.client.agent import Agent
 from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.testing.federation import BASE, first_weights
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import BASE, first_weights
 from guarded import federation, shown_serial
 
 from anabranch.client.agent import Agent
@@ -17,6 +16,7 @@ from anabranch.core.errors import NotAuthenticated
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.wallet import read_wallet
 from anabranch.server.verify import verify
+from anabranch.testing.federation import BASE, first_weights
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 from commands import anabranch, answer
-from federations import BASE, first_weights
 from guarded import Federation, federation, issued
 from wire import Served
 
@@ -20,6 +19,7 @@ from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError, Una
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import DAY_S, REGISTER, Authority
 from anabranch.identity.certificates import Kind, new_key, signing_request
+from anabranch.testing.federation import BASE, first_weights
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from federations import config
 from safetensors.numpy import load_file, save_file
 
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.reports.result import Result
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
+from anabranch.testing.federation import config
 from anabranch.workloads.adapters import merged
 from anabranch.workloads.app import App, Shard, load_app
 from anabranch.workloads.torch_loop import evaluate

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import config
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, FleetTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.core.model.params import digest
 from anabranch.simulation.run import open_simulation
+from anabranch.testing.federation import config
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.arrival import Arrivals, turned
 from anabranch.workloads.synthetic import Synthetic

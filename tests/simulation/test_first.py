@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import config
 from frozen_apps import BASE_BYTES, HEAD_SIZE, Head
 
 from anabranch.core.errors import ConfigError
 from anabranch.reports.result import Result
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import open_simulation, simulate
+from anabranch.testing.federation import config
 from anabranch.workloads.app import App
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.trainer import trainer_for

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import config
 from frozen_apps import BASE_BYTES, HEAD_SIZE, Head, Small, base
 from safetensors.numpy import load_file
 
 from anabranch.reports.result import Result
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
+from anabranch.testing.federation import config
 
 RUN = {"seed": 3, "updates_max": 100, "keep_payloads": True}
 CASES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import config
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, FleetTable
@@ -18,6 +17,7 @@ from anabranch.core.model.params import digest
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.presence import DevicePresence
 from anabranch.simulation.run import Simulation, open_simulation, simulate
+from anabranch.testing.federation import config
 from anabranch.workloads.traces import DeviceMoment, DeviceTrace, read_trace
 
 LATENCY_S = 0.05

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import config
 
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import AppError
@@ -14,6 +13,7 @@ from anabranch.simulation.executors.choice import chosen
 from anabranch.simulation.problem import ProblemSource
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
+from anabranch.testing.federation import config
 from anabranch.workloads.app import Examples
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.subspace import Subspace

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import config, first_weights
 from virtual import VirtualTime
 
 from anabranch.client.agent import Agent
@@ -21,6 +20,7 @@ from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import Unavailable
 from anabranch.core.model.params import digest
 from anabranch.core.model.units import UnitGroup
+from anabranch.testing.federation import config, first_weights
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.synthetic import Synthetic
 

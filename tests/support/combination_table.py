@@ -14,7 +14,6 @@ from typing import Any
 
 from kept_state import SPEC, Life, Tables, config_of
 from trained_table import COLUMNS, ROWS, trained
-from unit_groups import tensors
 
 from anabranch.core import events as ev
 from anabranch.core.errors import ConfigError
@@ -24,6 +23,7 @@ from anabranch.core.model.updates import Capability
 from anabranch.host.build import Blueprint
 from anabranch.host.rollback import check_rollback
 from anabranch.server.verify import verify
+from anabranch.testing.models import tensors
 
 PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
 MIDDLE, END = 12, 24  # turns of devices; the server is killed in the middle

@@ -28,9 +28,11 @@ OWN = f"{__file__}:App"
 class App(Base):
     """Counts its steps in its weights."""
 
+    shape: tuple[int, ...] = SHAPE
+
     def model(self) -> Any:
         """One tensor."""
-        return {"w": np.zeros(SHAPE, np.float32)}
+        return {"w": np.zeros(self.shape, np.float32)}
 
     def data(self, shard: Shard) -> Examples:
         """Nothing to learn from."""

@@ -123,6 +123,12 @@ class Desk:
                 self.enrol(client)
             self.push(self.ask(client, f"t{number}"), 1e-3 * (number % 997))
 
+    def busy(self, updates: int, first: int = 0) -> None:
+        """Updates, with a snapshot whenever one is due, however long the last one took."""
+        for number in range(first, first + updates):
+            self.books.saving._not_before = float("-inf")
+            self.work(1, first=number)
+
 
 def failing(store: Store, error: StoreError) -> None:
     """The next snapshot of a store fails before anything of it is named."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from federations import result_of
 from live_server import live_server
 from memory_log import MemoryLog
 
@@ -49,6 +48,7 @@ from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server import DirectServer
 from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.world import World
+from anabranch.testing.federation import result_of
 
 FIRST = {"w": np.zeros(8, np.float32)}
 GROUPS = (UnitGroup("w", 8, (Member("w", 0),)),)

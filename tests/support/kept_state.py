@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from unit_groups import GROUPS, tensors
 
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.compress.layout import Layout
@@ -45,6 +44,7 @@ from anabranch.server.models import Models
 from anabranch.server.recovery import recover, refolder
 from anabranch.server.store.factory import open_store
 from anabranch.simulation.run import simulate
+from anabranch.testing.models import GROUPS, tensors
 from anabranch.workloads.app import App, Examples, Shard
 
 ARCHIVE = Path(__file__).parents[1] / "golden" / "state.tar.gz"

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import crash_device
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +24,7 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.core.errors import AnabranchError, outcome_of
 from anabranch.core.model.updates import LocalPlan
-from anabranch.workloads.app import App as Base
-from anabranch.workloads.app import Examples, Shard
+from anabranch.workloads.app import Examples
 from anabranch.workloads.batches import batches
 
 SHAPE = (30, 100)
@@ -40,16 +40,10 @@ def delta_of(number: int) -> npt.NDArray[np.float32]:
     return delta
 
 
-class App(Base):
+class App(crash_device.App):
     """Adds the delta of a number that comes of the task's seed."""
 
-    def model(self) -> Any:
-        """One tensor."""
-        return {"w": np.zeros(SHAPE, np.float32)}
-
-    def data(self, shard: Shard) -> Examples:
-        """Nothing to learn from."""
-        return Examples(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
+    shape = SHAPE
 
     def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """A device that needs a while for each step."""

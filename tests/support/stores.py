@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Table, func, select, text
 
 from anabranch.core.limits import Limits
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
-from anabranch.testing.store import BAD as BAD
-from anabranch.testing.store import GOOD as GOOD
-from anabranch.testing.store import INFO as INFO
-from anabranch.testing.store import NOW_GOOD as NOW_GOOD
-from anabranch.testing.store import History as History
-from anabranch.testing.store import asked as asked
-from anabranch.testing.store import decided as decided
-from anabranch.testing.store import enrolled as enrolled
-from anabranch.testing.store import logged as logged
-from anabranch.testing.store import numbered as numbered
-from anabranch.testing.store import project as project
-from anabranch.testing.store import published as published
-from anabranch.testing.store import reference as reference
-from anabranch.testing.store import snapshot as snapshot
-from anabranch.testing.store import task as task
-from anabranch.testing.store import update as update
-from anabranch.testing.store import upload as upload
+from anabranch.testing.store import INFO
 
 FLIP = (
     "UPDATE chunks SET data = set_byte(data, length(data) - 1, get_byte(data, length(data) - 1) # 1) "
@@ -44,6 +29,13 @@ LIMITS = Limits(inline_bytes_max=64, free_disk_bytes_min=0)
 _DEAR = pytest.param("postgresql", marks=pytest.mark.prove)
 BACKENDS = pytest.mark.parametrize("backend", ["memory", "sqlite", _DEAR], indirect=True)
 ON_DISK = pytest.mark.parametrize("on_disk", ["sqlite", _DEAR], indirect=True)
+
+
+def row_counts(store: Store, tables: Iterable[Table]) -> dict[str, int]:
+    """How many rows each table has, by its name."""
+    assert isinstance(store, SqlStore)
+    with store._database.transaction() as connection:
+        return {t.name: connection.scalar(select(func.count()).select_from(t)) or 0 for t in tables}
 
 
 @dataclass

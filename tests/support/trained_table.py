@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from federations import config
 from frozen_apps import Head
 from growing_app import App as Growing
 from kept_state import Tables
@@ -15,6 +14,7 @@ from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import open_simulation, simulate
+from anabranch.testing.federation import config
 from anabranch.workloads.adapters import lora
 from anabranch.workloads.app import App
 from anabranch.workloads.digits import Digits

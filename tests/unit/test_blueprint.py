@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit_groups import SPEC as UNITS
-from unit_groups import tensors
 
 from anabranch.compress.delta_log import DeltaLog
 from anabranch.core import events as ev
@@ -19,6 +17,8 @@ from anabranch.core.model.updates import Capability
 from anabranch.core.snapshot import state_digest, take_snapshot
 from anabranch.host import build
 from anabranch.host.build import WHOLE, Blueprint, device_tables
+from anabranch.testing.models import SPEC as UNITS
+from anabranch.testing.models import tensors
 
 WEIGHTS = {"w": np.array([1, 2, 3, 4], np.float32)}
 SPEC = ParamSpec.of(WEIGHTS)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import config, result_of
 
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.compress.delta_log import DeltaLog
@@ -18,6 +17,7 @@ from anabranch.core.errors import ConfigError, UnknownVersion
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.host.build import Blueprint
+from anabranch.testing.federation import config, result_of
 
 EVERY = 3
 FIRST = {

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from machines import Bench
-from unit_groups import SPEC as UNITS
-from unit_groups import tensors
 
 from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
@@ -28,6 +26,8 @@ from anabranch.host.build import Blueprint
 from anabranch.host.records import RunReporter
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import ClientShare, Result
+from anabranch.testing.models import SPEC as UNITS
+from anabranch.testing.models import tensors
 
 ABLE = Capability(codecs=STAGES)
 FIVE = Payload("", 5)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import INFO, LIMITS, asked
+from stores import LIMITS
 
 from anabranch.core.errors import StoreFull
 from anabranch.core.limits import MIB
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.shrinking import FREE_BYTES, NEW, _copy_alone, shrink
+from anabranch.testing.store import INFO, asked
 
 
 @pytest.fixture

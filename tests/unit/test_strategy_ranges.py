@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from machines import SPEC as PLAIN
-from unit_groups import GROUPS, tensors
 
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
 from anabranch.strategies.registry import make_strategy, strategy_of
 from anabranch.strategies.submodels.registry import make_planner
+from anabranch.testing.models import GROUPS, tensors
 
 LEAST = 2.0**-20
 UNITS = ParamSpec.of(tensors(), GROUPS)
