@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.reports.result import Result
-from benchmarks.studies import Point, Tables, late_accuracy, mean, pool_of, run, study_parser, table
+from benchmarks.studies import STUDIES, Point, Tables, late_accuracy, mean, pool_of, run, study_parser, table
 
-STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 QUICK_PART = 4  # a quick form takes this part of the updates
 FACTOR = 2.0  # between learning rates

@@ -120,17 +120,17 @@ class Person:
                 shutil.copy(path, folder)
         return folder
 
-    def types(self, machine: str, command: str, folder: str = ".", *, as_typed: str = "") -> str:
-        """Type a command, wait until it has ended well; returns what it said. `as_typed`: as documented."""
+    def types(self, machine: str, command: str, folder: str = ".") -> str:
+        """Type a command, wait until it has ended well; returns what it said."""
         began = time.monotonic()
         said = self._start(machine, command, folder).end()
-        self._typed(machine, as_typed or command, began)
+        self._typed(machine, command, began)
         return said
 
     def starts(
         self, machine: str, command: str, folder: str = ".", *, until: str, as_typed: str = ""
     ) -> Terminal:
-        """Type a command that stays, and wait until it says that it is ready."""
+        """Type a command that stays, and wait until it says that it is ready. `as_typed`: as documented."""
         began = time.monotonic()
         terminal = self._start(machine, command, folder)
         terminal.until(until)

@@ -22,7 +22,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.run import open_simulation
 
-DEVICES = 1_000
+DEVICES, EVENTS = 1_000, 200_000  # the latter of a queue alone
 TASKS = 20_000
 
 
@@ -92,10 +92,10 @@ def measure(name: str, settings: Config, app: anabranch.App | None) -> Measured:
         return Measured(name, simulation.clock.events, simulation.engine.counters.applied, wall_s)
 
 
-def bare_queue(events: int = 200_000) -> Measured:
+def bare_queue() -> Measured:
     """The ceiling: a queue of actions that do nothing but enter the next."""
     clock = VirtualClock()
-    left = events
+    left = EVENTS
 
     def act() -> None:
         nonlocal left

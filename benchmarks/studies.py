@@ -20,6 +20,7 @@ from anabranch.core.config.tables import Config, merge
 from anabranch.reports.result import Point as Measured
 from anabranch.reports.result import Result
 
+STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 Tables = Mapping[str, Mapping[str, Any]]
 # Its strategy, its tables, the strategy's parameters, and the values of the one that matters most.
 Method = tuple[str, Tables, Mapping[str, Any], Mapping[str, Sequence[float]]]

@@ -25,6 +25,7 @@ from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Point as Measured
 from anabranch.reports.result import Result
 from benchmarks.studies import (
+    STUDIES,
     Finals,
     Method,
     Point,
@@ -45,7 +46,6 @@ from benchmarks.studies import (
     tuning_rows,
 )
 
-STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 NAME = "asyncdrop"
 
 HORIZON_S = 100.0

@@ -29,6 +29,7 @@ from anabranch.reports.page import standalone
 from anabranch.reports.result import Result
 from anabranch.reports.svg import WIDTH, legend, rect, svg, text
 from benchmarks.studies import (
+    STUDIES,
     Point,
     Tables,
     late_accuracy,
@@ -41,7 +42,6 @@ from benchmarks.studies import (
     table,
 )
 
-STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 NAME = "attacks"
 
 SEEDS = (11, 12, 13)

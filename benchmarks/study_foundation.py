@@ -21,6 +21,7 @@ from typing import Any
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Result
 from benchmarks.studies import (
+    STUDIES,
     Finals,
     Method,
     Tables,
@@ -36,7 +37,6 @@ from benchmarks.studies import (
     tuning_rows,
 )
 
-STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 NAME = "foundation"
 
 TARGET = 0.80

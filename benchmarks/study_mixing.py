@@ -22,8 +22,8 @@ from typing import Any
 
 from anabranch.reports.intervals import mean_interval
 from anabranch.reports.result import Result
-from benchmarks.studies import Point, late_accuracy, mean, pool_of, publish, run, study_parser, table
-from benchmarks.study_attacks import ATTACKERS, BASE, GOAL_LOST, NOBODY, SHARED, STUDIES
+from benchmarks.studies import STUDIES, Point, late_accuracy, mean, pool_of, publish, run, study_parser, table
+from benchmarks.study_attacks import ATTACKERS, BASE, GOAL_LOST, NOBODY, SHARED
 
 NAME = "mixing"
 SEEDS, TUNING_SEED = (21, 22, 23, 24, 25), 101

@@ -27,9 +27,19 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.reports.intervals import mean_interval
-from benchmarks.studies import Point, Tables, late_accuracy, mean, pool_of, publish, run, study_parser, table
+from benchmarks.studies import (
+    STUDIES,
+    Point,
+    Tables,
+    late_accuracy,
+    mean,
+    pool_of,
+    publish,
+    run,
+    study_parser,
+    table,
+)
 
-STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 COMMAND = "python -m benchmarks.study_privacy"
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 EPSILONS = (1.0, 2.0, 8.0)

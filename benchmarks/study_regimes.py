@@ -30,10 +30,10 @@ from benchmarks.arena.standings import BELOW, lead, reached
 from benchmarks.arena.store import Record, Store
 from benchmarks.arena.tables import tuned_to
 from benchmarks.arena.tuning import SEEDS, Axis, Grid
-from benchmarks.studies import Point, Tables, one_thread, publish, table
+from benchmarks.studies import STUDIES, Point, Tables, one_thread, publish, table
 
 RESULTS = Path(__file__).with_name("regimes")
-PAGE = Path(__file__).parents[1] / "docs" / "studies" / "regimes.md"
+PAGE = STUDIES / "regimes.md"
 SPEED_LEVELS = 8
 GOAL = 1.25  # times sooner
 

@@ -31,9 +31,8 @@ from anabranch.server.manifest import write_manifest
 from anabranch.workloads.app import Shard, load_app
 from anabranch.workloads.trainer import trainer_for
 from benchmarks.shadow_device import APP, ELASTIC_FOREGROUND, GAP, PLAN
-from benchmarks.studies import mean, publish, study_parser, table
+from benchmarks.studies import STUDIES, mean, publish, study_parser, table
 
-STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's folder for such may not be
 NAME = "shadow"
 

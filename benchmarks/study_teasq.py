@@ -24,6 +24,7 @@ from typing import Any
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Result
 from benchmarks.studies import (
+    STUDIES,
     Finals,
     Method,
     Point,
@@ -37,13 +38,13 @@ from benchmarks.studies import (
     plain,
     pool_of,
     publish,
+    reached,
     study_parser,
     table,
     tune,
     tuning_rows,
 )
 
-STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 NAME = "teasq"
 
 HORIZON_S = 320.0
@@ -175,10 +176,8 @@ def _repeat(data_file: Path, methods: Sequence[str]) -> None:
 
 def at_target(result: Result) -> tuple[float, float, float] | None:
     """Virtual seconds, uplink MB and downlink MB when the target was reached."""
-    for point in result.history:
-        if (point.accuracy or 0.0) >= result.target_accuracy:
-            return point.time_s, point.uplink_bytes / 1e6, point.downlink_bytes / 1e6
-    return None
+    at = reached(result.history, result.target_accuracy)
+    return None if at is None else (at.time_s, at.uplink_bytes / 1e6, at.downlink_bytes / 1e6)
 
 
 def accuracy_at(result: Result, time_s: float) -> float:
@@ -187,13 +186,13 @@ def accuracy_at(result: Result, time_s: float) -> float:
 
 
 def _row(method: str, results: Sequence[Result]) -> list[str]:
-    reached = [found for r in results if (found := at_target(r)) is not None]
+    there = [found for r in results if (found := at_target(r)) is not None]
     return [
         method,
-        mean(t for t, _, _ in reached),
-        f"{len(reached)} of {len(results)}",
-        mean((u for _, u, _ in reached), 2),
-        mean((d for _, _, d in reached), 1),
+        mean(t for t, _, _ in there),
+        f"{len(there)} of {len(results)}",
+        mean((u for _, u, _ in there), 2),
+        mean((d for _, _, d in there), 1),
         mean(accuracy_at(r, HORIZON_S / 4) for r in results),
         mean(accuracy_at(r, HORIZON_S / 2) for r in results),
         mean(late_accuracy(r) for r in results),

@@ -16,10 +16,9 @@ from benchmarks.arena.standings import AGAINST, BELOW, MARK, MET, WORDS, Count, 
 from benchmarks.arena.store import RESULTS
 from benchmarks.arena.tables import TITLES, Ended, Finals
 from benchmarks.arena.tuning import KEPT, MORE, SEEDS, SHORT, TUNING_SEEDS
-from benchmarks.studies import table
+from benchmarks.studies import STUDIES, table
 
 NOTES = Path(__file__).with_name("notes")
-PAGES = Path(__file__).parents[2] / "docs" / "studies"
 STUDY, FINDINGS = "arena.md", "arena-findings.md"
 PICTURE = "arena.svg"
 CELL_BY_NAME, ROW_BY_NAME = "digits/speed-shards/compute/steady", "waves, Nesterov, steps tuned/raw"
@@ -32,7 +31,7 @@ def write(results: Path = RESULTS) -> None:
     finals = _finals(ended)
     drawings = {PICTURE: drawn(standings(CELLS, finals)), published.PICTURE: published.drawn(finals)}
     for name, text in (pages(ended, notes) | drawings).items():
-        (PAGES / name).write_text(text, encoding="utf-8")
+        (STUDIES / name).write_text(text, encoding="utf-8")
 
 
 def pages(ended: Ended, notes: Mapping[str, str]) -> dict[str, str]:
