@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -42,57 +42,73 @@ _SEED_BITS = re.compile(r"\bseed\b.*2\*\*32|\brandom_state\b.*4294967295", re.IG
 _where: ContextVar[str] = ContextVar("where", default="")
 
 
-@contextmanager
-def on_device(name: str) -> Iterator[None]:
+class on_device:  # noqa: N801 - as contextlib names its own
     """Inside, an App works for this device: errors name it."""
-    token = _where.set(name)
-    try:
-        yield
-    finally:
-        _where.reset(token)
+
+    __slots__ = ("_name", "_token")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._token = _where.set(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        _where.reset(self._token)
 
 
-@contextmanager
-def own_code(app: Any, method: str, about: str = "") -> Iterator[None]:
+class own_code:  # noqa: N801 - no generator: a simulation is in here for each device and each task
     """Inside, a method of the App runs. Raises `AppError`, or `DataError` where it was one.
 
-    `about` says what for: `shard 3 of 8`.
+    `about` says what for: `shard 3 of 8`. A process that the code inside has forked ends where it leaves it:
+    it would be this one a second time, and both would go on with one run, on one connection, in one folder.
     """
-    try:
-        with _forks_end_here():
-            yield
-    except (AppError, DataError) as error:
-        if type(error) not in (AppError, DataError) or not own_frames(error):
-            raise
-        raise type(error)(told(head(app, method, about), error, str(error))) from error
-    except AnabranchError:
-        raise
-    except (Exception, SystemExit) as error:
-        if is_signal(error):
-            raise
-        raise AppError(told(head(app, method, about), error)) from error
+
+    __slots__ = ("_about", "_app", "_forks", "_method")
+
+    def __init__(self, app: Any, method: str, about: str = "") -> None:
+        self._app, self._method, self._about = app, method, about
+
+    def __enter__(self) -> None:
+        self._forks = _Forks.count
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._forks != _Forks.count:
+            _end(SystemExit() if error is None else error)
+        if error is not None:
+            self._raise(error)
+
+    def _raise(self, error: BaseException) -> None:
+        """What comes of an error; it goes through as it is where nothing is raised."""
+        if isinstance(error, AnabranchError):
+            if type(error) in (AppError, DataError) and own_frames(error):
+                raise type(error)(told(self._head, error, str(error))) from error
+        elif isinstance(error, Exception | SystemExit) and not is_signal(error):
+            raise AppError(told(self._head, error)) from error
+
+    @property
+    def _head(self) -> str:
+        return head(self._app, self._method, self._about)
+
+
+class _Forks:
+    """How many forks lie between this process and the first: to ask the system takes a microsecond."""
+
+    count = 0
+
+    @classmethod
+    def counted(cls) -> None:
+        """This is a child."""
+        cls.count += 1
+
+
+if hasattr(os, "register_at_fork"):  # where processes can be forked at all
+    os.register_at_fork(after_in_child=_Forks.counted)
 
 
 def is_signal(error: BaseException) -> bool:
     """Whether it is a signal that came meanwhile, and no `sys.exit`: see `stop_signals.Terminated`."""
     return isinstance(error, SystemExit) and type(error) is not SystemExit
-
-
-@contextmanager
-def _forks_end_here() -> Iterator[None]:
-    """A process that the code inside has forked ends where it leaves it: it would be this one a second time.
-
-    Both would go on with one run, on one connection and in one folder.
-    """
-    process = os.getpid()
-    try:
-        yield
-    except BaseException as error:
-        if os.getpid() != process:
-            _end(error)
-        raise
-    if os.getpid() != process:
-        _end(SystemExit())
 
 
 def _end(error: BaseException) -> NoReturn:
