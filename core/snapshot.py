@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from cattrs import Converter
 
+from anabranch.core import unwritten
 from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.buffers import Bounds
 from anabranch.core.engine.changes import Changes
@@ -73,7 +74,7 @@ class SnapshotRows:
     Receipts are with whether they answer their task. `enrolled`: the ids of clients that are new, in order.
     """
 
-    clients: Sequence[ClientRecord]
+    clients: Mapping[str, ClientRecord]
     receipts: Sequence[tuple[Receipt, bool]]
     enrolled: Sequence[str] = ()
 
@@ -101,7 +102,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
     """The engine's state. With `copy=False` the arrays are the engine's own: read them at once."""
     meta, arrays, holds = _state(engine)
     ledger = engine.ledger
-    meta["clients"] = [_converter.unstructure(c) for c in ledger.clients.values()]
+    meta["clients"] = [{"client_id": c, **_converter.unstructure(r)} for c, r in ledger.clients.items()]
     meta["receipts"] = [[*receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()]
     meta[RECEIPTS_OF] = [[r.client_id, r.sha256] for r in ledger.receipts.values()]
     if copy:
@@ -125,7 +126,7 @@ def take_changes(engine: Engine) -> Snapshot:
     meta |= {"format": APART, "rows": {"clients": len(ledger.clients), "receipts": span}}
     newest = ledger.newest_receipts(unsaved.receipts)
     rows = SnapshotRows(
-        clients=[ledger.clients[c] for c in sorted(unsaved.clients)],
+        clients={c: ledger.clients[c] for c in sorted(unsaved.clients)},
         receipts=[(r, ledger.answers_task(r)) for r in newest],
         enrolled=list(unsaved.enrolled),
     )
@@ -386,11 +387,20 @@ def _converter_of(spec: ParamSpec) -> Converter:
     return made
 
 
-def _clients(meta: dict[str, Any]) -> list[ClientRecord]:
+@unwritten.dataclass(frozen=True, kw_only=True)
+class _Client(ClientRecord):
+    client_id: str
+
+
+_RECORD = tuple(f.name for f in fields(ClientRecord))
+
+
+def _clients(meta: dict[str, Any]) -> dict[str, ClientRecord]:
     try:
-        return from_plain(meta.get("clients"), list[ClientRecord], _converter)
+        found = from_plain(meta.get("clients"), list[_Client], _converter)
     except FieldError as error:
         raise FieldError(f"clients {error}") from error
+    return {c.client_id: ClientRecord(*(getattr(c, name) for name in _RECORD)) for c in found}
 
 
 def receipt_row(r: Receipt) -> list[Any]:

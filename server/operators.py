@@ -438,26 +438,25 @@ def _clients(
     engine: Engine, limit: int, among: Collection[str] | None = None, after: str | None = None
 ) -> list[operators.Client]:
     """So many of them: the most suspicious, or the next `after` a name."""
-    guard, known = engine.guard, engine.ledger.clients.values()
-    clients = (
-        c for c in known if (among is None or c.client_id in among) and (after is None or c.client_id > after)
-    )
+    guard, known = engine.guard, engine.ledger.clients.items()
+    clients = (of for of in known if (among is None or of[0] in among) and (after is None or of[0] > after))
 
-    def rank(client: ClientRecord) -> tuple[int, int, str]:
+    def rank(of: tuple[str, ClientRecord]) -> tuple[int, int, str]:
+        client_id, client = of
         if after is not None:
-            return 0, 0, client.client_id
-        return -guard.suspicion(client.client_id), -client.rejected, client.client_id
+            return 0, 0, client_id
+        return -guard.suspicion(client_id), -client.rejected, client_id
 
     return [
         operators.Client(
-            client_id=c.client_id,
+            client_id=client_id,
             updates_taken=c.accepted,
             updates_rejected=c.rejected,
-            flaws=guard.flaws.get(c.client_id, 0),
-            shortened=guard.shortened.get(c.client_id, 0),
-            quarantined=guard.quarantined.get(c.client_id, ""),
+            flaws=guard.flaws.get(client_id, 0),
+            shortened=guard.shortened.get(client_id, 0),
+            quarantined=guard.quarantined.get(client_id, ""),
             width_max=c.capability.width_max if c.capability.width_max < 1 else None,
             memory_bytes=c.capability.memory_bytes,
         )
-        for c in heapq.nsmallest(limit, clients, rank)
+        for client_id, c in heapq.nsmallest(limit, clients, rank)
     ]

@@ -7,7 +7,7 @@ version while somebody may still return to it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from itertools import islice
 from typing import Any
@@ -20,20 +20,17 @@ from anabranch.core.unwritten import dataclass
 EWMA_WEIGHT = 0.3  # of the newest time
 TRAIN_S = "train_s"  # the metric in which a device says how many seconds it trained
 STEP_S_MIN, STEP_S_MAX = 1e-12, 1e12  # of a step, in seconds: by what is beyond nothing can be divided
-CAPABILITIES_KEPT = (
-    4096  # of devices that say the same of themselves it is kept once, as long as they are few
-)
+CAPABILITIES_KEPT = 4096  # what that many kinds of devices say of themselves is kept once
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRecord:
-    """What the server knows of a device.
+    """What the server knows of a device, whose name the ledger has.
 
     Mean times in seconds: `task_s_ewma` from grant to update, `step_s_ewma` of a local step, as if it were of
     the whole model. Where parts differ in size `steps` are the newest ones, and that is what they tell.
     """
 
-    client_id: str
     capability: Capability
     accepted: int = 0
     rejected: int = 0
@@ -95,7 +92,7 @@ class Ledger:
         self._answered: dict[str, str] = {}
         self._steps_s: Counter[float] = Counter()  # how many clients have a step time: it has two digits
         self._fixed: Counter[float] = Counter()  # and a part of it that is theirs whatever they train
-        self._capabilities: dict[Capability, Capability] = {}
+        self._kinds: dict[Capability, ClientRecord] = {}
         # Noted for a driver that saves the books piece by piece (`track`), by nobody else.
         self.unsaved: Unsaved | None = None
         # The same for a driver that shows the books to other threads.
@@ -110,20 +107,20 @@ class Ledger:
 
     def enrol(self, client_id: str, capability: Capability) -> None:
         """Add a client, or take note of what it says of itself now."""
-        known, capability = self.clients.get(client_id), self._shared(capability)
-        if known is None:
-            self.clients[client_id] = ClientRecord(client_id, capability)
-        else:
-            self.clients[client_id] = replace(known, capability=capability)
+        known, fresh = self.clients.get(client_id), self._fresh(capability)
+        self.clients[client_id] = fresh if known is None else replace(known, capability=fresh.capability)
         self._note(client_id, is_new=known is None)
         if self.touched is not None:
             self.touched.clients.add(client_id)
 
-    def _shared(self, capability: Capability) -> Capability:
-        """An equal one that others have as well: a fleet has few kinds of devices."""
-        if len(self._capabilities) >= CAPABILITIES_KEPT:
-            self._capabilities.clear()
-        return self._capabilities.setdefault(capability, capability)
+    def _fresh(self, capability: Capability) -> ClientRecord:
+        """Of a device that has done nothing yet; others have the same one: a fleet has few kinds of them."""
+        found = self._kinds.get(capability)
+        if found is None:
+            if len(self._kinds) >= CAPABILITIES_KEPT:
+                self._kinds.clear()
+            found = self._kinds[capability] = ClientRecord(capability)
+        return found
 
     def _note(self, client_id: str, is_new: bool = False) -> None:
         if self.unsaved is not None:
@@ -271,15 +268,15 @@ class Ledger:
 
     def restore(
         self,
-        clients: Iterable[ClientRecord],
+        clients: Mapping[str, ClientRecord],
         tasks: Iterable[Task],
         receipts: Iterable[tuple[Receipt, bool]],
     ) -> None:
         """Fill empty books, in the given order."""
-        for client in clients:
-            shared = self._shared(client.capability)
-            kept = client if shared is client.capability else replace(client, capability=shared)
-            self.clients[client.client_id] = kept
+        for client_id, client in clients.items():
+            fresh = self._fresh(client.capability)
+            kept = fresh if client == fresh else replace(client, capability=fresh.capability)
+            self.clients[client_id] = kept
             self._rank(kept, +1)
         for task in tasks:
             self.open(task)

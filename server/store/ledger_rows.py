@@ -34,7 +34,7 @@ from anabranch.server.store.rows import Row
 from anabranch.server.store.schema import client_records, enrolments, receipts
 
 AT_ONCE = 5_000  # rows in memory beside the ledger
-_REST = tuple(f.name for f in fields(ClientRecord) if f.name not in ("client_id", "capability"))
+_REST = tuple(f.name for f in fields(ClientRecord) if f.name != "capability")
 
 
 # --- texts -------------------------------------------------------------------------------------
@@ -73,22 +73,22 @@ class ClientReader:
     def __init__(self) -> None:
         self._capabilities: dict[str, Capability] = {}
 
-    def __call__(self, client_id: str, capability: str, record: str) -> ClientRecord:
+    def __call__(self, capability: str, record: str) -> ClientRecord:
         """The client. Raises `ValueError`, `TypeError` and `KeyError` where that is none."""
         known = self._capabilities.get(capability)
         if known is None:
             known = self._capabilities[capability] = capability_of(json.loads(capability))
         rest = json.loads(record)
         steps = tuple((float(share), float(step_s)) for share, step_s in rest.pop("steps", ()))
-        return ClientRecord(client_id, known, **rest, steps=steps)
+        return ClientRecord(known, **rest, steps=steps)
 
 
-def whole(snapshot: Snapshot, clients: Iterable[ClientRecord], lines: Iterable[str]) -> Snapshot:
+def whole(snapshot: Snapshot, clients: Iterable[tuple[str, ClientRecord]], lines: Iterable[str]) -> Snapshot:
     """A snapshot with all its clients and receipts. Raises `StoreCorrupt` if it is not as many as it says."""
     meta = dict(snapshot.meta)
     named = meta.pop("rows")
     first, last = named["receipts"]
-    found = SnapshotRows(list(clients), list(_receipts_of(lines)))
+    found = SnapshotRows(dict(clients), list(_receipts_of(lines)))
     counts = (
         (len(found.clients), named["clients"], "clients"),
         (len(found.receipts), last - first, "receipts"),
@@ -117,7 +117,7 @@ def write_rows(connection: Connection, snapshot: Snapshot, seq: int) -> None:
     places: Iterator[Row] = (
         {"place": place, "client_id": client_id} for place, client_id in enumerate(new, count - len(new))
     )
-    records = (_client_row(client, seq) for client in changed)
+    records = (_client_row(*client, seq) for client in changed.items())
     first = last - len(snapshot.rows.receipts)
     told = (_receipt_row(n, seq, *found) for n, found in enumerate(snapshot.rows.receipts, first + 1))
     for table, rows in ((enrolments, places), (client_records, records), (receipts, told)):
@@ -153,9 +153,9 @@ def clear_rows(connection: Connection, snapshot: Snapshot, before: int, oldest: 
     connection.execute(delete(receipts).where(r.number <= newest - (last - first)))
 
 
-def _client_row(client: ClientRecord, seq: int) -> Row:
+def _client_row(client_id: str, client: ClientRecord, seq: int) -> Row:
     texts = {"capability": capability_text(client.capability), "record": record_text(client)}
-    row = {"client_id": client.client_id, "applied_through_seq": seq, **texts}
+    row = {"client_id": client_id, "applied_through_seq": seq, **texts}
     return {**row, "crc32": _crc32(row.values())}
 
 
@@ -168,7 +168,7 @@ def _crc32(values: Iterable[Any]) -> int:
     return zlib.crc32("\n".join(map(str, values)).encode())
 
 
-def _clients(connection: Connection, count: int, seq: int) -> Iterator[ClientRecord]:
+def _clients(connection: Connection, count: int, seq: int) -> Iterator[tuple[str, ClientRecord]]:
     e, c, newest, read = enrolments.c, client_records.c, client_records.alias(), ClientReader()
     then = select(func.max(newest.c.applied_through_seq)).where(
         newest.c.client_id == e.client_id, newest.c.applied_through_seq <= seq
@@ -184,7 +184,7 @@ def _clients(connection: Connection, count: int, seq: int) -> Iterator[ClientRec
         page = query.where(e.place >= place, e.place < min(place + AT_ONCE, count))
         for row in connection.execute(page):
             _check(row)
-            yield read(row.client_id, row.capability, row.record)
+            yield row.client_id, read(row.capability, row.record)
 
 
 def _receipts(connection: Connection, first: int, last: int) -> Iterator[str]:

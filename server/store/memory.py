@@ -135,9 +135,9 @@ class _Rows:
             return
         for client_id in snapshot.rows.enrolled:
             self.clients.setdefault(client_id, {})
-        for client in snapshot.rows.clients:
+        for client_id, client in snapshot.rows.clients.items():
             texts = capability_text(client.capability), record_text(client)
-            self.clients[client.client_id][seq] = texts
+            self.clients[client_id][seq] = texts
         last = span_of(snapshot)[2]
         first = last - len(snapshot.rows.receipts)
         for number, found in enumerate(snapshot.rows.receipts, first + 1):
@@ -149,7 +149,7 @@ class _Rows:
         count, first, last = span_of(snapshot)
         reader = ClientReader()
         clients = [
-            reader(client_id, *of[max(s for s in of if s <= seq)])
+            (client_id, reader(*of[max(s for s in of if s <= seq)]))
             for client_id, of in islice(self.clients.items(), count)
         ]
         lines = [self.receipts[number] for number in range(first + 1, last + 1)]

@@ -102,7 +102,7 @@ def test_every_snapshot_is_written_as_it_was_read(name: str, life: Life, kept: P
     for path in kept.glob(f"servers/{name}/snapshots/*"):
         arrays = load_file(path)
         meta = json.loads(arrays.pop(META).tobytes())
-        engine = life.begin(Snapshot(meta, arrays, SnapshotRows((), ())))
+        engine = life.begin(Snapshot(meta, arrays, SnapshotRows({}, ())))
         engine.ledger.track(saved=True)
         again = take_changes(engine)
         del meta["rows"], again.meta["rows"]

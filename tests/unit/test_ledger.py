@@ -131,8 +131,10 @@ def test_what_a_device_says_of_itself_now_is_what_counts_and_is_kept_once() -> N
     kinds = [Capability(accelerator="".join(("c", "pu"))) for _ in range(3)]
     ledger.enrol("x", kinds[0])
     ledger.enrol("y", kinds[1])
-    ledger.restore([ClientRecord("z", kinds[2])], (), ())
+    ledger.restore({"z": ClientRecord(kinds[2]), "w": ClientRecord(kinds[2], 1)}, (), ())
     assert len({id(client.capability) for client in ledger.clients.values()}) == 1
+    assert ledger.clients["x"] is ledger.clients["y"] is ledger.clients["z"]
+    assert ledger.clients["w"].accepted == 1
 
 
 def test_answers_and_refusals_are_counted_for_each_device() -> None:

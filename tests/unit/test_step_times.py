@@ -241,6 +241,6 @@ def test_parts_of_one_size_are_timed_as_ever() -> None:
 
 
 def test_rows_of_snapshots_have_steps_where_there_are_any() -> None:
-    client = ClientRecord("a", Capability(), 3, step_s_ewma=0.1, steps=((1.0, 0.1), (0.5, 0.07)))
-    assert ClientReader()("a", capability_text(client.capability), record_text(client)) == client
-    assert "steps" not in record_text(ClientRecord("a", Capability()))
+    client = ClientRecord(Capability(), 3, step_s_ewma=0.1, steps=((1.0, 0.1), (0.5, 0.07)))
+    assert ClientReader()(capability_text(client.capability), record_text(client)) == client
+    assert "steps" not in record_text(ClientRecord(Capability()))

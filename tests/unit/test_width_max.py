@@ -332,7 +332,7 @@ def as_row(capability: Capability) -> Capability:
     before = engine(None)
     before.handle(ev.Enrolled(0.0, "a", capability))
     client = before.ledger.clients["a"]
-    return ClientReader()("a", capability_text(capability), record_text(client)).capability
+    return ClientReader()(capability_text(capability), record_text(client)).capability
 
 
 def as_message(capability: Capability) -> Capability:
