@@ -380,10 +380,10 @@ class Simulation:
             self.faults.fail_disk(self.server.disk.fill, self.server.backup, self.server.put_back)
             if isinstance(self.time, SteppedTime):
                 self.faults.set_clock(self.time.step)
-        self.begin_devices()
         standstill, until_s = Standstill(self.world), self._config.run.virtual_s_max or math.inf
         searched = self._newcomers is None or not is_large(self._config)
         with nullcontext() if searched else passed_over():
+            self.begin_devices()
             self.clock.run(until_s)
         if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:
             standstill.ended(len(self.room))

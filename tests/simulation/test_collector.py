@@ -93,6 +93,46 @@ def test_what_is_left_in_circles_meanwhile_goes_as_soon_as_ever() -> None:
         assert (old(), seen()) == (None, None)
 
 
+def until_python_has_searched_all() -> list[Circle]:
+    """Objects that stay, as many as it takes."""
+    ended: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            ended.append(info["generation"])
+
+    held: list[Circle] = []
+    gc.callbacks.append(note)
+    while 2 not in ended:
+        assert len(held) < 5_000_000
+        held.append(Circle())
+    gc.callbacks.remove(note)
+    return held
+
+
+def test_what_has_lived_through_a_search_that_python_began_is_passed_over_until_the_end() -> None:
+    with passed_over():
+        before, made = gc.get_freeze_count(), Circle()
+        seen, held = weakref.ref(made), until_python_has_searched_all()
+        assert gc.get_freeze_count() > before + len(held) / 2
+        del made
+        gc.collect()
+        assert seen() is not None
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_search_that_an_app_asks_for_is_as_ever() -> None:
+    with passed_over():
+        before, made = gc.get_freeze_count(), Circle()
+        seen = weakref.ref(made)
+        gc.collect()
+        assert gc.get_freeze_count() == before
+        del made
+        gc.collect()
+        assert seen() is None
+
+
 def test_what_is_in_circles_before_goes_first() -> None:
     left = weakref.ref(Circle())
     with passed_over():
