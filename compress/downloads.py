@@ -40,6 +40,7 @@ from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.holdings import Holdings, usable
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
 from anabranch.core.model.submodels import TensorSet, UnitMap, gathered, scatter
+from anabranch.core.model.updates import is_finite
 from anabranch.core.unwritten import dataclass
 
 SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
@@ -293,7 +294,7 @@ def apply_download(
     else:
         decoded, frozen = decode_model(make_codec(codec), small, data)
         vector = np.array(decoded)
-        if not np.isfinite(vector).all():
+        if not is_finite(vector):
             raise InvalidUpdate("the model has values that are not finite")
     return vector.astype(spec.vector_dtype, copy=False), frozen
 

@@ -204,10 +204,14 @@ class Problem:
         """The training that a job is made of; those of its helpers too if the device is hostile."""
         task, submodel = job.task, smaller(job.task)
         vector = self.start(job)
-        devices = self._attack.helpers(job.device) or [job.device]
-        there = {d: self.present(d, job.begun_s) for d in devices}
-        examples = (self._attack.examples(d, there[d], self._last_label, task.seed) for d in devices)
+        helpers = self._attack.helpers(job.device)
+        examples = [self._poisoned(d, job) for d in helpers] or [self.present(job.device, job.begun_s)]
         return [Training(vector, e, task.local, task.seed, submodel, only(task)) for e in examples]
+
+    def _poisoned(self, helper: int, job: Job) -> Examples:
+        """What a helper of a hostile device trains on."""
+        there = self.present(helper, job.begun_s)
+        return self._attack.examples(helper, there, self._last_label, job.task.seed)
 
     def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:
         """The update, of the results of the job's trainings. Raises `InvalidUpdate` where it has diverged."""

@@ -16,6 +16,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -249,16 +250,16 @@ class ParamSpec:
 
     def check(self, tensors: Tensors) -> None:
         """Raises `ManifestMismatch`, naming the first tensor that does not fit the spec."""
-        names = [t.name for t in self.tensors]
-        if missing := [n for n in names if n not in tensors]:
-            raise ManifestMismatch(f"tensor {missing[0]!r} is missing: send every tensor of the manifest")
-        if foreign := sorted(set(tensors) - set(names)):
-            raise ManifestMismatch(
-                f"tensor {foreign[0]!r} is not in the manifest: it has {', '.join(names[:8])}"
-            )
-        for t in self.tensors:
-            if (shape := shape_of(tensors, t.name)) != t.shape:
-                raise ManifestMismatch(f"tensor {t.name!r} has shape {shape}, the manifest says {t.shape}")
+        shapes = self._shapes
+        if tensors.keys() != shapes.keys():
+            _check_names(tensors, shapes)
+        for name, wanted in shapes.items():
+            if (shape := shape_of(tensors, name)) != wanted:
+                raise ManifestMismatch(f"tensor {name!r} has shape {shape}, the manifest says {wanted}")
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {t.name: t.shape for t in self.tensors}
 
     def not_finite(self, tensors: Tensors) -> str:
         """The first tensor of the vector with a value that is not finite; empty where all are."""
@@ -277,6 +278,15 @@ def _first_equal(spec: ParamSpec) -> ParamSpec:
     Each run of a process has a trainer of its own, and asks several times for each task.
     """
     return spec
+
+
+def _check_names(tensors: Tensors, names: Collection[str]) -> None:
+    """Raises `ManifestMismatch`, naming the first tensor that is missing, or is no model's."""
+    if missing := [n for n in names if n not in tensors]:
+        raise ManifestMismatch(f"tensor {missing[0]!r} is missing: send every tensor of the manifest")
+    if foreign := sorted(set(tensors) - set(names)):
+        known = ", ".join(islice(names, 8))
+        raise ManifestMismatch(f"tensor {foreign[0]!r} is not in the manifest: it has {known}")
 
 
 def _check_name(name: object) -> None:
