@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import anabranch, killable
+from ports import free_port
 
 import anabranch as ab
 from anabranch.api import joining
@@ -391,12 +392,12 @@ def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
     made = anabranch(tmp_path, "init", EXAMPLES / "plain_torch.py:make_model")
     assert made.returncode == 0, made.stderr
     options = ["--updates", 8, "--strategy", "fedasync", "--set", "server.lease_min_s=1"]
-    options += ["--admin-address", "127.0.0.1:0"]
+    options += ["--address", f"127.0.0.1:{free_port()}", "--admin-address", "127.0.0.1:0"]
     model, versions = (
         torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)),
         [],
     )
-    with killable(tmp_path, *options, "--address", "127.0.0.1:0") as (address, first):
+    with killable(tmp_path, *options) as (address, first):
         fed = ab.join(address, model, id="script-0", state_dir=tmp_path / "device")
         tasks = iter(fed)
         for _ in range(3):
@@ -406,7 +407,7 @@ def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
         first.send_signal(signal.SIGKILL)
         first.wait(LONG_S)
         fed.push(examples=5)  # nobody hears it
-    with killable(tmp_path, *options, "--address", address):
+    with killable(tmp_path, *options):
         for task in tasks:
             versions.append(task.version)
             fed.push(examples=5)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from live_server import live_server
+from ports import free_port
 from safetensors.numpy import load_file
 from telling_device import device, told
 
@@ -106,12 +107,11 @@ def test_a_device_outlives_a_restart_of_its_server(tmp_path: Path) -> None:
         )
         summaries.append(run_client(options, hear))
 
-    restarted = threading.Event()
-    with live_server(tmp_path, first_weights(), settings) as info:
+    restarted, port = threading.Event(), free_port()
+    with live_server(tmp_path, first_weights(), settings, port=port) as info:
         thread = threading.Thread(target=work, args=(info.address,))
         thread.start()
         assert reached.wait(600)
-    port = int(info.address.rpartition(":")[2])
     restarted.set()
     with live_server(tmp_path, first_weights(), settings, port=port) as again:
         thread.join(600)

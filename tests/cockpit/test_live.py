@@ -18,6 +18,7 @@ import psutil
 import pytest
 from cockpits import Browser, Printed, entered
 from nursery import COMMAND, PIPE, Process, run
+from ports import free_port
 from waits import until
 
 from anabranch.client.operator import OperatorClient, WatchedEvent, open_operator, operator_wallet
@@ -321,12 +322,13 @@ def test_what_was_before_the_server_started_is_summed_up(tmp_path: Path) -> None
 
 
 def test_a_page_that_is_open_while_the_data_are_put_back_shows_what_is_there_then(tmp_path: Path) -> None:
+    admin = f"127.0.0.1:{free_port()}"
     with server(tmp_path) as first:
         first.train("a", 2)
     shutil.copytree(tmp_path / "data", tmp_path / "kept")
     with (
-        server(tmp_path) as second,
-        entered("--admin", second.said["admin_address"], cwd=tmp_path) as browser,
+        server(tmp_path, "--admin-address", admin) as second,
+        entered("--admin", admin, cwd=tmp_path) as browser,
     ):
         second.train("lost", 6)
         until(lambda: browser.get("/api/runs/synthetic"), lambda h: h["counters"]["applied"] == 8)
@@ -334,7 +336,7 @@ def test_a_page_that_is_open_while_the_data_are_put_back_shows_what_is_there_the
         assert second.process.wait(600) == 0
         shutil.rmtree(tmp_path / "data")
         shutil.copytree(tmp_path / "kept", tmp_path / "data")
-        with server(tmp_path, "--admin-address", second.said["admin_address"]) as third:
+        with server(tmp_path, "--admin-address", admin) as third:
             third.train("new", 1)
             head = until(lambda: browser.get("/api/runs/synthetic"), lambda h: h["counters"]["applied"] == 3)
             assert (head["version"], head["counters"]["tasks"]) == (1, 3)

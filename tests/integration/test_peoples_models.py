@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from live_server import live_server
 from peoples_models import APPS
+from ports import free_port
 from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 
@@ -190,11 +191,11 @@ class Devices:
 @pytest.mark.parametrize("strategy", STRATEGIES.names())
 def test_it_learns_live_under_every_strategy_across_a_restart(strategy: str, tmp_path: Path) -> None:
     config, first, buffers = settings("logistic", strategy), APPS["logistic"]().model(), ("mean", "scale")
-    with live_server(tmp_path, first, config, buffers=buffers) as info:
+    port = free_port()
+    with live_server(tmp_path, first, config, port=port, buffers=buffers) as info:
         devices = Devices(tmp_path, info.address)
         assert devices.enough.wait(600)
     devices.restarted.set()
-    port = int(info.address.rpartition(":")[2])
     with live_server(tmp_path, first, config, port=port, buffers=buffers) as again:
         devices.join()
         with OperatorClient(again.admin_address) as operator:

@@ -24,7 +24,8 @@ def test_a_device_goes_over_to_the_run_that_is_served(known: bool, tmp_path: Pat
     heard: list[tuple[str, dict[str, Any]]] = []
     with federation(tmp_path, first_weights(), DEFAULT_LIMITS, time.time, **tables) as guarded:
         wallet, manifest = guarded.joined("device-1"), guarded.served.manifest
-        first, identity = guarded.served.config, {"folder": str(tmp_path / "ca"), "tls": "always"}
+        first = guarded.served.config
+        identity = {"folder": str(tmp_path / "ca"), "tls": "always", "join_address": "127.0.0.1:0"}
         other = server_config(tmp_path / "other", identity=identity, **tables)
 
         def serve(config: Any) -> None:

@@ -159,7 +159,8 @@ def federation(
     **tables: Mapping[str, Any],
 ) -> Iterator[Federation]:
     """A guarded server on free ports of loopback; its machine's clock is `wall`."""
-    identity = {"folder": str(folder / "ca"), "tls": "always", **tables.pop("identity", {})}
+    places = {"folder": str(folder / "ca"), "join_address": "127.0.0.1:0"}
+    identity = {**places, "tls": "always", **tables.pop("identity", {})}
     config = server_config(folder / "data", identity=identity, **tables)
     manifest = write_manifest(folder / "model", "test", tensors)
     with Authority.create(folder / "ca") as authority, Served(config, manifest, limits, wall=wall) as served:

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 from commands import anabranch, answer, killable, killable_saying
+from ports import free_port
 
 from anabranch.api.participation import JoinOptions
 
@@ -39,18 +40,18 @@ def outage(folder: Path, model: str, updates: int, guarded: str = "") -> Iterato
     `guarded`: with mutual TLS, to which the device of this name is invited.
     """
     answer(anabranch(folder, "init", model, "--json"))
-    options: tuple[object, ...] = (*OPTIONS, "--updates", updates)
+    address, join = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    options: tuple[object, ...] = (*OPTIONS, "--address", address, "--updates", updates)
     if guarded:
         answer(anabranch(folder, "admin", "ca", "init", "--json"))
-        options += ("--set", 'identity.tls="always"')
+        options += ("--set", 'identity.tls="always"', "--set", f"identity.join_address={join}")
     with ExitStack() as stack:
-        said, first = stack.enter_context(killable_saying(folder, *options, "--address", "127.0.0.1:0"))
-        address = said["address"]
+        said, first = stack.enter_context(killable_saying(folder, *options))
         papers = JoinOptions()
         if guarded:
             token = answer(anabranch(folder, "admin", "enrol", guarded, "--json"))["token"]
             papers = JoinOptions(token=token, ca_sha256=said["ca_sha256"], join=said["join_address"])
-        again = Thread(target=lambda: stack.enter_context(killable(folder, *options, "--address", address)))
+        again = Thread(target=lambda: stack.enter_context(killable(folder, *options)))
 
         def kill() -> None:
             first.send_signal(signal.SIGKILL)
