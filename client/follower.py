@@ -19,9 +19,10 @@ from anabranch.client.transport import Transport
 from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.ranges import SERVED
 from anabranch.core.config.tables import ClientTable, Config
-from anabranch.core.errors import AnabranchError, AppError
+from anabranch.core.errors import AnabranchError, AppError, ManifestMismatch
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec
+from anabranch.reports.text import counted
 from anabranch.strategies.submodels.progressive import grown
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.calls import data_of
@@ -89,7 +90,7 @@ class Follower:
         self._on_answer = on_answer or (lambda: None)
         self._on_end = on_end or (lambda: None)
         self._bell = bell or Bell(time.monotonic)
-        self._seed = fresh_seed()
+        self._seed, self._name = fresh_seed(), app.name
         self._local = LocalTrainer(app, self._settings, threads, neighbours=neighbours)
         self._local.kept = kept or Keepsake()
         if served is not None:
@@ -151,11 +152,21 @@ class Follower:
             model = self._persist(
                 lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than, exact=True)
             )
+        except ManifestMismatch as other:  # the server's words are for devices, which enrol
+            raise ManifestMismatch(self._of_another_model()) from other
         except HistoryRestored as restored:  # it keeps nothing of the versions before
             self._on_failure(restored)
             return self._fetch(None)
         self._on_answer()
         return model
+
+    def _of_another_model(self) -> str:
+        tensors = self._local.spec.tensors
+        size = f"{counted(len(tensors), 'tensor')} of {counted(sum(t.size for t in tensors), 'number')}"
+        return (
+            f"the server's run is of another model than {self._name}, which has {size}: measure it by the "
+            "App that the run began with; --admin, the operators' port, has the tensor named that differs"
+        )
 
     def _have_frozen(self) -> None:
         """What travels apart, once."""

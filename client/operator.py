@@ -23,6 +23,7 @@ from anabranch.client.channel import (
 )
 from anabranch.client.clocks import check_unreached
 from anabranch.client.listed import ListedJob, read_jobs
+from anabranch.client.watching import WatchedEvent, WatchPlace
 from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import ParamSpec
@@ -210,22 +211,6 @@ class SettingsAnswer:
     changes: tuple[SettingAnswer, ...]
     finished: str
     reopened: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class WatchedEvent:
-    """Something that happened: see `WatchResponse` in protos/v1/operators.proto for the kinds."""
-
-    seq: int
-    at_s: float
-    kind: str
-    client_id: str
-    version: int
-    data: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -471,7 +456,20 @@ class OperatorClient:
         return exported
 
     def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
-        """What happens, as it happens, after the cursor (None: from now on); ends with the server."""
+        """What happens, as it happens, after the cursor (None: from now on); ends as the server stops.
+
+        It goes on over another connection where one breaks, as the server has them do once they are old.
+        Raises `Unavailable` where the server is gone.
+        """
+        place, over = WatchPlace(after_seq), False
+        while not over:
+            try:
+                yield from place.fresh(self._watch)
+                over = True
+            except Unavailable:
+                self.status()  # which it answers, unless more is gone than the connection
+
+    def _watch(self, after_seq: int | None) -> Iterator[WatchedEvent]:
         with self._errors():
             request = operators.WatchRequest(after_seq=after_seq or 0, all_kept=after_seq is not None)
             stream = self._stub.Watch(request)

@@ -8,13 +8,14 @@ from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+ALLOWED = "ASCII letters, digits, '.', '_' or '-', the first a letter or a digit"
 
 
 def checked_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
     """An id that is safe in logs and look-ups. Raises `InvalidUpdate`, naming the field."""
     if not 0 < len(text) <= limits.id_chars_max or not _ID.match(text):
         raise InvalidUpdate(
-            f"{name} must be 1 to {limits.id_chars_max} letters, digits, '.', '_' or '-', not {text[:80]!r}"
+            f"{name} must be 1 to {limits.id_chars_max} {ALLOWED}, not {text[:80]!r}{stranger(text)}"
         )
     return text
 
@@ -25,3 +26,9 @@ def typed_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
         return checked_id(text, name, limits)
     except InvalidUpdate as error:
         raise ConfigError(str(error)) from None
+
+
+def stranger(text: str, marks: str = "._-") -> str:
+    """Words on the first character that is no ASCII letter, digit or mark, as `isalpha` is true of 'ä'."""
+    found = next((char for char in text if not (char.isascii() and (char.isalnum() or char in marks))), "")
+    return found and f", which has {found!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
@@ -16,6 +16,7 @@ from anabranch.core.config.ranges import ELASTIC, OWN
 from anabranch.core.config.tables import Config
 from anabranch.core.content import UNNAMED, check_algorithm
 from anabranch.core.engine.broadcast import Broadcast
+from anabranch.core.engine.buffers import AVERAGE
 from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.planner import Planner
@@ -32,13 +33,16 @@ from anabranch.host.idle import idle
 from anabranch.host.private import doubts, private_sums
 from anabranch.host.secagg import check_masking, cohorts_of
 from anabranch.strategies.memory import DISK, RememberingStrategy
+from anabranch.strategies.optimisers import Adam
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, shortage, strategy_of
 from anabranch.strategies.scheduled import unscheduled
 from anabranch.strategies.submodels.progressive import Progressive, length_doubts
 from anabranch.strategies.submodels.registry import make_planner
+from anabranch.support.said import Said
 
 log = logging.getLogger(__name__)
+said = Said()
 
 # Tables of a run whose devices get the model whole and as it is.
 WHOLE = {"downlink": {"codec": RAW}, "submodel": {"name": "none"}}
@@ -92,6 +96,7 @@ class Blueprint:
             *doubts(config, strategy),
             *length_doubts(config, strategy),
             *idle(config, strategy),
+            _buffer_doubt(config, spec, strategy),
         ):
             warn_once(text)
         if config.secagg.on:
@@ -159,11 +164,22 @@ def device_tables(config: Config) -> dict[str, Any]:
     return {**tables, "server": {"tasks_per_client": config.server.tasks_per_client}, **more}
 
 
-@lru_cache
 def warn_once(text: str) -> None:
-    """Once in a process, however many runs or looks at a configuration there are in it; nothing, if empty."""
-    if text:
+    """Once, however many runs, looks at a configuration or worker processes there are; nothing, if empty."""
+    if text and said.is_new(text):
         log.warning(text)
+
+
+def _buffer_doubt(config: Config, spec: ParamSpec, strategy: Strategy) -> str:
+    """What who judges the model should know of buffers that follow the steps of Adam; empty: nothing."""
+    adaptive = any(isinstance(getattr(part, "optimiser", None), Adam) for part in _parts(strategy))
+    if not (adaptive and spec.buffers and config.model.buffers == AVERAGE):
+        return ""
+    return (
+        f"model.buffers is {AVERAGE!r}: under {strategy.name!r} buffers, such as a BatchNorm's statistics, "
+        "take steps of the server's rate, and a model that has learned is judged by those of one that has "
+        "not; take 'latest', see docs/buffers.md"
+    )
 
 
 def _parts(strategy: Strategy) -> tuple[Strategy, ...]:

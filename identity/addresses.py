@@ -9,6 +9,8 @@ import ipaddress
 import re
 
 from anabranch.core.errors import ConfigError
+from anabranch.core.ids import ALLOWED, stranger
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.support.proxies import is_this_machine
 
 # What every server is called in TLS; the TLD is reserved for private use: it is nobody's host.
@@ -25,7 +27,7 @@ def checked_job(name: str) -> str:
     """A job's name. Raises `ConfigError`."""
     if not JOB_NAME.fullmatch(name):
         raise ConfigError(
-            f"job {name!r}: write 1 to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
+            f"job must be 1 to {DEFAULT_LIMITS.id_chars_max} {ALLOWED}, not {name[:80]!r}{stranger(name)}"
         )
     return name
 

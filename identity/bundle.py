@@ -24,6 +24,7 @@ from pathlib import PurePosixPath
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from anabranch.core.errors import AnabranchError, DataError, NotPermitted, TooLarge
+from anabranch.core.ids import stranger
 from anabranch.core.limits import (
     BUNDLE_BYTES_MAX,
     BUNDLE_FILES_MAX,
@@ -116,8 +117,9 @@ def check_path(path: str) -> None:
     parts = path.split("/")
     if len(path) > PATH_CHARS_MAX or len(parts) > PARTS_MAX or not all(map(_PART.match, parts)):
         raise DataError(
-            f"a bundle cannot have a file {path[:PATH_CHARS_MAX]!r}: names are of letters, digits, '_', '-' "
-            f"and '.', not first, in at most {PARTS_MAX} folders, below the bundle's own"
+            f"a bundle cannot have a file {path[:PATH_CHARS_MAX]!r}{stranger(path, '._-/')}: names are of "
+            f"ASCII letters, digits, '_', '-' and '.', not first, in at most {PARTS_MAX} folders, below the "
+            "bundle's own"
         )
 
 

@@ -68,6 +68,7 @@ from anabranch.server.tracking import track, until_told
 from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Listener, Writer
+from anabranch.support.folders import from_root
 from anabranch.support.heap import bound_heap, use_small_pages
 from anabranch.support.stop_signals import call_on_signals, stop_signals
 
@@ -142,7 +143,7 @@ async def serve(
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
     the writer fail, the error that stopped it: `LeadershipLost` where another server took over.
     """
-    offered = None if bundle is None else _offered(bundle)
+    offered, config = None if bundle is None else _offered(bundle), placed(config)
     identity = identity_of(config, insecure, wall)
     check_guarded(config, uses_tls(config.server.address, config, insecure))
     bound_heap()
@@ -172,9 +173,18 @@ async def serve(
     return 0
 
 
+def placed(config: Config) -> Config:
+    """With its folders named from the root: a strategy of one's own may change the working directory."""
+    server, identity = config.server, config.identity
+    data_dir, folder = (str(from_root(Path(name))) for name in (server.data_dir, identity.folder))
+    archive = server.archive and str(from_root(Path(server.archive)))
+    table = replace(server, data_dir=data_dir, archive=archive)
+    return replace(config, server=table, identity=replace(identity, folder=folder))
+
+
 def _offered(file: Path) -> OfferedBundle:
     """A bundle for devices. Raises `DataError` where there is none, and as `open_bundle`."""
-    if (found := offered_at(file)) is None:
+    if (found := offered_at(file.absolute())) is None:
         raise DataError(f"{file} is not there: `anabranch bundle make` writes one")
     return found
 

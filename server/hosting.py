@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
-from anabranch.server.app import close_ports, identity_of
+from anabranch.server.app import close_ports, identity_of, placed
 from anabranch.server.exposition import Exposition
 from anabranch.server.job_metrics import registry_of
 from anabranch.server.job_ports import JobPorts
@@ -54,6 +54,7 @@ async def serve_jobs(
     """
     if config.server.standby:
         raise ConfigError("a server of jobs cannot stand by for another: leave server.standby out")
+    config = placed(config)
     identity = identity_of(config, insecure, time.time)
     bound_heap()
     use_small_pages()

@@ -32,6 +32,7 @@ from anabranch.server.run import LiveRun
 from anabranch.server.standby import Tenure
 from anabranch.server.tls import ServerIdentity
 from anabranch.server.writer import Writer
+from anabranch.support.folders import from_root
 from anabranch.support.job import JOB
 from anabranch.support.own_parts import told_part
 
@@ -59,7 +60,7 @@ class Jobs:
         told: Told | None = None,
         wall: Seconds = time.time,
     ) -> None:
-        self.folder = folder
+        self.folder = from_root(folder)
         self._read, self._identity, self._wall = read, identity, wall
         self._told = told
         self._jobs: dict[str, HostedJob] = {}

@@ -22,7 +22,7 @@ from anabranch.core.effects import CohortLost, Effect, Reopened, RolledBackTo, S
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
 from anabranch.core.engine.settable import otherwise
-from anabranch.core.errors import ConfigError, UnknownVersion
+from anabranch.core.errors import ConfigError, Unavailable, UnknownVersion
 from anabranch.core.ids import typed_id
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.growing import stage_set
@@ -280,6 +280,8 @@ class Operators(Guarded, OperatorsServicer):
                 version=happening.version,
                 data_json=json.dumps(happening.data),
             )
+        if self.run.writer.failure is not None:
+            raise Unavailable("the server has stopped by itself: its own log says why")
 
     @answers
     async def ReportMetrics(

@@ -27,7 +27,7 @@ from anabranch.server.store.base import Mark, Recovery, RunInfo, Store, VersionR
 from anabranch.server.store.ending import check_end
 from anabranch.server.store.factory import open_data
 from anabranch.server.store.sql import SqlStore
-from anabranch.support.folders import check_folder
+from anabranch.support.folders import check_folder, from_root
 from anabranch.support.shelf import ScratchShelf
 
 LISTED = 20  # problems in a message
@@ -115,6 +115,7 @@ def verify(
     Raises `DataError` where there are no data, `StoreCorrupt` where their beginning is lost.
     """
     asked = _Asked(database, ca_sha256, whole, archive, key_folder or data_dir, tell or _quiet)
+    data_dir = from_root(data_dir)
     for _ in range(TRIES):
         report, moved = _verified(data_dir, asked)
         if not moved:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -196,3 +198,13 @@ def test_a_measurement_as_good_as_the_target_ends_a_live_run() -> None:
             server.wait(LONG_S)
             assert operator.status().finished == "the run ended after 2 updates, its budget"
     assert server.report().replay().version == 2
+
+
+def test_a_program_that_ends_without_a_word_to_its_server_was_not_killed(tmp_path: Path) -> None:
+    code = 'import anabranch as ab; ab.Server("synthetic", data_dir="served").start()'
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
+        assert (done.returncode, "which had it before" in done.stderr) == (0, False), done.stderr
+    assert (tmp_path / "served" / "data" / "lock").read_text() == ""

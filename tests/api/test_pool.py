@@ -6,8 +6,19 @@ import os
 from pathlib import Path
 
 import pytest
+from meeting import says_first
 
 from anabranch.api.pool import run_processes
+
+
+def test_what_two_processes_have_to_say_is_said_once(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for new in ([False, True], [False, False]):  # of the second pool what the first one has said is old
+        with run_processes(2) as pool:
+            both = [pool.submit(says_first, pipe, mode) for mode in ("r", "w")]
+            assert sorted(one.result() for one in both) == new
+    with run_processes(2) as pool:
+        assert pool.submit(says_first, tmp_path / "file", "w", "another text").result()
 
 
 def test_a_pool_in_which_something_fails_breaks_off_its_own_runs_alone(tmp_path: Path) -> None:

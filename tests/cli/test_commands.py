@@ -235,6 +235,29 @@ def test_nobody_is_led_into_the_clear_by_a_guess(word: str, guessed: str, tmp_pa
     assert guessed in said
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        (["help"], []),
+        (["help", "simulate"], ["simulate"]),
+        (["help", "admin"], ["admin"]),
+        (["help", "admin", "pause"], ["admin", "pause"]),
+        (["admin", "help"], ["admin"]),
+        (["admin", "help", "ca", "init"], ["admin", "ca", "init"]),
+    ],
+)
+def test_help_is_a_word_for_help(asked: list[str], meant: list[str], tmp_path: Path) -> None:
+    done, usual = anabranch(*asked, cwd=tmp_path), anabranch(*meant, "--help", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (usual.returncode, usual.stdout) == (0, done.stdout)
+    assert f"Usage: {' '.join(['anabranch', *meant])} " in done.stdout
+
+
+def test_help_on_no_command_is_told_which_are_near(tmp_path: Path) -> None:
+    done = anabranch("help", "simulat", cwd=tmp_path)
+    assert (done.returncode, "No such command 'simulat'" in done.stderr) == (2, True)
+    assert "'simulate'" in done.stderr
+
+
 def test_the_list_of_commands_needs_none_of_them() -> None:
     code = """
 import sys

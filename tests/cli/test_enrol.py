@@ -180,3 +180,22 @@ def test_what_is_said_next_is_for_the_authority_that_was_named(tmp_path: Path) -
     anabranch(tmp_path, *command[1:])
     known = anabranch(tmp_path, "admin", "invitations", "--folder", "the new")
     assert "device-1" in known.stdout
+
+
+def test_what_a_name_may_have_is_said_exactly(place: Path) -> None:
+    """'ä' is a letter to whoever types it."""
+    file = place / "names.txt"
+    file.write_text("device-1\ngerät-2\n")
+    for words, odd in (
+        (("admin", "enrol", "gerät-1"), "ä"),
+        (("admin", "enrol", "--names", file, "--out", "tokens.csv"), "ä"),
+        (("client", "synthetic", "--id", "gerät-1"), "ä"),
+        (("client", "synthetic", "--id", "my device"), " "),
+        (("client", "synthetic", "--server", "127.0.0.1:1/größe"), "ö"),
+    ):
+        said = anabranch(place, *words)
+        assert said.returncode == REFUSED, words
+        assert "1 to 64 ASCII letters, digits, '.', '_' or '-', the first a letter or a digit" in said.stderr
+        assert f"which has {odd!r}" in said.stderr
+    long = anabranch(place, "client", "synthetic", "--id", "d" * 65)
+    assert (long.returncode, "which has" in long.stderr) == (REFUSED, False)

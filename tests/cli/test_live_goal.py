@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from commands import anabranch, answer, serving
 
+from anabranch.core.errors import OUTCOMES, ManifestMismatch
+
 APP = '''
 """Least squares; the devices' lines differ, so that none fits all of them."""
 
@@ -159,3 +161,16 @@ def check(found: dict[str, Any], values: Sequence[float]) -> None:
     told = [found[name] for name in ("mean", "deviation", "jain")]
     index = known.sum() ** 2 / (len(known) * (known**2).sum())
     assert np.allclose(told, [known.mean(), known.std(), index], rtol=1e-12)
+
+
+def test_who_measures_by_another_app_is_told_what_differs_and_what_to_do(here: Path) -> None:
+    (here / "cube.py").write_text(APP.replace("Line", "Cube").replace("np.zeros(2", "np.zeros(3"))
+    assert anabranch(here, "init", "line.py:Line", "--out", "model").returncode == 0
+    with serving(here, "run.toml", "--model", "model", *LOCAL) as said:
+        other = "evaluate", "cube.py:Cube", "--server", said["address"], "--once"
+        blind, told = anabranch(here, *other), anabranch(here, *other, "--admin", said["admin_address"])
+    assert blind.returncode == told.returncode == OUTCOMES[ManifestMismatch].exit_code
+    assert "another model than Cube, which has 1 tensor of 3 numbers: measure it by the App" in blind.stderr
+    assert "--admin, the operators' port, has the tensor named that differs" in blind.stderr
+    assert "enrol" not in blind.stderr, "which who measures never does"
+    assert "the server w (2,) float32" in told.stderr

@@ -104,6 +104,8 @@ def test_flower_takes_the_name_of_its_app(name: str, tmp_path: Path) -> None:
     [
         (["mine", "--template", "keras"], "take one of pytorch, transformers"),
         (["9mine"], "begins with a letter"),
+        (["gerät"], "'gerät', which has 'ä': a name has ASCII letters"),
+        (["my runs"], "'my runs', which has ' '"),
         (["full"], "is there and not empty"),
         (["file"], "is there and not empty"),
     ],

@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import anabranch, answer
+from commands import serving as served
 from nursery import COMMAND, PIPE, Process
 from safetensors.numpy import load_file
 
 from anabranch.cli.next_steps import once_stopped, while_served
+from anabranch.client.operator import OperatorClient
 from anabranch.core.config.tables import Config, IdentityTable, ServerTable
 
 APP = '''
@@ -220,3 +222,19 @@ def test_a_password_is_not_printed() -> None:
         "anabranch report 'my data' --database 'postgresql://me:***@host/runs'",
         "anabranch verify 'my data' --database 'postgresql://me:***@host/runs'",
     ]
+
+
+def test_the_settings_that_new_has_made_are_those_of_the_server_that_init_names(tmp_path: Path) -> None:
+    assert anabranch(tmp_path, "new", "mine", "--template", "numpy").returncode == 0
+    mine = tmp_path / "mine"
+    (line,) = commands_in(anabranch(mine, "init", "app.py:App").stdout)
+    assert line == "anabranch server run.toml --model anabranch-model"
+    with (
+        served(mine, *shlex.split(line)[2:], *PORTS) as said,
+        OperatorClient(said["admin_address"]) as operator,
+    ):
+        assert operator.status().config["strategy"]["buffer_size"] == 2
+    for settings in ("[run]\nworkload = 'digits'\n", "run = 3\n", "[run\n", ""):
+        (mine / "run.toml").write_text(settings)
+        (line,) = commands_in(anabranch(mine, "init", "app.py:App", "--force").stdout)
+        assert line == "anabranch server --model anabranch-model", "settings of another App, or of none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import anabranch, answer
+from commands import anabranch, answer, serving
 
 APP = """
 import os
@@ -112,4 +112,21 @@ def test_a_strategy_that_goes_elsewhere_takes_no_replay_along(tmp_path: Path) ->
     replayed = anabranch(tmp_path, "replay", "run", "--load-code")
     assert replayed.returncode == 0, replayed.stderr
     assert simulated["model_sha256"] in replayed.stdout
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_strategy_that_goes_elsewhere_takes_no_server_along(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "part.py").write_text(STRATEGY)
+    assert anabranch(tmp_path, "init", "synthetic", "--out", "model").returncode == 0
+    ports = "--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0"
+    words = "--model", "model", "--data-dir", "data", "--strategy", "part.py:Goes", *ports
+    with serving(tmp_path, *words) as said:
+        device = "--server", said["address"], "--id", "device-0", "--tasks-max", 8
+        done = anabranch(tmp_path, "client", "synthetic", *device)
+        assert (done.returncode, "8 updates answered" in done.stdout) == (0, True), done.stdout + done.stderr
+        status = answer(anabranch(tmp_path, "admin", "status", "--admin", said["admin_address"], "--json"))
+        assert status["version"] == 8
+    sound = anabranch(tmp_path, "verify", "data", "--load-code")
+    assert (sound.returncode, "data: sound. Version 8" in sound.stdout) == (0, True), sound.stderr
     assert not any((tmp_path / "elsewhere").iterdir())

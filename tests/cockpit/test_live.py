@@ -21,7 +21,8 @@ from nursery import COMMAND, PIPE, Process, run
 from ports import free_port
 from waits import until
 
-from anabranch.client.operator import OperatorClient, WatchedEvent, open_operator, operator_wallet
+from anabranch.client.operator import OperatorClient, open_operator, operator_wallet
+from anabranch.client.watching import WatchedEvent
 
 MARKS = itertools.count()
 UI = ("--ui", "127.0.0.1:0")

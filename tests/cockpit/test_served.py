@@ -24,8 +24,8 @@ from anabranch.client.operator import (
     PublishedVersion,
     RunStatus,
     SettingAnswer,
-    WatchedEvent,
 )
+from anabranch.client.watching import WatchedEvent
 from anabranch.cockpit import news, runs
 from anabranch.cockpit.defence import defence
 from anabranch.cockpit.news import News

@@ -50,7 +50,7 @@ def test_a_buffer_that_is_large_beside_its_fleet_is_told_once(
     clients: int, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It gathers three. A sweep has many runs of one fleet, in one process."""
-    build.warn_once.cache_clear()
+    build.said.forget()
     for seed in range(2):
         result = simulate(config(fleet={"clients": clients}, run={"seed": seed}), app=Ones())
         assert result.versions > 2

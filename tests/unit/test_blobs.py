@@ -616,6 +616,18 @@ def test_who_comes_after_a_killed_server_is_told(tmp_path: Path, caplog: pytest.
     assert caplog.messages == [said], "it is said once"
 
 
+def test_a_note_that_nobody_promised_to_remove_says_nothing_of_an_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Earlier checkouts left it there, however they ended."""
+    (tmp_path / LOCK).write_text(f"1 on {platform.node()}\n")
+    lock = FolderLock(tmp_path)
+    with pytest.raises(StoreLocked, match=rf"process {os.getpid()} on {platform.node()}: stop it"):
+        FolderLock(tmp_path)
+    lock.release()
+    assert caplog.messages == []
+
+
 def test_a_copy_of_a_server_forgets_no_holder(tmp_path: Path) -> None:
     """The number of the lock, which the copy closed, is another file's by then."""
     lock, other = tmp_path / LOCK, tmp_path / "other"

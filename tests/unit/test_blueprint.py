@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ SPEC = ParamSpec.of(WEIGHTS)
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
     """What other tests' configurations were warned of, these are warned of again."""
-    build.warn_once.cache_clear()
+    build.said.forget()
 
 
 def config(strategy: str = "fedasync", **tables: Any) -> Config:
@@ -160,6 +161,31 @@ def test_a_model_that_grows_by_versions_whose_number_nobody_knows_is_warned_of(
 ) -> None:
     Blueprint.of(config(strategy, run=run, submodel={"name": "progressive"}), SPEC)
     told = [r.message for r in caplog.records if "run.versions_max, or stages" in r.message]
+    assert len(told) == doubtful, caplog.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "policy", "buffers", "doubtful"),
+    [
+        ({"name": "fadas"}, "average", ("w",), True),
+        ({"name": "fedbuff", "outer": {"name": "adam"}}, "average", ("w",), True),
+        ({"name": "fedbuff", "outer": {"name": "adam"}}, "latest", ("w",), False),
+        ({"name": "fadas"}, "local", ("w",), False),
+        ({"name": "fadas"}, "average", (), False),
+        ({"name": "fedbuff"}, "average", ("w",), False),
+    ],
+)
+def test_buffers_that_follow_the_steps_of_adam_are_warned_of(
+    strategy: dict[str, Any],
+    policy: str,
+    buffers: tuple[str, ...],
+    doubtful: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tables = {"strategy": strategy, "model": {"buffers": policy}}
+    spec = replace(ParamSpec.of({**WEIGHTS, "v": WEIGHTS["w"]}), buffers=buffers)
+    Blueprint.of(merge([("test", tables)]), spec)
+    told = [r.message for r in caplog.records if "take 'latest'" in r.message]
     assert len(told) == doubtful, caplog.text
 
 

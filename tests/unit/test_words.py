@@ -27,9 +27,9 @@ def test_ids_that_are_safe(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "x" * 65, "-a", ".a", "_a", "a/b", "a b", "a\n", "ä"])
 def test_ids_that_are_not(text: str) -> None:
-    with pytest.raises(errors.InvalidUpdate, match="task_id must be 1 to 64 letters"):
+    with pytest.raises(errors.InvalidUpdate, match="task_id must be 1 to 64 ASCII letters, digits"):
         checked_id(text, "task_id")
-    with pytest.raises(errors.InvalidUpdate, match="must be 1 to 3 letters"):
+    with pytest.raises(errors.InvalidUpdate, match="must be 1 to 3 ASCII letters"):
         checked_id("abcd", "task_id", Limits(id_chars_max=3))
 
 

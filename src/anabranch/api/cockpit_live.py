@@ -12,7 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from anabranch.client.operator import ClientStanding, OperatorClient, RunStatus, WatchedEvent
+from anabranch.client.operator import ClientStanding, OperatorClient, RunStatus
+from anabranch.client.watching import WatchedEvent, WatchPlace
 from anabranch.cockpit.series import thinned
 from anabranch.cockpit.source import Head, RunKind, State, TakenBack
 from anabranch.core.config.flower import SCHEME
@@ -252,7 +253,7 @@ class _Feed:
     def __init__(self, client: OperatorClient, began: float, stop: threading.Event) -> None:
         self._client, self._began, self._stop, self._closed = client, began, stop, False
         self._told: queue.SimpleQueue[Happened] = queue.SimpleQueue()
-        self._seq, self._of_seq = 0, 0  # the newest event that was told of, and how much of it
+        self._place = WatchPlace(after_seq=0)
         self._thread = threading.Thread(target=self._watch, name="anabranch-cockpit-watch", daemon=True)
         self._thread.start()
 
@@ -291,14 +292,7 @@ class _Feed:
             self._stop.wait(AGAIN_S)
 
     def _hear(self) -> None:
-        """From the newest event on, which several happenings may share: those that were told are skipped."""
-        again, skip = self._seq, self._of_seq
-        for event in self._client.watch(max(again - 1, 0)):
-            if event.seq == again and skip:
-                skip -= 1
-                continue
-            self._of_seq = self._of_seq + 1 if event.seq == self._seq else 1
-            self._seq = event.seq
+        for event in self._place.fresh(self._client.watch):
             for happened in happened_of(event, self._began):
                 self._told.put(happened)
             if self._over:

@@ -15,6 +15,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
+from anabranch.host.build import said
 from anabranch.simulation.executors.names import RAY
 from anabranch.simulation.executors.pool import (
     DeafContext,
@@ -22,6 +23,7 @@ from anabranch.simulation.executors.pool import (
     lost_workers_told,
     prepare_worker,
 )
+from anabranch.support.said import Numbers
 
 PROCESSES = "processes"
 PLACES = (PROCESSES, RAY)  # `on` of sweeps and tunings
@@ -60,9 +62,9 @@ def run_pool(count: int, on: str, table: RayTable, shared: bool) -> Iterator[Run
 def run_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """So many of them. Where something is raised inside, what is under way is broken off, and none begins."""
     # Not forked: neither torch's threads nor gRPC's survive that.
-    begun = (multiprocessing.get_start_method(allow_none=True),)
+    method, context = multiprocessing.get_start_method(allow_none=True), DeafContext()
     with lack_of_locks_told("let one run come after the other: parallel = 1"):
-        made = RunProcesses(count, DeafContext(), _begin, begun)
+        made = RunProcesses(count, context, _begin, (method, said.shared_by(context)))
     with lost_workers_told(), made as pool:
         try:
             yield pool
@@ -128,8 +130,9 @@ class _Interrupt:
 _interrupt = _Interrupt()
 
 
-def _begin(start_method: str | None) -> None:
+def _begin(start_method: str | None, numbers: Numbers) -> None:
     prepare_worker(start_method)
+    said.share(numbers)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt.take)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that came meanwhile comes now

@@ -337,13 +337,17 @@ def watch(
         typer.Option(help="Begin after this number, as far back as is kept; without it: from now on.", min=0),
     ] = None,
 ) -> None:
-    """Print what happens, as it happens, until the server stops or Ctrl-C."""
+    """Print what happens, as it happens, until the server stops (exit code 0) or Ctrl-C.
+
+    Where the server is gone, or has failed, it ends with 24.
+    """
     with ended_by_interrupt(server.close):
         for e in server.watch(after):
             told = {"client": e.client_id, "version": e.version, **e.data}
             words = " ".join(f"{k}={v}" for k, v in told.items() if v not in ("", None))
             line = f"{time_text(e.at_s)} #{e.seq} {e.kind} {words}"
             output.event(e.kind, visible(line), **e.to_json())  # one, whatever a device has said in it
+    output.warn("the server has stopped serving the run")
 
 
 def _all_versions(server: OperatorClient, after: int = 0, held: bool = False) -> list[PublishedVersion]:

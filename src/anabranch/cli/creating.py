@@ -17,6 +17,7 @@ from anabranch.cli.options import AsJson, writing
 from anabranch.cli.output import Output
 from anabranch.core.config.extras import EXTRAS
 from anabranch.core.errors import ConfigError
+from anabranch.core.ids import stranger
 
 ENDING, DOT = ".in", "dot-"  # of a file of a template, and in the place of a leading dot
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
@@ -102,7 +103,10 @@ def new(
     if chosen is None:
         raise ConfigError(f"--template {template!r}: take one of {', '.join(TEMPLATES)}")
     if not NAME.match(folder.name):
-        raise ConfigError(f"{name!r}: a name has letters, digits, - and _, and begins with a letter")
+        raise ConfigError(
+            f"{folder.name!r}{stranger(folder.name, '_-')}: a name has ASCII letters, digits, - and _, and "
+            "begins with a letter"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and not empty: take another name")
     made = {}

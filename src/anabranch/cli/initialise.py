@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from anabranch.api.configuration import BROUGHT, load_config
+from anabranch.api.configuration import BROUGHT, load_config, read_settings
 from anabranch.cli.next_steps import command_line
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, coming_back, writing
 from anabranch.cli.output import Output
 from anabranch.compress.model import frozen_size_bytes
+from anabranch.core.errors import AnabranchError
 from anabranch.core.model.growing import stage_set
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.units import layer_text
@@ -29,6 +31,7 @@ DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds 
 
 WIDTHS_MAX = 8  # that the text names; the JSON has all
 MODEL_FOLDER = Path("anabranch-model")
+RUN_FILE = Path("run.toml")  # as `anabranch new` calls it
 BECOMES = {
     "average": "averaged",
     "latest": "those of the newest update",
@@ -86,6 +89,14 @@ def init(
     _tell_model(Output(as_json), out, app, spec, trainer, settings.model.buffers)
 
 
+def _settings_of(app: str) -> list[str]:
+    """The settings of runs of this App that lie here, as `anabranch new` makes them."""
+    run = None
+    with suppress(AnabranchError):  # a file that is broken is told of by the server
+        run = read_settings(RUN_FILE).get("run")
+    return [str(RUN_FILE)] if isinstance(run, dict) and run.get("workload") == app else []
+
+
 def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: Trainer, policy: str) -> None:
     """What was written, what a sub-model may leave out, and what becomes of buffers."""
     parameters, because = sum(t.size for t in spec.tensors), trainer.whole_because
@@ -109,7 +120,7 @@ def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: T
         named = [f"{w.units} of {layer_text(w.name)} ({w.because})" for w in trainer.whole_widths]
         more = f" and {len(named) - WIDTHS_MAX} more" if len(named) > WIDTHS_MAX else ""
         lines.append(f"whole in each: {', '.join(named[:WIDTHS_MAX])}{more}")
-    lines += ["start with:", f"  {command_line('server', '--model', out)}"]
+    lines += ["start with:", f"  {command_line('server', *_settings_of(app), '--model', out)}"]
     output.result(
         {
             "folder": str(out),

@@ -69,7 +69,7 @@ Papers = Annotated[
     typer.Option("--identity", help="Its papers, if not in the state directory.", metavar="DIR"),
 ]
 OfFolder = Annotated[Path, typer.Option("--folder", help="The server's folder of jobs.", metavar="DIR")]
-JobName = Annotated[str, typer.Argument(help="1 to 64 letters, digits, '.', '_', '-'.", metavar="NAME")]
+JobName = Annotated[str, typer.Argument(help="1 to 64 ASCII letters, digits, '.', '_', '-'.", metavar="NAME")]
 
 
 @jobs_app.command("list")

@@ -33,7 +33,7 @@ Folder = Annotated[
     Path,
     typer.Option("--folder", envvar=FOLDER_VARIABLE, help="The authority's folder.", metavar="DIR"),
 ]
-Name = Annotated[str, typer.Argument(help="1 to 64 letters, digits, '.', '_', '-'.", metavar="NAME")]
+Name = Annotated[str, typer.Argument(help="1 to 64 ASCII letters, digits, '.', '_', '-'.", metavar="NAME")]
 FOLDER = Path(IdentityTable.folder)
 ELSEWHERE = "HOST is the server's name, and 7070 its port unless server.address says another"
 COLUMNS = ("name", "token", "ca_sha256", "expires_at_s")
@@ -143,7 +143,7 @@ def _rows(option: str, file: Path) -> list[list[str]]:
 
 def enrol(
     name: Annotated[
-        str, typer.Argument(help="1 to 64 letters, digits, '.', '_', '-'.", metavar="[NAME]")
+        str, typer.Argument(help="1 to 64 ASCII letters, digits, '.', '_', '-'.", metavar="[NAME]")
     ] = "",
     count: Annotated[
         int | None, typer.Option(help="So many devices: NAME-0, NAME-1 and so on.", min=1, max=100_000)

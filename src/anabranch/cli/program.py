@@ -35,6 +35,7 @@ from anabranch.core.errors import (
 from anabranch.core.text import LAYOUT, visible
 from anabranch.support.heap import uncollected
 
+HELP = "--help"
 NO_THREAD = "can't start new thread"  # the interpreter's own words
 
 # Of each command or group of commands its module and its line in the list of all, in their order there. The
@@ -111,6 +112,10 @@ class _Commands(TyperGroup):
             self.commands[cmd_name] = TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
         return self.commands.get(cmd_name)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """`help COMMAND` is `COMMAND --help`."""
+        return super().parse_args(ctx, [*args[1:], HELP] if args[:1] == ["help"] else args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As it runs."""
         for name in COMMANDS:  # among which a near one is looked for, where a name is none
@@ -118,7 +123,10 @@ class _Commands(TyperGroup):
         if args[0] in COMMANDS:
             _check_directory()
             self.commands[args[0]] = loaded(args[0])
-        return super().resolve_command(ctx, args)
+        *found, rest = super().resolve_command(ctx, args)
+        if rest[:1] == ["help"] and hasattr(found[1], "commands"):  # `admin help status`
+            rest = [*rest[1:], HELP]
+        return *found, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -147,7 +155,7 @@ app = typer.Typer(
     help="Asynchronous federated learning for real fleets.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", HELP]},
 )
 
 
