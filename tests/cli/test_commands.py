@@ -200,6 +200,7 @@ def test_init_writes_what_a_server_starts_from(tmp_path: Path) -> None:
         (["admin", "status", "--admin", "127.0.0.1:1"], Unavailable, "127.0.0.1:1"),
         (["client", "synthetic", "--shard", "8/8"], ConfigError, "INDEX/COUNT"),
         (["server", "--model", "nowhere"], FolderMissing, "anabranch init"),
+        (["server", "."], ConfigError, "a model is named by `anabranch server --model .`"),
     ],
 )
 def test_bad_input_has_an_exit_code_and_says_what_to_do(

@@ -30,7 +30,7 @@ from anabranch.cli.jobs import (
     serving_text,
 )
 from anabranch.cli.logs import DeviceLogLevel, LogLevel, set_up_logging
-from anabranch.cli.next_steps import once_stopped, while_served, with_commands, with_state
+from anabranch.cli.next_steps import command_line, once_stopped, while_served, with_commands, with_state
 from anabranch.cli.operating import ADMIN_ADDRESS
 from anabranch.cli.options import (
     AsJson,
@@ -219,6 +219,7 @@ def server(
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
+    _check_file(config)
     read = [read_manifest(_there(model))]
     app = read[0].app
     settings = _settings(config, overrides, model_presets(model, app), flags)
@@ -535,6 +536,15 @@ def _check_model(model: Path, app: str, flower: Path | None) -> None:
 def _folder_name(app: str) -> str:
     """That of the Flower app which an App's name stands for; of a relative one too."""
     return Path(app.removeprefix(SCHEME)).resolve().name
+
+
+def _check_file(config: Path | None) -> None:
+    """Raises `ConfigError` for a folder in the place of the settings: most likely it is the model's."""
+    if config is not None and config.is_dir():
+        named = command_line("server", "--model", config)
+        raise ConfigError(
+            f"{config} is a folder, and CONFIG a file of settings: a model is named by `{named}`"
+        )
 
 
 def _there(model: Path) -> Path:
