@@ -461,6 +461,8 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     sources: dict[str, str] = {}
     for source, tables in layers:
         for table, keys in tables.items():
+            if table not in TABLES and not isinstance(keys, Mapping):
+                raise ConfigError(f"{table!r} stands in no table{_table_of(table)}{said_in(source)}")
             _known(table, TABLES, "table", source)
             if not isinstance(keys, Mapping):
                 raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}")
@@ -510,6 +512,12 @@ def parse_override(text: str, option: str = f"{TYPED} ") -> tuple[str, str, Any]
     except tomllib.TOMLDecodeError:
         value = raw.strip()
     return table, key, value
+
+
+def _table_of(key: str) -> str:
+    """Words on the tables that have such a key; empty where none has."""
+    found = [f"[{name}]" for name, table in TABLES.items() if key in {field.name for field in fields(table)}]
+    return f": it is a key of {' or '.join(found)}, and goes below that line" if found else ""
 
 
 def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None:

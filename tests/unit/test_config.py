@@ -163,6 +163,8 @@ def test_passwords_are_masked() -> None:
     [
         ({"run": {"sed": 1}}, "unknown key in [run]: 'sed'; did you mean 'seed'?"),
         ({"runs": {}}, "unknown table: 'runs'; did you mean 'run'?"),
+        ({"workload": "digits"}, "'workload' stands in no table: it is a key of [run], and goes below"),
+        ({"nonsense": 1}, "'nonsense' stands in no table"),
         ({"zzz": {}}, "known: run, fleet"),
         ({"run": 3}, "[run] must be a table"),
         ({"run": {"seed": "one"}}, "run.seed must be int, not 'one'"),

@@ -219,8 +219,7 @@ def server(
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
-    _check_file(config)
-    read = [read_manifest(_there(model))]
+    read = [read_manifest(_there(model, config))]
     app = read[0].app
     settings = _settings(config, overrides, model_presets(model, app), flags)
     _check_model(model, app, flower)
@@ -538,17 +537,11 @@ def _folder_name(app: str) -> str:
     return Path(app.removeprefix(SCHEME)).resolve().name
 
 
-def _check_file(config: Path | None) -> None:
-    """Raises `ConfigError` for a folder in the place of the settings: most likely it is the model's."""
+def _there(model: Path, config: Path | None) -> Path:
+    """The model's folder. Raises `FolderMissing`, and `ConfigError` where it is named as the settings."""
     if config is not None and config.is_dir():
         named = command_line("server", "--model", config)
-        raise ConfigError(
-            f"{config} is a folder, and CONFIG a file of settings: a model is named by `{named}`"
-        )
-
-
-def _there(model: Path) -> Path:
-    """The model's folder. Raises `FolderMissing`."""
+        raise ConfigError(f"{config} is a folder, not a file of settings: a model is named by `{named}`")
     check_folder(model, "name the folder that `anabranch init APP --out FOLDER` writes")
     return model
 
