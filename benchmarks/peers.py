@@ -1,6 +1,6 @@
 """Beside other simulators: the same FedAvg by each, in its own process and environment, in turns.
 
-    python -m benchmarks.peers [--environments FOLDER] [--turns 3]
+    python -m benchmarks.peers [--environments FOLDER] [--turns 5]
 
 The folder has an environment of each peer (FOLDER/pfl, FOLDER/fedjax); what is not there is installed. One
 whose environment cannot be made is left out, which is said.
@@ -31,7 +31,8 @@ SCRIPTS = Path(__file__).with_name("peer_scripts")
 ENVIRONMENTS = Path(tempfile.gettempdir()) / "anabranch-peers"
 DEVICES, EXAMPLES, EPOCHS, BATCH = 100, 64, 4, 32
 STEPS = EPOCHS * EXAMPLES // BATCH
-TURNS = 3
+TURNS = 5
+LIGHT = "anabranch, light"
 LIMIT_S = 540.0
 
 
@@ -142,7 +143,8 @@ def take_turn(command: Sequence[str]) -> PeerTurn:
 
 def in_turns(problem: PeerProblem, environments: Path, turns: int) -> dict[str, list[PeerTurn]]:
     """Each simulator's turns, one after the other and round again."""
-    commands = {"anabranch": [sys.executable, str(SCRIPTS / "with_anabranch.py"), "TASK"]}
+    ours = [sys.executable, str(SCRIPTS / "with_anabranch.py"), "TASK"]
+    commands = {"anabranch": ours, LIGHT: [*ours, "light"]}
     for peer in PEERS:
         if python := interpreter(peer, environments):
             commands[peer.name] = [str(python), str(SCRIPTS / peer.script), "TASK"]
@@ -188,7 +190,10 @@ FedAvg by each simulator's own loop, model class and batching, as its documentat
 examples on the same {DEVICES} devices, all of them in every round, {STEPS} steps of {BATCH} of a device's
 {EXAMPLES} images, plain SGD, the same layers. Each in a process and an environment of its own, with one
 thread, in turns ({TURNS} each, medians). A round before it counts, in which the peers compile; the accuracy,
-of the test set, shows that each has learned. The last column is of processor time."""
+of the test set, which each looks at once, in the end, shows that it has learned. The last column is of
+processor time. The first row has the defaults but for what a round is; in the second devices sleep between
+rounds where the first row's ask again (`fleet.waiting = "called"`), a stack takes all of them
+(`fleet.batch_devices`), and updates are not hashed (`run.payload_digest`): the others do none of that."""
 
 
 def main() -> None:

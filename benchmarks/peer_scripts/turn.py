@@ -42,15 +42,15 @@ def read(path: str) -> SharedWork:
     return SharedWork(**one)
 
 
-def take_turn(train: Callable[[SharedWork, int], Callable[[], float]]) -> None:
-    """`train(task, rounds)` trains from a new model; what it returns says the model's accuracy.
+def take_turn(train: Callable[[SharedWork, int], float]) -> None:
+    """`train(task, rounds)` trains a new model, and looks once at the test set: its accuracy.
 
     One round before it counts: what has to be compiled, chosen or imported is not timed. Prints JSON.
     """
     task = read(sys.argv[1])
-    train(task, 1)()
+    train(task, 1)
     wall, cpu = time.perf_counter(), time.process_time()
     accuracy = train(task, task.rounds)
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    found = {"tasks": task.rounds * task.devices, "wall_s": wall_s, "cpu_s": cpu_s, "accuracy": accuracy()}
+    found = {"tasks": task.rounds * task.devices, "wall_s": wall_s, "cpu_s": cpu_s, "accuracy": accuracy}
     print(json.dumps(found), flush=True)

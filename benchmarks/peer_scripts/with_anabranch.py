@@ -1,18 +1,20 @@
 """FedAvg by anabranch's simulator.
 
-python benchmarks/peer_scripts/with_anabranch.py TASK.npz
+python benchmarks/peer_scripts/with_anabranch.py TASK.npz [light]
+
+`light`: devices that have to wait sleep until they are called, a stack takes the whole fleet, updates have no
+digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import sys
+from typing import Any
 
 from turn import DIGITS, SharedWork, take_turn
 
 import anabranch
 from anabranch.core.config.tables import merge
-from anabranch.simulation.executors.base import Evaluation
 from anabranch.simulation.run import open_simulation
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.fashion_mnist import FashionMnist
@@ -30,10 +32,10 @@ def app_of(task: SharedWork) -> anabranch.App:
     return OnTask()
 
 
-def train(task: SharedWork, rounds: int) -> Callable[[], float]:
+def train(task: SharedWork, rounds: int) -> float:
     """Every device in every round."""
-    devices = task.devices
-    tables = {
+    devices, light = task.devices, sys.argv[2:] == ["light"]
+    tables: dict[str, dict[str, Any]] = {
         "run": {"updates_max": rounds * devices, "evaluate_every_versions": 0, "keep_payloads": False},
         "fleet": {"clients": devices},
         "client": {
@@ -43,17 +45,13 @@ def train(task: SharedWork, rounds: int) -> Callable[[], float]:
         },
         "strategy": {"name": "fedavg", "clients_per_round": devices, "over_selection": 1.0},
     }
-    stack = ExitStack()
-    simulation = stack.enter_context(open_simulation(merge([("benchmark", tables)]), app=app_of(task)))
-    simulation.run()
-    assert simulation.engine.counters.applied == rounds * devices
-
-    def accuracy() -> float:
-        with stack:
-            wanted = Evaluation(simulation.engine.vector, 0.0)
-            return float(simulation.executor.evaluate(wanted).result()["accuracy"])
-
-    return accuracy
+    if light:
+        tables["run"]["payload_digest"] = "none"
+        tables["fleet"] |= {"waiting": "called", "batch_devices": devices}
+    with open_simulation(merge([("benchmark", tables)]), app=app_of(task)) as simulation:
+        simulation.run()
+        assert simulation.engine.counters.applied == rounds * devices
+        return float(simulation.result(0.0).final_accuracy)
 
 
 if __name__ == "__main__":

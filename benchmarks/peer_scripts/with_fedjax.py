@@ -5,7 +5,7 @@ PEER/bin/python benchmarks/peer_scripts/with_fedjax.py TASK.npz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -62,7 +62,7 @@ def algorithm(
     return model, fed_avg
 
 
-def train(task: SharedWork, rounds: int) -> Callable[[], float]:
+def train(task: SharedWork, rounds: int) -> float:
     """Every client in every round."""
     last = (0, *range(2, task.test_x.ndim), 1) if task.test_x.ndim == 4 else range(task.test_x.ndim)
     test_x = task.test_x.transpose(last)
@@ -81,7 +81,7 @@ def train(task: SharedWork, rounds: int) -> Callable[[], float]:
         state, _ = fed_avg.apply(state, sampler.sample())
     jax.block_until_ready(state.params)
     test = fedjax.ClientDataset({"x": test_x, "y": task.test_y}).padded_batch(batch_size=256)
-    return lambda: float(fedjax.evaluate_model(model, state.params, test)["accuracy"])
+    return float(fedjax.evaluate_model(model, state.params, test)["accuracy"])
 
 
 if __name__ == "__main__":
