@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from anabranch.cockpit.asking import Asked, known_device
-from anabranch.reports.picture.columns import Array, plain
+from anabranch.core.model.arrays import Array
+from anabranch.reports.picture.columns import plain
 from anabranch.reports.picture.devices import NEVER, STATES
 from anabranch.reports.picture.picture import Picture
 from anabranch.reports.picture.threads import NONE, VERDICTS

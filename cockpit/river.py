@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from anabranch.cockpit.asking import Asked, known_device
-from anabranch.reports.picture.columns import Array
+from anabranch.core.model.arrays import Array
 from anabranch.reports.picture.picture import Picture
 from anabranch.reports.picture.river import river
 

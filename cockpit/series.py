@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from anabranch.cockpit.asking import Asked
-from anabranch.reports.picture.columns import Array, plain
+from anabranch.core.model.arrays import Array
+from anabranch.reports.picture.columns import plain
 from anabranch.reports.picture.picture import Picture
 
 POINTS, POINTS_MAX = 2000, 20_000

@@ -20,10 +20,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection
 from dataclasses import field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from anabranch.compress.delta_log import DeltaLog, DeltaLogState, apply
 from anabranch.compress.direct import DirectDownlink
@@ -35,7 +33,7 @@ from anabranch.compress.registry import make_codec
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.loan import Loan
 from anabranch.core.errors import InvalidUpdate, TooLarge
-from anabranch.core.model.arrays import to_bytes
+from anabranch.core.model.arrays import Array, to_bytes
 from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.holdings import Holdings, usable
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
@@ -48,8 +46,6 @@ PARTS = "logparts"  # what a device says that can do with a part of the log
 LENGTH = struct.Struct("<I")
 MESSAGES_MAX = 1 << 10
 RECENT_BYTES_MAX = 64 << 20  # of encoded payloads
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import zlib
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from anabranch.compress.stage import Coded, StageContext, Stream
+from anabranch.compress.stage import Coded, StageContext, Stream, StreamStage
 from anabranch.core.errors import InvalidUpdate, TooLarge
 
 if sys.version_info >= (3, 14):
@@ -23,19 +23,8 @@ SMALLEST = 32  # bytes that no coder makes smaller
 MAGIC, SINGLE_SEGMENT = b"\x28\xb5\x2f\xfd", 0x20
 
 
-class _Coder:
+class _Coder(StreamStage):
     """Streams in, smaller streams out."""
-
-    name: ClassVar[str]
-    number: ClassVar[int]
-    version: ClassVar[int] = 1
-    accepts: ClassVar[tuple[type[Any], ...]] = (Coded,)
-
-    def emits(self, accepted: type[Any]) -> type[Any]:
-        return Coded
-
-    def values_max(self, n: int) -> int:
-        return n
 
     def raw_max(self, k: int, n: int) -> int:
         return 0  # streams do not grow

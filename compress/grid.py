@@ -20,7 +20,7 @@ from anabranch.compress.entropy import Huffman, Zstd
 from anabranch.compress.indices import Gaps
 from anabranch.compress.layout import Layout
 from anabranch.compress.levels import levels_max, read_levels, write_levels
-from anabranch.compress.stage import Coded, Role, Stage, StageContext, Stream, take
+from anabranch.compress.stage import Coded, Role, Stage, StageContext, Stream, StreamStage, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.arrays import Vector, from_bytes, to_bytes
@@ -57,19 +57,10 @@ class Grid:
         return found
 
 
-class _Levels:
+class _Levels(StreamStage):
     """A `Grid` in, streams out. Only messages of the log have these stages, no chain does."""
 
-    name: ClassVar[str]
-    number: ClassVar[int]
-    version: ClassVar[int] = 1
     accepts: ClassVar[tuple[type[Any], ...]] = (Grid,)
-
-    def emits(self, accepted: type[Any]) -> type[Any]:
-        return Coded
-
-    def values_max(self, n: int) -> int:
-        return n
 
 
 class SparseLevels(_Levels):

@@ -11,30 +11,19 @@ Gaps are best up to about a tenth, a bitmap above; both want an entropy coder be
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from anabranch.compress.stage import Coded, Role, StageContext, Stream, take
+from anabranch.compress.stage import Coded, Role, StageContext, Stream, StreamStage, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.kernels.contract import gaps_max
 from anabranch.core.model.params import Indices
 
 
-class _IndexCoder:
+class _IndexCoder(StreamStage):
     """Streams with indices in, streams without out."""
-
-    name: ClassVar[str]
-    number: ClassVar[int]
-    version: ClassVar[int] = 1
-    accepts: ClassVar[tuple[type[Any], ...]] = (Coded,)
-
-    def emits(self, accepted: type[Any]) -> type[Any]:
-        return Coded
-
-    def values_max(self, n: int) -> int:
-        return n
 
     def encode(self, coded: Coded, context: StageContext) -> Coded:
         assert coded.indices is not None, "an index coder follows a stage that selects"

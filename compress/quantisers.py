@@ -24,13 +24,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.compress.seeds import random_words, read_seed, write_seed
-from anabranch.compress.stage import BLOCK, Coded, Dense, Role, Sparse, StageContext, Stream, take
+from anabranch.compress.seeds import read_seed, write_seed
+from anabranch.compress.stage import (
+    BLOCK,
+    Coded,
+    Dense,
+    Role,
+    Sparse,
+    StageContext,
+    Stream,
+    StreamStage,
+    take,
+)
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.kernels.contract import INFINITY_BITS, BlockForm, Bytes, Code, Found, Halves
 from anabranch.core.kernels.plain import encode_rounded
 from anabranch.core.model.params import Vector
+from anabranch.core.rng import random_words
 
 Encoding = Callable[[Vector, BlockForm, Bytes, Halves], int]
 BLOCKS = (32, 64, 128, 256)
@@ -44,19 +55,10 @@ def check_sendable(top_bits: int) -> None:
         raise InvalidUpdate(NOT_SENT)
 
 
-class _Quantiser:
+class _Quantiser(StreamStage):
     """Dense or sparse in, streams out."""
 
-    name: ClassVar[str]
-    number: ClassVar[int]
-    version: ClassVar[int] = 1
     accepts: ClassVar[tuple[type[Any], ...]] = (Dense, Sparse)
-
-    def emits(self, accepted: type[Any]) -> type[Any]:
-        return Coded
-
-    def values_max(self, n: int) -> int:
-        return n
 
     def encode(self, value: Dense | Sparse, context: StageContext) -> Coded:
         coded = Coded(value.size)

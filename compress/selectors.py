@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.compress.quantisers import check_sendable
-from anabranch.compress.seeds import SEED_MASK, random_words
 from anabranch.compress.stage import BLOCK, Dense, Sparse, StageContext
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.params import Indices, Vector
+from anabranch.core.rng import SEED_MASK, random_words
 
 Flags = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.integer[Any]]

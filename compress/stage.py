@@ -150,12 +150,13 @@ class Stage(Protocol):
         ...
 
 
-class ValuesStage:
+class StreamStage:
     """The habits of a stage that makes streams of all values: a base class; the contract is `Stage`."""
 
+    name: ClassVar[str]
+    number: ClassVar[int]
     version: ClassVar[int] = 1
-    place: ClassVar[str] = "values"
-    accepts: ClassVar[tuple[type[Any], ...]] = (Dense,)
+    accepts: ClassVar[tuple[type[Any], ...]] = (Coded,)
 
     def emits(self, accepted: type[Any]) -> type[Any]:  # noqa: ARG002 - the contract's
         """Streams."""
@@ -164,6 +165,13 @@ class ValuesStage:
     def values_max(self, n: int) -> int:
         """All of them."""
         return n
+
+
+class ValuesStage(StreamStage):
+    """Those of one that takes dense values: for stages of others, at their place in a chain."""
+
+    place: ClassVar[str] = "values"
+    accepts: ClassVar[tuple[type[Any], ...]] = (Dense,)
 
 
 def take(coded: Coded, role: Role, length: int) -> bytes | memoryview:

@@ -19,6 +19,7 @@ from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.arrays import Indices
 
 Name = str | int
+SEED_MASK = (1 << 64) - 1
 
 
 def _hash(seed: int, names: tuple[Name, ...]) -> hashlib.blake2b:
@@ -94,6 +95,16 @@ def lowest(seed: int, *names: Name, of: Sequence[str], count: int) -> list[str]:
         found.append(hashed.digest())
     bits = np.frombuffer(b"".join(found), "<u8")[::2] & np.uint64((1 << 56) - 8)  # those that a rank is of
     return [of[i] for i in np.argpartition(bits, count)[:count]]
+
+
+def random_words(seed: int, number: int, counter: int = 0) -> np.random.Philox:
+    """Words of 64 bits that both ends of a wire draw alike: `random_raw(count)` gives the next ones.
+
+    The generator is Philox 4x64-10 (Salmon et al. 2011) with the key (seed, number), counted from `counter`.
+    numpy promises never to change that sequence, unlike those of the distributions it makes of it. `number`
+    is of the use: each stage of a codec has its own, and so have subspaces and training without gradients.
+    """
+    return np.random.Philox(counter=counter, key=(seed & SEED_MASK) | number << 64)
 
 
 def unique_id(seed: int, *names: Name) -> str:

@@ -19,7 +19,6 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from cattrs import Converter
 
 from anabranch.core import unwritten
@@ -38,7 +37,7 @@ from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.shelf import ROW, Remembered, Shelf, Shelved
 from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import AppError, InvalidUpdate, StoreCorrupt
-from anabranch.core.model.arrays import own, to_bytes
+from anabranch.core.model.arrays import Array, own, to_bytes
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector
 from anabranch.core.model.submodels import (
     Coordinates,
@@ -52,7 +51,6 @@ from anabranch.core.model.updates import Capability, Decision, Reason, Receipt, 
 from anabranch.core.plain import FieldError, from_plain, make_converter, written
 
 T = TypeVar("T")
-Array = npt.NDArray[Any]
 FORMAT = 2
 RECEIPTS_OF = "receipts_of"  # the client and the payload of each receipt
 VECTOR = "vector"

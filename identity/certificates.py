@@ -65,6 +65,9 @@ def new_key() -> Key:
     return ec.generate_private_key(ec.SECP256R1())
 
 
+END_KEY = b"-----END PRIVATE KEY-----\n"  # of `key_pem`
+
+
 def key_pem(key: Key) -> bytes:
     """A private key as PEM (PKCS #8, not encrypted: the file's mode protects it)."""
     return key.private_bytes(

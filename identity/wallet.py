@@ -13,6 +13,7 @@ from cryptography import x509
 
 from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated
 from anabranch.identity.certificates import (
+    END_KEY,
     SET_CLOCK,
     SKEW_S,
     Key,
@@ -36,7 +37,6 @@ from anabranch.identity.files import make_private_folder, tighten, write_private
 from anabranch.identity.signatures import sign
 
 IDENTITY, JOINING = "identity.pem", "joining.pem"
-END_KEY = b"-----END PRIVATE KEY-----\n"
 END_CERTIFICATE = b"-----END CERTIFICATE-----\n"
 
 

@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from anabranch.core.errors import ConfigError, disk_error
 from anabranch.identity.certificates import (
+    END_KEY,
     Key,
     certificate_der,
     certificate_pem,
@@ -45,7 +46,6 @@ from anabranch.identity.keepers import KEY_DOMAIN, KeeperKey
 from anabranch.identity.signatures import sign
 
 PAPERS, AUTHORITY, RULES, REVOKED, STORE = "keeper.pem", "ca.pem", "rules.json", "revoked.txt", "keeper.db"
-END_KEY = b"-----END PRIVATE KEY-----\n"
 LIFE_S = 3650 * 86400.0
 COHORT_MIN = 8
 DELTA = 1e-6

@@ -15,14 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from anabranch.compress.model import frozen_size_bytes, model_sha256
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.arrays import Array, plain_tensors
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.units import UnitGroup
@@ -33,8 +32,6 @@ from anabranch.server.store.tensors import TensorFile, write_tensors
 FORMAT = 1
 MANIFEST, INITIAL = "manifest.json", "initial.safetensors"
 FIX = "write it again with `anabranch init APP --out DIR`"
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from anabranch.core.content import ALGORITHMS, SHA256, content_digest, usable
 from anabranch.core.effects import Decided, Effect, Granted, Published
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, StoreCorrupt, StoreError
 from anabranch.core.journal import Record, line, to_record
+from anabranch.core.model.arrays import Array
 from anabranch.core.model.updates import (
     Ask,
     Capability,
@@ -28,7 +29,7 @@ from anabranch.core.model.updates import (
     Verdict,
 )
 from anabranch.core.retention import ALL, Keep
-from anabranch.core.snapshot import FORMAT, Array, Snapshot
+from anabranch.core.snapshot import FORMAT, Snapshot
 from anabranch.server.store.base import ChainLink, Entry, Mark, Projection, RunInfo, Store
 
 INFO = RunInfo("run-1", "prüfung ✓", {"run": {"seed": 3}}, [["w", [4], "float32"]], "ab" * 32, 17.5)

@@ -31,7 +31,7 @@ from torch.nn.utils import parametrize
 from anabranch.core.errors import AppError, ManifestMismatch
 from anabranch.core.rng import seed_of
 from anabranch.workloads.app import Array
-from anabranch.workloads.subspace import random_words
+from anabranch.workloads.subspace import coordinate_words
 
 # The tensors of a layer that are matrices, and change by one of low rank.
 MATRICES: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
@@ -245,7 +245,7 @@ def merged(module: nn.Module, tensors: Mapping[str, Array]) -> dict[str, Array]:
 
 def normal_draws(seed: int, count: int) -> Array:
     """Draws from N(0, 1), float32 (count,), the same on every machine: quantiles of the counter's words."""
-    uniform = ((random_words(seed, count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    uniform = ((coordinate_words(seed, count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     quantile = NormalDist().inv_cdf
     return np.array([quantile(u) for u in uniform.tolist()], np.float32)
 

@@ -31,10 +31,10 @@ import numpy.typing as npt
 from anabranch.core.errors import AppError, ManifestMismatch
 from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import LocalPlan
+from anabranch.core.rng import random_words
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples, Model, Shard
 
-SEED_MASK = (1 << 64) - 1
 NUMBER = 4  # of this use of the generator, as the stages of a codec have theirs
 LAYERS = ("all", "each")
 BASE = "base_sha256"  # the name of the tensor that says what the numbers are of
@@ -72,9 +72,9 @@ class Hashing:
         return np.bincount(self.index, weighed, self.dimension).astype(np.float32)
 
 
-def random_words(seed: int, count: int) -> npt.NDArray[np.uint64]:
-    """A word for each coordinate: Philox 4x64-10 with the key (seed, 4), counted from zero."""
-    found: npt.NDArray[np.uint64] = np.random.Philox(key=(seed & SEED_MASK) | NUMBER << 64).random_raw(count)
+def coordinate_words(seed: int, count: int) -> npt.NDArray[np.uint64]:
+    """A random word for each coordinate."""
+    found: npt.NDArray[np.uint64] = random_words(seed, NUMBER).random_raw(count)
     return found
 
 

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from anabranch.core.errors import AppError, ManifestMismatch
 from anabranch.workloads.loadable import check_loadable
-from anabranch.workloads.subspace import BASE, Hashing, dealt, random_words
+from anabranch.workloads.subspace import BASE, Hashing, coordinate_words, dealt
 
 KINDS = (torch.float16, torch.float32, torch.float64)
 NUMBERS = "numbers"  # what the parameter of all tensors, or the first part of each one's, is called
@@ -134,7 +134,7 @@ def _hashings(
 ) -> list[tuple[str, Hashing, list[str]]]:
     """The name of each parameter of numbers, its U, and the tensors that read it, in their order."""
     sizes = [trained[name].numel() for name in shared]
-    words = random_words(seed, sum(sizes))
+    words = coordinate_words(seed, sum(sizes))
     if layers == "all":
         return [(NUMBERS, Hashing.drawn(words, dimension), shared)]
     ends = np.cumsum(sizes)[:-1]

@@ -31,7 +31,7 @@ from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import LocalPlan
-from anabranch.core.rng import seed_of
+from anabranch.core.rng import random_words, seed_of
 from anabranch.workloads.batches import batches, planned_steps
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from anabranch.workloads.app import App, Array, Examples
 
-SEED_MASK = (1 << 64) - 1
 NUMBER = 5  # of this use of the generator: see `subspace.NUMBER`
 
 Loss = Callable[[Vector], float]
@@ -86,7 +85,7 @@ def signs(seed: int, step: int, query: int, count: int) -> npt.NDArray[np.int8]:
     Its counter has blocks of four words in its lowest 64 bits, the step above, then the query.
     """
     at = query << 128 | step << 64
-    words = np.random.Philox(counter=at, key=(seed & SEED_MASK) | NUMBER << 64).random_raw(-(-count // 64))
+    words = random_words(seed, NUMBER, at).random_raw(-(-count // 64))
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=count, bitorder="little")
     return 1 - 2 * bits.astype(np.int8)
 

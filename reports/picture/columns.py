@@ -7,7 +7,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from anabranch.core.model.arrays import Array
+
 FIRST_ROWS = 256
 
 

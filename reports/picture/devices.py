@@ -7,7 +7,8 @@ import zlib
 
 import numpy as np
 
-from anabranch.reports.picture.columns import Array, Columns
+from anabranch.core.model.arrays import Array
+from anabranch.reports.picture.columns import Columns
 
 SPEEDS = 9  # tasks of late, of which a device's speed is the median
 SPEED_COLUMNS = tuple(f"speed{i}" for i in range(SPEEDS))

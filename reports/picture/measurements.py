@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from anabranch.reports.picture.columns import Array, Columns
+from anabranch.core.model.arrays import Array
+from anabranch.reports.picture.columns import Columns
 
 
 class Measurements:

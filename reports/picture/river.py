@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from anabranch.reports.picture.columns import Array, plain
+from anabranch.core.model.arrays import Array
+from anabranch.reports.picture.columns import plain
 from anabranch.reports.picture.picture import Picture
 from anabranch.reports.picture.threads import NONE, VERDICTS
 

@@ -31,7 +31,7 @@ from anabranch.workloads.adapters import (
 )
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.digits import Digits
-from anabranch.workloads.subspace import random_words
+from anabranch.workloads.subspace import coordinate_words
 from anabranch.workloads.trainer import trainer_for
 
 GOLDEN_DRAWS = "88072ec04298a03f893acabe"  # -2.7192097, 1.2546465, -0.39497784
@@ -236,7 +236,7 @@ def test_no_plain_model_is_made_of_an_adapter_at_a_tied_weight() -> None:
 
 def test_the_draws_are_quantiles_of_the_counter_s_words() -> None:
     found = normal_draws(9, 4000)
-    uniform = ((random_words(9, 4000) >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
+    uniform = ((coordinate_words(9, 4000) >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
     np.testing.assert_allclose(found, ndtri(uniform), rtol=2e-6, atol=1e-7)
     assert found[:3].tobytes().hex() == GOLDEN_DRAWS
     assert abs(float(found.mean())) < 0.06

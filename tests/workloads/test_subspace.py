@@ -21,7 +21,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.testing import AppConformance
 from anabranch.workloads.app import App, Array, Examples, Shard
 from anabranch.workloads.digits import Digits
-from anabranch.workloads.subspace import BASE, Hashing, Subspace, dealt, random_words
+from anabranch.workloads.subspace import BASE, Hashing, Subspace, coordinate_words, dealt
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.trainer import trainer_for
 
@@ -99,7 +99,7 @@ def test_the_map_is_the_specifications() -> None:
 def test_its_columns_are_orthonormal_but_for_numbers_that_nobody_reads(
     seed: int, size: int, dimension: int
 ) -> None:
-    hashing = Hashing.drawn(random_words(seed, size), dimension)
+    hashing = Hashing.drawn(coordinate_words(seed, size), dimension)
     matrix = np.stack([hashing.expand(row) for row in np.eye(dimension)], axis=1).astype(np.float64)
     read = np.isin(np.arange(dimension), hashing.index)
     np.testing.assert_allclose(matrix.T @ matrix, np.diag(read.astype(float)), atol=1e-6)
@@ -108,10 +108,14 @@ def test_its_columns_are_orthonormal_but_for_numbers_that_nobody_reads(
 
 
 def test_numbers_and_signs_are_drawn_evenly() -> None:
-    hashing = Hashing.drawn(random_words(3, 100_000), 10)
+    hashing = Hashing.drawn(coordinate_words(3, 100_000), 10)
     assert np.abs(np.bincount(hashing.index) - 10_000).max() < 500
     assert abs(int(np.sign(hashing.scale).sum())) < 1_500
-    assert random_words(3, 4).tolist() == random_words(3, 9)[:4].tolist() != random_words(4, 4).tolist()
+    assert (
+        coordinate_words(3, 4).tolist()
+        == coordinate_words(3, 9)[:4].tolist()
+        != coordinate_words(4, 4).tolist()
+    )
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.data())
@@ -139,7 +143,7 @@ def test_a_step_is_the_projected_gradient(kind: torch.dtype) -> None:
     loss = nn.functional.cross_entropy(output, torch.from_numpy(examples.y))
     loss.backward()
     gradient = np.concatenate([np.asarray(p.grad).ravel() for p in base.parameters()])
-    hashing = Hashing.drawn(random_words(9, gradient.size), 6)
+    hashing = Hashing.drawn(coordinate_words(9, gradient.size), 6)
     np.testing.assert_allclose(delta, -0.5 * hashing.project(gradient), rtol=1e-4, atol=1e-7)
 
 
@@ -247,7 +251,7 @@ def test_with_a_number_for_each_weight_nothing_is_lost(size: int, seed: int) -> 
 
 @given(st.integers(1, 6), st.integers(0, 2**32))
 def test_the_mean_of_numbers_is_that_of_the_weights_that_they_make(devices: int, seed: int) -> None:
-    draws, hashing = np.random.default_rng(seed), Hashing.drawn(random_words(seed, 30), 7)
+    draws, hashing = np.random.default_rng(seed), Hashing.drawn(coordinate_words(seed, 30), 7)
     deltas = draws.normal(size=(devices, 7)).astype(np.float32)
 
     def mean(each: Array) -> Array:
