@@ -145,25 +145,23 @@ def test_a_loaded_server_sheds_and_devices_come_back_when_they_are_told_to(
 
         def work(number: int) -> None:
             with GrpcTransport(address, f"device-{number}") as transport:
-                heard: list[tuple[float, AnabranchError]] = []
+                heard: list[tuple[float, Overloaded]] = []
+
+                def hear(error: AnabranchError) -> None:
+                    if isinstance(error, Overloaded):
+                        heard.append((time.monotonic(), error))
+                    else:  # a busy machine is slow to connect so many at a time
+                        assert isinstance(error, Unavailable)
 
                 def call() -> None:
                     if heard:
                         at, error = heard.pop()
-                        assert isinstance(error, Overloaded)
                         assert error.retry_after_s is not None
                         gaps.append((*error.retry_after_s, time.monotonic() - at))
                     transport.query_upload(f"upload-{number}")
 
                 for n in range(CALLS):
-                    persist(
-                        call,
-                        Bell(time.monotonic),
-                        n,
-                        60.0,
-                        60.0,
-                        lambda e: heard.append((time.monotonic(), e)),
-                    )
+                    persist(call, Bell(time.monotonic), n, 60.0, 60.0, hear)
 
         threads = [threading.Thread(target=work, args=(n,)) for n in range(CALLERS)]
         for thread in threads:
