@@ -11,7 +11,7 @@ from anabranch.core import effects as ef
 from anabranch.core.device.overlap import PUSH_TIMER
 
 FAR = 1e6
-SOON_S = 30.0
+SOON_S = 600.0
 
 
 def timers(reach: Reachability) -> Timers:

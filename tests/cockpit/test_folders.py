@@ -293,4 +293,4 @@ def test_a_cockpit_that_ends_answers_who_waits_for_a_run_to_be_read(whole: Path)
 
     threading.Thread(target=look, daemon=True).start()
     runs.leave()
-    assert answered.wait(30)
+    assert answered.wait(600)

@@ -35,7 +35,7 @@ from anabranch.testing.store import INFO, logged, snapshot, update, upload
 T = TypeVar("T")
 
 LEASE_S = 0.4
-WAIT_S = 60.0
+WAIT_S = 600.0
 SESSIONS = 4  # that a narrow role may have at a time
 
 

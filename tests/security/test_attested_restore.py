@@ -374,7 +374,7 @@ def test_devices_go_on_by_themselves_after_a_restore(guarded: bool, tmp_path: Pa
         with serving(tmp_path, *start) as served:
             assert served["version"] == 3
             rest = process.stdout.read()
-            assert process.wait(60) == 0, (tmp_path / "device.log").read_text() + rest
+            assert process.wait(600) == 0, (tmp_path / "device.log").read_text() + rest
     # Where nothing is signed nothing was remembered: it fetches what its task starts from, and goes on.
     assert ("discarded, and the device goes on" in (tmp_path / "device.log").read_text()) == guarded
     found = answer(anabranch(tmp_path, "verify", "data", "--json"))
