@@ -462,7 +462,9 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     for source, tables in layers:
         for table, keys in tables.items():
             if table not in TABLES and not isinstance(keys, Mapping):
-                raise ConfigError(f"{table!r} stands in no table{_table_of(table)}{said_in(source)}")
+                found = " or ".join(f"[{name}]" for name in _tables_of(table))
+                hint = found and f": it is a key of {found}, and goes below that line"
+                raise ConfigError(f"{table!r} stands in no table{hint}{said_in(source)}")
             _known(table, TABLES, "table", source)
             if not isinstance(keys, Mapping):
                 raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}")
@@ -506,7 +508,10 @@ def parse_override(text: str, option: str = f"{TYPED} ") -> tuple[str, str, Any]
     path, equals, raw = text.partition("=")
     table, dot, key = path.strip().partition(".")
     if not (equals and dot and key):
-        raise ConfigError(f"{option}{text!r}: write table.key=value, for example {option}run.updates_max=1")
+        value = raw.strip() or "1"
+        found = [f"{name}.{path.strip()}={value}" for name in _tables_of(path.strip())]
+        example = f" or {option}".join(found) or "run.updates_max=1"
+        raise ConfigError(f"{option}{text!r}: write table.key=value, for example {option}{example}")
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -514,10 +519,9 @@ def parse_override(text: str, option: str = f"{TYPED} ") -> tuple[str, str, Any]
     return table, key, value
 
 
-def _table_of(key: str) -> str:
-    """Words on the tables that have such a key; empty where none has."""
-    found = [f"[{name}]" for name, table in TABLES.items() if key in {field.name for field in fields(table)}]
-    return f": it is a key of {' or '.join(found)}, and goes below that line" if found else ""
+def _tables_of(key: str) -> list[str]:
+    """Those that have such a key."""
+    return [name for name, table in TABLES.items() if key in {field.name for field in fields(table)}]
 
 
 def _known(name: str, known: Iterable[str], what: str, source: str = "") -> None:

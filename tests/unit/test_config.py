@@ -245,6 +245,19 @@ def test_an_override_that_is_none(text: Any) -> None:
         parse_override(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "example"),
+    [
+        ("learning_rate=0.1", "--set client.learning_rate=0.1"),
+        ("name=mine", "--set run.name=mine or --set strategy.name=mine or --set submodel.name=mine"),
+        ("nonsense=1", "--set run.updates_max=1"),
+    ],
+)
+def test_a_setting_without_its_table_is_told_with_those_that_have_it(text: str, example: str) -> None:
+    with pytest.raises(ConfigError, match=f"write table.key=value, for example {re.escape(example)}$"):
+        parse_override(text)
+
+
 def test_a_missing_file_a_broken_file_and_a_bad_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
