@@ -86,7 +86,7 @@ def test_strangers_hear_nothing_of_the_servers_folders(
 
 
 def test_who_calls_and_sends_nothing_is_cut_off(tmp_path: Path) -> None:
-    limits = Limits(joins_at_once_max=4, join_connection_s_max=1.0)
+    limits = Limits(joins_at_once_max=4, join_connection_s_max=4.0)  # which is time enough to join
     with federation(tmp_path, TENSORS, limits) as guarded:
         over = threading.Event()
 
