@@ -54,7 +54,7 @@ def live(size: str) -> tuple[list[Pair], list[Pair]]:
     values, ratios = SIZES[size][0], list[Pair]()
     RUNS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=RUNS) as folder, ExitStack() as stack:
-        bare, served = stack.enter_context(bare_server()), {}
+        (bare, _), served = stack.enter_context(bare_server()), {}
         drive(Load(bare, values, WARM_UP, durable=False))
         for name in ALGORITHMS:
             (own := Path(folder) / name).mkdir()

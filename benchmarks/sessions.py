@@ -52,9 +52,9 @@ from anabranch.identity.wallet import Wallet
 from anabranch.protos.convert import PROTOCOL_VERSION
 from anabranch.protos.frames import Chunk, frame_bytes, request_frame, response_frame
 from anabranch.protos.v1 import devices_pb2 as devices
-from anabranch.protos.v1.devices_pb2_grpc import DevicesStub, add_DevicesServicer_to_server
+from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 from benchmarks.crew import Crew
-from benchmarks.throughput import RUNS, Bare, durable_server
+from benchmarks.throughput import RUNS, bare_server, durable_server
 
 PROCESSES, ROUNDS, WARM_UP, LIFE_S = 2, 5, 3, DAY_S
 POSTGRESQL = "BENCH_POSTGRESQL"
@@ -286,18 +286,6 @@ def used_s(pid: int) -> dict[str, float]:
 # --- the servers ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def _bare() -> Iterator[tuple[str, int]]:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve_bare, args=(there,), daemon=True)
-    process.start()
-    assert process.pid is not None
-    yield f"127.0.0.1:{here.recv()}", process.pid
-    process.terminate()
-    process.join()
-
-
 async def _exchange(_: object, context: Any) -> None:
     answer = frame_bytes(devices.ResponseHead(push=devices.PushUpdateResponse(receive_seq=1)))
     while (frame := await context.read()) is not aio.EOF:
@@ -305,18 +293,10 @@ async def _exchange(_: object, context: Any) -> None:
             await context.write(answer)
 
 
-def _serve_bare(pipe: Connection) -> None:
-    async def serve() -> None:
-        server = aio.server()
-        add_DevicesServicer_to_server(Bare(), server)  # type: ignore[abstract]
-        handler: Any = grpc.stream_stream_rpc_method_handler(_exchange, request_frame, None)
-        service, method = METHOD.strip("/").split("/")
-        server.add_registered_method_handlers(service, {method: handler})
-        pipe.send(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        await server.wait_for_termination()
-
-    asyncio.run(serve())
+def _add_exchange(server: aio.Server) -> None:
+    handler: Any = grpc.stream_stream_rpc_method_handler(_exchange, request_frame, None)
+    service, method = METHOD.strip("/").split("/")
+    server.add_registered_method_handlers(service, {method: handler})
 
 
 def _wallet(papers: Path, name: str) -> Wallet:
@@ -347,7 +327,7 @@ def empty_database(url: str) -> Iterator[str]:
 
 def _targets(setting: Setting, folder: Path, stack: ExitStack) -> list[Target]:
     """The servers of a setting, all of them up."""
-    address, pid = stack.enter_context(_bare())
+    address, pid = stack.enter_context(bare_server(_add_exchange))
     targets = [Target(BARE_STREAM, address, pid), Target(BARE_CALLS, address, pid, calls=True)]
     papers = folder / "ca"
     Authority.create(papers).close()

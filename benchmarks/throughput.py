@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -73,7 +73,7 @@ class Bare(DevicesServicer):
 def measure(size: str) -> Measured:
     """All three, one after the other."""
     values, updates = SIZES[size]
-    with bare_server() as address:
+    with bare_server() as (address, _):
         drive(Load(address, values, WARM_UP, durable=False))
         bare = updates / drive(Load(address, values, updates, durable=False))
     RUNS.mkdir(exist_ok=True)
@@ -85,22 +85,31 @@ def measure(size: str) -> Measured:
     return Measured(size, 4 * values, bare, durable, _memcpy(values), peak)
 
 
+Added = Callable[[aio.Server], None]
+
+
+def no_more(server: aio.Server) -> None:
+    """Nothing is added to a bare server."""
+
+
 @contextmanager
-def bare_server() -> Iterator[str]:
-    """A process with the bare stream; yields its address."""
+def bare_server(add: Added = no_more) -> Iterator[tuple[str, int]]:
+    """A process with the bare stream, and what `add` adds in it; yields its address and its id."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve_bare, args=(there,), daemon=True)
+    process = context.Process(target=_serve_bare, args=(there, add), daemon=True)
     process.start()
-    yield f"127.0.0.1:{here.recv()}"
+    assert process.pid is not None
+    yield f"127.0.0.1:{here.recv()}", process.pid
     process.terminate()
     process.join()
 
 
-def _serve_bare(pipe: Connection) -> None:
+def _serve_bare(pipe: Connection, add: Added) -> None:
     async def serve() -> None:
         server = aio.server()
         add_DevicesServicer_to_server(Bare(), server)  # type: ignore[abstract]
+        add(server)
         pipe.send(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
         await server.wait_for_termination()
