@@ -41,6 +41,7 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 ROLLBACK_S = 3600.0
+AGAIN_S = 1.0  # between the connections of a watch, should each of them break as soon as it is there
 MAY_YET = "the order may be carried out yet: look before it is given again"
 UNKNOWN = "this run knows no client of that name: is it spelt so?"
 
@@ -463,11 +464,13 @@ class OperatorClient:
         """
         place, over = WatchPlace(after_seq), False
         while not over:
+            began = time.monotonic()
             try:
                 yield from place.fresh(self._watch)
                 over = True
             except Unavailable:
                 self.status()  # which it answers, unless more is gone than the connection
+                time.sleep(max(0.0, began + AGAIN_S - time.monotonic()))
 
     def _watch(self, after_seq: int | None) -> Iterator[WatchedEvent]:
         with self._errors():

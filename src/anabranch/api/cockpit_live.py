@@ -278,7 +278,7 @@ class _Feed:
         return found
 
     def close(self) -> None:
-        """Hear no more: the thread ends with the next event, or when the line breaks."""
+        """Hear no more: the thread ends with the next event, or with the server."""
         self._closed = True
 
     @property
