@@ -49,6 +49,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "hostile-fleet": hostile_fleet.section,
     "events": simulator.section,
     "simulator": fleet_speed.section,
+    "simulator-10000": fleet_speed.ten_thousand,
     "peers": peers.section,
     "bare-loop": simulator_ceilings.section,
     "codecs": codecs.section,

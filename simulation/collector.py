@@ -10,6 +10,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from anabranch.support.heap import frozen_by_others
+
 
 @contextmanager
 def passed_over() -> Iterator[None]:
@@ -19,7 +21,7 @@ def passed_over() -> Iterator[None]:
     it had in hand during such a search, and no more. Nothing changes where somebody else has frozen objects:
     nobody could tell whose is whose afterwards.
     """
-    if gc.get_freeze_count():
+    if frozen_by_others():
         yield
         return
     gc.collect()

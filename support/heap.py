@@ -80,6 +80,18 @@ def uncollected() -> Iterator[None]:
         if begins_so:
             gc.freeze()
             gc.enable()
+            _Frozen.count = gc.get_freeze_count()
+
+
+def frozen_by_others() -> bool:
+    """Whether objects were frozen besides Python's own and what was imported in `uncollected`."""
+    return gc.get_freeze_count() > _Frozen.count
+
+
+class _Frozen:
+    """How many objects there were when `uncollected` was left last."""
+
+    count = FROZEN_BEFORE
 
 
 def _call(name: str, *arguments: int | ctypes.c_ulong) -> None:

@@ -137,11 +137,3 @@ def test_what_is_in_circles_before_goes_first() -> None:
     left = weakref.ref(Circle())
     with passed_over():
         assert left() is None
-
-
-def test_what_others_have_frozen_stays_so() -> None:
-    gc.freeze()
-    before = gc.get_freeze_count()
-    with passed_over():
-        assert gc.get_freeze_count() == before
-    assert gc.get_freeze_count() == before

@@ -58,3 +58,27 @@ assert gc.get_freeze_count() <= frozen
 
 def test_the_collector_of_others_is_left_alone() -> None:
     subprocess.run([sys.executable, "-c", OTHERS], check=True)
+
+
+FLEET = """
+import gc
+gc.disable()
+from anabranch.support.heap import uncollected
+with uncollected():
+    from anabranch.simulation.collector import passed_over
+imported = gc.get_freeze_count()
+assert imported > 1000
+fleet = [[n] for n in range(1000)]
+with passed_over():
+    assert gc.get_freeze_count() >= imported + 1000
+assert gc.get_freeze_count() == 0
+gc.freeze()
+others = gc.get_freeze_count()
+with passed_over():
+    assert gc.get_freeze_count() == others
+assert gc.get_freeze_count() == others
+"""
+
+
+def test_a_large_fleet_is_passed_over_beside_what_a_command_imported_and_not_what_others_froze() -> None:
+    subprocess.run([sys.executable, "-c", FLEET], check=True)
