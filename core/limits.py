@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabranch.core.plain import LATER_KEY
+from anabranch.core.later import LATER_KEY
 
 KIB = 1024
 MIB = 1024 * KIB

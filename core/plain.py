@@ -31,12 +31,11 @@ from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from anabranch.core.errors import AnabranchError
+from anabranch.core.later import LATER_KEY
 
 T = TypeVar("T")
 Number = Callable[[int | float], int | float]
 SHOWN_MAX = 80  # characters of a value in a message
-# The metadata of a field that was not always there: it is not written where it is as by default.
-LATER_KEY = {"later": True}
 
 
 class FieldError(ValueError):

@@ -27,10 +27,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, State, Step
+from anabranch.core.later import LATER_KEY
 from anabranch.core.model.params import Indices, Vector
 from anabranch.core.model.submodels import add_to_part, part_blocks
 from anabranch.core.model.updates import Update
-from anabranch.core.plain import LATER_KEY
 from anabranch.strategies.composition import GatheringStrategy
 from anabranch.strategies.optimisers import Optimiser, make_outer, stepped
 from anabranch.strategies.robust.rows import StoredRow, places_of, stored_part

@@ -42,10 +42,10 @@ import numpy as np
 
 from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.strategy import Context, Plan, Refusal, Step
+from anabranch.core.later import LATER_KEY
 from anabranch.core.model.params import Indices, Vector
 from anabranch.core.model.submodels import add_to_part
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
-from anabranch.core.plain import LATER_KEY
 from anabranch.core.rng import lowest
 from anabranch.strategies.buffer import Aggregate, BufferStrategy, averaged, counted, places_covered
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE

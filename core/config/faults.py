@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import NormalDist
 
-from anabranch.core.plain import LATER_KEY
+from anabranch.core.later import LATER_KEY
 from anabranch.core.rng import rank
 
 LOGNORMAL_SIGMA = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.core.plain import LATER_KEY
+from anabranch.core.later import LATER_KEY
 
 SCHEME = "flower:"  # of `run.workload` where that is a Flower app's folder
 

@@ -43,10 +43,10 @@ from anabranch.core.config.toml import toml_text
 from anabranch.core.content import SHA256
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
+from anabranch.core.later import LATER_KEY
 from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT, Limits
 from anabranch.core.model.chains import AUTO
 from anabranch.core.plain import (
-    LATER_KEY,
     FieldError,
     finite,
     from_plain,

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from anabranch.core.content import kind_of
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.kernels.chosen import loops
+from anabranch.core.later import LATER_KEY
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.holdings import HeldPart, Holdings
 from anabranch.core.model.mapped import PASS_VALUES, passes
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel
-from anabranch.core.plain import LATER_KEY
 
 NO_WIDTH = "must be above 0 and at most 1, the share of the model's units that the device can train"
 

@@ -72,7 +72,8 @@ def test_data_on_a_disk_that_can_only_be_read_are_checked_and_copied(tmp_path: P
     ):
         done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert (done.returncode, said in done.stdout) == (0, True), done.stdout + done.stderr
-        noted = "how far the data were proved is not noted: making data/proved/snapshots: " in done.stderr
+        note = f"how far the data were proved is not noted: making {tmp_path}/data/proved/snapshots: "
+        noted = note in done.stderr
         assert noted is (words[0] == "verify"), done.stderr
 
 
