@@ -8,14 +8,19 @@ from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-ALLOWED = "ASCII letters, digits, '.', '_' or '-', the first a letter or a digit"
+_ALLOWED = "ASCII letters, digits, '.', '_' or '-', the first a letter or a digit"
+
+
+def is_id(text: str, limits: Limits = DEFAULT_LIMITS) -> bool:
+    """Whether a text may be one."""
+    return 0 < len(text) <= limits.id_chars_max and _ID.match(text) is not None
 
 
 def checked_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
     """An id that is safe in logs and look-ups. Raises `InvalidUpdate`, naming the field."""
-    if not 0 < len(text) <= limits.id_chars_max or not _ID.match(text):
+    if not is_id(text, limits):
         raise InvalidUpdate(
-            f"{name} must be 1 to {limits.id_chars_max} {ALLOWED}, not {text[:80]!r}{stranger(text)}"
+            f"{name} must be 1 to {limits.id_chars_max} {_ALLOWED}, not {text[:80]!r}{stranger(text)}"
         )
     return text
 

@@ -22,8 +22,8 @@ Name = str | int
 SEED_MASK = (1 << 64) - 1
 
 
-def _hash(seed: int, names: tuple[Name, ...]) -> hashlib.blake2b:
-    return hashlib.blake2b(f"{seed}{_text(names)}".encode(), digest_size=16)
+def _hash(seed: int, text: str) -> hashlib.blake2b:
+    return hashlib.blake2b(f"{seed}{text}".encode(), digest_size=16)
 
 
 def _text(names: tuple[Name, ...]) -> str:
@@ -54,12 +54,12 @@ class _Seed(ISpawnableSeedSequence):
 
 def seed_of(seed: int, *names: Name) -> int:
     """A 63-bit seed of its own for the named purpose."""
-    return int.from_bytes(_hash(seed, names).digest()[:8], "little") >> 1
+    return int.from_bytes(_hash(seed, _text(names)).digest()[:8], "little") >> 1
 
 
 def stream(seed: int, *names: Name) -> np.random.Generator:
     """A generator of its own for the named purpose."""
-    words: Any = _Seed(_hash(seed, names).digest())  # numpy takes any such, and does not say so
+    words: Any = _Seed(_hash(seed, _text(names)).digest())  # numpy takes any such, and does not say so
     return np.random.Generator(np.random.PCG64(words))
 
 
@@ -68,17 +68,16 @@ def permutations(seeds: Sequence[int], *names: Name, count: int) -> Indices:
 
     In a third of the time, and the names are written once.
     """
-    tail = _text(names)
+    text = _text(names)
     orders = np.empty((len(seeds), count), np.int64)
     for order, seed in zip(orders, seeds, strict=True):
-        named = hashlib.blake2b(f"{seed}{tail}".encode(), digest_size=16)
-        order[:] = loops.permuted(named.digest(), count)
+        order[:] = loops.permuted(_hash(seed, text).digest(), count)
     return orders
 
 
 def rank(seed: int, *names: Name) -> float:
     """A uniform number in [0, 1) of its own for the named purpose: the cheapest draw there is."""
-    return (int.from_bytes(_hash(seed, names).digest()[:7], "little") >> 3) / 2.0**53
+    return (int.from_bytes(_hash(seed, _text(names)).digest()[:7], "little") >> 3) / 2.0**53
 
 
 def lowest(seed: int, *names: Name, of: Sequence[str], count: int) -> list[str]:
@@ -88,7 +87,7 @@ def lowest(seed: int, *names: Name, of: Sequence[str], count: int) -> list[str]:
     """
     if count >= len(of):
         return list(of)
-    begun, found = _hash(seed, (*names, "")), []
+    begun, found = _hash(seed, _text((*names, ""))), []
     for text in of:
         hashed = begun.copy()
         hashed.update(text.encode())
@@ -109,6 +108,6 @@ def random_words(seed: int, number: int, counter: int = 0) -> np.random.Philox:
 
 def unique_id(seed: int, *names: Name) -> str:
     """A UUID (version 8, RFC 9562) that depends on the seed and the names alone."""
-    text = _hash(seed, names).hexdigest()
+    text = _hash(seed, _text(names)).hexdigest()
     variant = "89ab"[int(text[16], 16) & 3]  # two bits of 16 hexadecimal digits, as the version is four
     return f"{text[:8]}-{text[8:12]}-8{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"

@@ -9,8 +9,7 @@ import ipaddress
 import re
 
 from anabranch.core.errors import ConfigError
-from anabranch.core.ids import ALLOWED, stranger
-from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.ids import typed_id
 from anabranch.support.proxies import is_this_machine
 
 # What every server is called in TLS; the TLD is reserved for private use: it is nobody's host.
@@ -20,16 +19,11 @@ JOIN_PORT_AFTER = 2  # so much further devices join, unless `identity.join_addre
 JOB_KEY = "anabranch-job"  # metadata of a call: the job that it is of
 JOB_HEALTH = "job/"  # before a job's name: the service that the health protocol knows it as
 HOST = re.compile(r"[\w.-]+")  # letters of any script: see `_in_ascii`
-JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def checked_job(name: str) -> str:
     """A job's name. Raises `ConfigError`."""
-    if not JOB_NAME.fullmatch(name):
-        raise ConfigError(
-            f"job must be 1 to {DEFAULT_LIMITS.id_chars_max} {ALLOWED}, not {name[:80]!r}{stranger(name)}"
-        )
-    return name
+    return typed_id(name, "job")
 
 
 def split_job(address: str) -> tuple[str, str]:

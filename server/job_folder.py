@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from anabranch.core.errors import ConfigError, DataError, FolderMissing, disk_error
+from anabranch.core.ids import is_id
 from anabranch.core.plain import finite, from_plain, make_converter
-from anabranch.identity.addresses import JOB_NAME, checked_job
+from anabranch.identity.addresses import checked_job
 from anabranch.identity.files import make_private_folder, sync_folder, tighten_tree, write_private
 
 NOTE, SETTINGS, MODEL, BUNDLE, DATA = "job.json", "settings.toml", "model", "app.bundle", "data"
@@ -65,7 +66,7 @@ def _no_job(job: Path) -> str:
 def names_in(folder: Path) -> list[str]:
     """The jobs of a folder, those of damaged notes too. Raises `FolderMissing`."""
     try:
-        found = [path.name for path in folder.iterdir() if JOB_NAME.fullmatch(path.name) and path.is_dir()]
+        found = [path.name for path in folder.iterdir() if is_id(path.name) and path.is_dir()]
     except FileNotFoundError:
         raise FolderMissing(f"{folder} is not there: `anabranch admin jobs add` makes it") from None
     except OSError as error:

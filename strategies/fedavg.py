@@ -130,9 +130,10 @@ class FedAvg(BufferStrategy):
 
     def selected(self, state: FedAvgState) -> list[str] | None:
         """The cohort, but for those that have had their task."""
-        cohort = state.cohort
-        if cohort is None or len(state.members) >= len(cohort):
-            return None if cohort is None else []
+        if (cohort := state.cohort) is None:
+            return None
+        if len(state.members) >= len(cohort):
+            return []  # at once: a simulation asks after each event of a round
         had = {*state.members, *state.answered}
         return [client_id for client_id in cohort if client_id not in had]
 
