@@ -1,10 +1,11 @@
 """How many times less a training costs in a stack of many than by itself, on a processor or a GPU.
 
-    python -m benchmarks.stacks [--device cuda] [--precision float32] [--stacks 4,16,64] [--rounds 3]
+    python -m benchmarks.stacks [--device cuda] [--compiled] [--stacks 4,16,64] [--rounds 3]
 
 Trainings of 8 steps of 32 examples with momentum, one after the other as `serial` has them and stacked as
 `batched` has them, in turns; every model is forced into stacks, even where the executor would not. Times
-are of one thread on a processor; on a GPU of the clock, with the copies to it and back.
+are of one thread on a processor; on a GPU of the clock, with the copies to it and back. With --compiled the
+stacks are those of `compiled`; its programs are made in the round that is not counted.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ class Measured:
         return f"| {self.name} | {self.parameters:,} | {1000 * self.serial_s:.1f} | {gains} |"
 
 
-def measured(name: str, device: str, precision: str, stacks: list[int], rounds: int) -> Measured:
+def measured(
+    name: str, device: str, precision: str, compiled: bool, stacks: list[int], rounds: int
+) -> Measured:
     """Both ways in turns, after a round that is not counted."""
     app = Drawn(*MODELS[name])
     trainer = cast("TorchTrainer", trainer_for(app, device, precision))
@@ -124,7 +127,7 @@ def measured(name: str, device: str, precision: str, stacks: list[int], rounds: 
     vector = trainer.spec.flatten(trainer.initial(0))
     count = max(*stacks, SERIAL)
     trainings = [Training(vector, app.data(Shard("train", i, count)), PLAN, i) for i in range(count)]
-    batched = BatchedTraining(trainer)
+    batched = BatchedTraining(trainer, compiled)
 
     def serial() -> None:
         for t in trainings[:SERIAL]:
@@ -154,7 +157,8 @@ def rows(arguments: argparse.Namespace) -> Iterator[str]:
     yield "| model | parameters | serial, ms a task | " + " | ".join(f"{n} at a time" for n in stacks) + " |"
     yield "|---" * (3 + len(stacks)) + "|"
     for name in MODELS:
-        yield str(measured(name, arguments.device, arguments.precision, stacks, arguments.rounds))
+        given = arguments.device, arguments.precision, arguments.compiled
+        yield str(measured(name, *given, stacks, arguments.rounds))
 
 
 def main() -> None:
@@ -162,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ...")
     parser.add_argument("--precision", default="float32", help="auto: mixed precision on a GPU")
+    parser.add_argument("--compiled", action="store_true", help="stacks by programs that torch compiles")
     parser.add_argument("--stacks", default="4,16,64,256", help="sizes of stacks")
     parser.add_argument("--rounds", type=int, default=3, help="that are counted")
     arguments = parser.parse_args()

@@ -26,7 +26,8 @@ PLACES = frozenset(
         *("limits.message_bytes_max", "limits.chunk_bytes_max"),
     }
 )
-SEED, EXECUTOR, BATCHED = "run.seed", "fleet.executor", "batched"
+SEED, EXECUTOR = "run.seed", "fleet.executor"
+STACKED = ("batched", "compiled")  # executors
 NO_WORDS = ("true", "false", "inf", "nan")
 _MISSING = object()
 # What records of older releases do not say.
@@ -39,7 +40,7 @@ def settings(config: Mapping[str, Any]) -> Settings:
     Executors are told apart only where their results are other ones.
     """
     found = {**_defaults(), **_keys(config)}
-    if found[EXECUTOR] != BATCHED:
+    if found[EXECUTOR] not in STACKED:
         found[EXECUTOR] = AUTO
     return found
 

@@ -41,7 +41,7 @@ from anabranch.workloads.trainer import TrainResult
 log = logging.getLogger(__name__)
 
 DEVICES_MAX = 64  # each has a thread and a model
-ELSEWHERE = ("batched", "ray")  # executors that have no place for a training that goes on
+ELSEWHERE = ("batched", "compiled", "ray")  # executors that have no place for a training that goes on
 
 
 def check_elastic(config: Config) -> None:

@@ -11,7 +11,8 @@ A step of all of them is that of `stacked_sgd.py`. Where the module is a chain o
 `stacked_layers.py`, both passes are written out there. Else the forward pass is one call of the module under
 `torch.vmap` with `torch.func.functional_call`; since nothing connects the trainings, one backward pass of the
 sum of the losses gives every g_i, as it does of chains under autocast. Longer trainings go first, so that
-those that are over leave the stack at its end.
+those that are over leave the stack at its end. Where it is asked for, `compiled_gradients.py` has both passes
+compiled by torch in the place of `vmap`.
 
 The same steps as `torch_loop.sgd` in another order of sums: equal to float tolerance, not to the bit. A model
 that mixes examples or draws at random would be trained otherwise: see `BatchedTraining.objection`.
@@ -32,6 +33,7 @@ from anabranch.core.model.params import Tensors, Vector
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import DrawnTogether, each_step
+from anabranch.workloads.compiled_gradients import CompiledGradients
 from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
 from anabranch.workloads.stacked_layers import LayerChain
@@ -57,11 +59,14 @@ TRIAL_LOSS_ERROR_MAX = 1e-2
 
 
 class BatchedTraining:
-    """Trains stacks of trainings of one kind with the module of a trainer."""
+    """Trains stacks of trainings of one kind with the module of a trainer.
 
-    def __init__(self, trainer: TorchTrainer) -> None:
+    `compiled`: by programs that torch compiles, where the passes are not written out.
+    """
+
+    def __init__(self, trainer: TorchTrainer, compiled: bool = False) -> None:
         self._torch = import_torch()
-        self._trainer = trainer
+        self._trainer, self._compiled = trainer, compiled
         self._objections: dict[tuple[Any, ...], str] = {}
         app = trainer.app
         self._own = "train" if type(app).train is not App.train or "train" in vars(app) else ""
@@ -91,7 +96,7 @@ class BatchedTraining:
     def train(self, trainings: Sequence[Training], frozen: Tensors) -> list[TrainResult]:
         """The results, in order, of trainings of one kind that there is no objection to."""
         order = sorted(range(len(trainings)), key=lambda i: -trainings[i].steps)
-        stack = _Stack(self._trainer, [trainings[i] for i in order], frozen)
+        stack = _Stack(self._trainer, [trainings[i] for i in order], frozen, self._compiled)
         deltas, losses = stack.run()
         found = {}
         for row, i in enumerate(order):
@@ -163,7 +168,8 @@ class BatchedTraining:
             with runtime.exact():
                 stacked = self.train(pair, frozen)
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-            return f"torch cannot stack it: {str(error).splitlines()[0]}"
+            done = "compile" if self._compiled else "stack"
+            return f"torch cannot {done} it: {(str(error) or type(error).__name__).splitlines()[0]}"
         for t, result in zip(pair, stacked, strict=True):
             with runtime.exact():
                 alone = self._trainer.train(t.vector, frozen, t.examples, t.plan, t.seed, t.submodel)
@@ -178,7 +184,9 @@ class BatchedTraining:
 class _Stack:
     """Trainings of one kind, the longest first."""
 
-    def __init__(self, trainer: TorchTrainer, trainings: Sequence[Training], frozen: Tensors) -> None:
+    def __init__(
+        self, trainer: TorchTrainer, trainings: Sequence[Training], frozen: Tensors, compiled: bool
+    ) -> None:
         self._torch, self._runtime = import_torch(), trainer.runtime
         self._trainings = trainings
         self._resident = trainer.resident(trainings[0].submodel)
@@ -187,7 +195,11 @@ class _Stack:
         self._given = self._stacked()
         self._weights, self._fixed = _unstacked(self._resident, self._given)
         self._chain = _chain_of(self._resident, trainings[0].examples)
-        self._written_out = self._chain is not None and self._runtime.precision == "float32"
+        exact = self._runtime.precision == "float32"
+        self._written_out = self._chain is not None and exact
+        longest = max(training.plan.batch_size for training in trainings)
+        compiles = compiled and exact and self._chain is None
+        self._compiled = CompiledGradients(self._resident.module, longest) if compiles else None
         self._resident.load(trainings[0].vector, frozen)
         self._resident.module.train()
         self._sgd = StackedSgd.of(trainings[0].plan, self._weights)
@@ -214,21 +226,28 @@ class _Stack:
         """The mean cross entropy of each training's batch, (live,), before the step."""
         if self._chain is not None and self._written_out:
             return self._chain.descend(sgd, x, classes, m)
-        loss = self._loss(sgd.weights, x, classes, m)
-        found = self._torch.autograd.grad(loss.sum(), list(sgd.weights.values()), allow_unused=True)
-        gradients = {n: g for n, g in zip(sgd.weights, found, strict=True) if g is not None}
+        fixed = {name: tensor[: len(x)] for name, tensor in self._fixed.items()}
+        gradients_of = self._compiled or self._recorded
+        losses, gradients = gradients_of(sgd.weights, fixed, x, classes, m)
         with self._torch.no_grad():
             for name, gradient in gradients.items():
                 sgd.add(name, gradient)
             sgd.step(gradients)
-        return loss.detach()
+        return losses
+
+    def _recorded(
+        self, weights: Stacked, fixed: Stacked, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The losses (live,) and gradients, by going back over what autograd has recorded."""
+        loss = self._loss(weights, fixed, x, classes, m)
+        found = self._torch.autograd.grad(loss.sum(), list(weights.values()), allow_unused=True)
+        return loss.detach(), {n: g for n, g in zip(weights, found, strict=True) if g is not None}
 
     def _loss(
-        self, weights: Stacked, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
+        self, weights: Stacked, fixed: Stacked, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
     ) -> torch.Tensor:
         """The mean cross entropy of each training's batch, (live,), which autograd can go back from."""
-        library, module, chain, live = self._torch, self._resident.module, self._chain, len(x)
-        fixed = {name: tensor[:live] for name, tensor in self._fixed.items()}
+        library, module, chain = self._torch, self._resident.module, self._chain
 
         def scores(w: Any, f: Any, one_x: torch.Tensor) -> Any:
             return library.func.functional_call(module, (w, f), (one_x,))

@@ -8,7 +8,8 @@
 `run` does what is missing of what is asked for, one run after the other, and ends at the time. What has
 ended stays, in `benchmarks/arena/results/`: the same command goes on, also after a kill, and so another row
 costs its own runs alone. Shards may run side by side. With --gpu devices train on a GPU, in stacks: so were
-run the cells that the page says it of.
+run the cells that the page says it of. With --compiled a text takes half as long, once its programs are
+compiled, by the same steps but for rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from benchmarks.arena.cells import CELLS
 from benchmarks.arena.play import Match, again, matches, play, tell
 from benchmarks.arena.rows import ROWS
-from benchmarks.arena.runs import record_of, record_on_gpu
+from benchmarks.arena.runs import record_compiled, record_of, record_on_gpu
 from benchmarks.arena.store import RESULTS
 from benchmarks.studies import one_thread
 
@@ -37,9 +38,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of what was run")
     parser.add_argument("--draw", type=int, default=0, help="with again: another number draws other runs")
     parser.add_argument("--shard", default="1/1", help="the first of two: 1/2")
-    parser.add_argument("--gpu", action="store_true", help="with run and again: train on a CUDA GPU")
+    how = parser.add_mutually_exclusive_group()
+    how.set_defaults(runner=record_of)
+    for name, runner, said in (
+        ("--gpu", record_on_gpu, "train on a CUDA GPU"),
+        ("--compiled", record_compiled, "train by programs that torch compiles"),
+    ):
+        how.add_argument(
+            name, action="store_const", const=runner, dest="runner", help=f"with run and again: {said}"
+        )
     arguments = parser.parse_args()
-    runner = record_on_gpu if arguments.gpu else record_of
     if arguments.what == "page":
         from benchmarks.arena.page import write
 
@@ -54,10 +62,10 @@ def main() -> None:
         for match in todo:
             print(f"{match.cell.name} {match.row.name}: {_next_of(match)}")
     elif arguments.what == "again":
-        for one in again(todo, 60 * arguments.minutes, arguments.draw, runner):
+        for one in again(todo, 60 * arguments.minutes, arguments.draw, arguments.runner):
             said = f"seed {one.published.seed}: {one.alike}"
             print(f"{one.match.cell.name} {one.match.row.name}, {said}", flush=True)
-    elif play(todo, 60 * arguments.minutes, tell, runner):
+    elif play(todo, 60 * arguments.minutes, tell, arguments.runner):
         waiting = [match for match in todo if match.waits]
         for match in waiting:
             print(f"{match.cell.name} {match.row.name}: {_next_of(match)}")

@@ -15,7 +15,7 @@ from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import Vector
 from anabranch.reports.fairness import worst_tenth
 from anabranch.reports.result import Point as Measured
-from anabranch.simulation.executors.names import BATCHED
+from anabranch.simulation.executors.names import BATCHED, COMPILED
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.run import open_simulation
 from anabranch.workloads.app import Examples
@@ -63,6 +63,11 @@ def record_on_gpu(row: str, run: Run, names: Sequence[str], config: Config) -> R
     client = replace(config.client, device="cuda", precision="float32")
     fleet = replace(config.fleet, executor=BATCHED)
     return record_of(row, run, names, replace(config, client=client, fleet=fleet))
+
+
+def record_compiled(row: str, run: Run, names: Sequence[str], config: Config) -> Record:
+    """The same on a processor by programs that torch compiles, where a model's passes are not written out."""
+    return record_of(row, run, names, replace(config, fleet=replace(config.fleet, executor=COMPILED)))
 
 
 def score_of(point: Measured, metric: str) -> float:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
+from anabranch.simulation.executors.names import BATCHED, COMPILED
 from anabranch.simulation.executors.pool import WorkerState, worker_pool
 from anabranch.simulation.executors.serial import Deferred
 from anabranch.simulation.parts import PARTS
@@ -39,14 +40,15 @@ Alone = Callable[[], Outcome]  # a training by itself, which nobody has begun
 class StackTrainer:
     """Trains the jobs of a stack. Raises `ConfigError` without a torch model."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, compiled: bool) -> None:
         if not isinstance(problem.trainer, TorchTrainer):
+            name = COMPILED if compiled else BATCHED
             raise ConfigError(
-                f"fleet.executor = 'batched' needs a torch model, and {problem.app.name} has numpy arrays: "
+                f"fleet.executor = {name!r} needs a torch model, and {problem.app.name} has numpy arrays: "
                 "write serial or processes"
             )
         self.problem = problem
-        self._training = BatchedTraining(problem.trainer)
+        self._training = BatchedTraining(problem.trainer, compiled)
         self._said: set[str] = set()
 
     def train(self, jobs: Sequence[Job]) -> list[Outcome | Alone]:
@@ -145,14 +147,15 @@ class BatchedExecutor:
     """
 
     exact: ClassVar[bool] = False
+    compiled: ClassVar[bool] = False
 
     def __init__(self, source: ProblemSource, problem: Problem, devices_max: int, workers: int = 0) -> None:
-        self._here = StackTrainer(problem)
+        self._here = StackTrainer(problem, self.compiled)
         self._stack_max = max(1, min(devices_max, WEIGHTS_BYTES_MAX // max(1, 4 * problem.spec.size)))
         self._waiting: dict[tuple[Any, ...], dict[int, _Waiting]] = defaultdict(dict)
         self._pool: Pool | None = None
         if workers:
-            self._pool = worker_pool(workers, source, _open)
+            self._pool = worker_pool(workers, source, partial(_open, self.compiled))
         self._threads = OneThread()
 
     @classmethod
@@ -202,6 +205,12 @@ class BatchedExecutor:
             waiting.pop(id(work), None)
 
 
+class CompiledExecutor(BatchedExecutor):
+    """The same by programs that torch compiles, but for models whose passes are written out."""
+
+    compiled: ClassVar[bool] = True
+
+
 def _outcome(work: Callable[[], LocalResult]) -> Outcome:
     try:
         return work()
@@ -220,8 +229,8 @@ def _due_s(work: _Waiting) -> float:
     return work.job.due_s
 
 
-def _open(source: ProblemSource) -> None:
-    _opened.open(lambda: StackTrainer(source.open()))
+def _open(compiled: bool, source: ProblemSource) -> None:
+    _opened.open(lambda: StackTrainer(source.open(), compiled))
 
 
 def _train(jobs: Sequence[Job]) -> list[Outcome | Alone]:

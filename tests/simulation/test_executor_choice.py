@@ -85,6 +85,18 @@ def test_a_batched_run_repeats_itself_with_any_workers_and_its_folder_replays(
     assert written.updates_applied > 20
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_programs_are_compiled_where_they_are_asked_for(workers: int) -> None:
+    """What `vmap` takes and a program does not: its devices are trained one by one, as the bits show."""
+
+    def model_by(executor: str, workers: int) -> str:
+        settings = digits(fleet={"executor": executor})
+        return simulate(settings, app=Linear("paused"), workers=workers).model_sha256
+
+    assert model_by("compiled", workers) == model_by("serial", 0) != model_by("batched", 0)
+    assert settled(config(), "compiled") not in (settled(config(), "serial"), settled(config(), "batched"))
+
+
 def test_the_record_does_not_say_where_the_work_was_done() -> None:
     here, there = config(), config(ray={"address": "10.0.0.1:6379"}, fleet={"executor": "ray"})
     assert settled(there, "ray") == settled(here, "processes") == settled(here, "serial")

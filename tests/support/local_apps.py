@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -26,6 +27,14 @@ class HiddenNorm(nn.Module):
         return x - x.mean(0)
 
 
+class Paused(nn.Module):
+    """Does what `vmap` takes and a compiler does not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0)
+        return x
+
+
 class Twice(nn.Module):
     """One layer under two names."""
 
@@ -44,6 +53,7 @@ LAYERS: dict[str, Any] = {
     "dropout": nn.Dropout,
     "hidden dropout": HiddenDropout,
     "hidden norm": HiddenNorm,
+    "paused": Paused,
     "tied": Twice,
     "convolution": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 32)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten()
