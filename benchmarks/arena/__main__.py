@@ -1,15 +1,16 @@
 """The arena: every strategy in every cell.
 
     python -m benchmarks.arena run [--cell 'digits/*'] [--row 'fedbuff*'] [--minutes 25] [--shard 1/2]
-    python -m benchmarks.arena left        # what was not run yet
+    python -m benchmarks.arena left        # how far each row is, of those that every cell is to have
     python -m benchmarks.arena page        # docs/studies/arena.md, of what was run
     python -m benchmarks.arena again       # published runs, drawn at random, beside what they come to now
 
-`run` does what is missing of what is asked for, one run after the other, and ends at the time. What has
-ended stays, in `benchmarks/arena/results/`: the same command goes on, also after a kill, and so another row
-costs its own runs alone. Shards may run side by side. With --gpu devices train on a GPU, in stacks: so were
-run the cells that the page says it of. With --compiled a text takes half as long, once its programs are
-compiled, by the same steps but for rounding.
+`run` does what is missing of what is asked for, by default of the rows that every cell is to have
+(`--row '*'`: of all), one run after the other, and ends at the time. What has ended stays, in
+`benchmarks/arena/results/`: the same command goes on, also after a kill, and so another row costs its own
+runs alone. Shards may run side by side. With --gpu devices train on a GPU, in stacks: so were run the cells
+that the page says it of. With --compiled a text takes half as long, once its programs are compiled, by the
+same steps but for rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.arena.cells import CELLS
 from benchmarks.arena.play import Match, again, matches, play, tell
-from benchmarks.arena.rows import ROWS
+from benchmarks.arena.rows import MATRIX, ROWS
 from benchmarks.arena.runs import record_compiled, record_of, record_on_gpu
 from benchmarks.arena.store import RESULTS
 from benchmarks.studies import one_thread
@@ -33,7 +34,7 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("run", "left", "page", "again"))
     parser.add_argument("--cell", default="*", help="a pattern of cells, such as 'digits/*/compute/steady'")
-    parser.add_argument("--row", default="*", help="a pattern of rows, such as 'fedbuff/*'")
+    parser.add_argument("--row", help="a pattern of rows, such as 'fedbuff/*'")
     parser.add_argument("--minutes", type=float, default=25.0, help="no run begins later")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of what was run")
     parser.add_argument("--draw", type=int, default=0, help="with again: another number draws other runs")
@@ -56,7 +57,7 @@ def main() -> None:
     one_thread()
     which, shards = map(int, arguments.shard.split("/"))
     cells = [cell for cell in CELLS if fnmatch(cell.name, arguments.cell)]
-    rows = [row for row in ROWS if fnmatch(row.name, arguments.row)]
+    rows = MATRIX if arguments.row is None else [row for row in ROWS if fnmatch(row.name, arguments.row)]
     todo = matches(cells, rows, arguments.results)[which - 1 :: shards]
     if arguments.what == "left":
         for match in todo:

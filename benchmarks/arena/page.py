@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,18 @@ from benchmarks.arena import chains, deadlines, published, stepped, tables
 from benchmarks.arena.cells import CELLS, DEVICES, EVALUATIONS, FAULTS, LEAVERS, LINKS, SPLITS, WORKLOADS
 from benchmarks.arena.picture import SPARSELY, TITLE, drawn
 from benchmarks.arena.play import Match, matches
-from benchmarks.arena.rows import CAP, CHAINS, DEADLINES_S, HORIZON_S, NUMBERS, ROWS, SPARSE, TUNED
+from benchmarks.arena.rows import (
+    CAP,
+    CHAINS,
+    DEADLINES_S,
+    HORIZON_S,
+    MATRIX,
+    NUMBERS,
+    ROWS,
+    SPARSE,
+    TUNED,
+    Row,
+)
 from benchmarks.arena.standings import AGAINST, BELOW, MARK, MET, WORDS, Count, count, soonness, standings
 from benchmarks.arena.store import RESULTS
 from benchmarks.arena.tables import TITLES, Ended, Finals
@@ -193,18 +204,29 @@ def _list(seeds: Iterable[Any]) -> str:
 
 
 def _not_run(ended: Ended) -> str:
-    """Which cells have no row, and in how many cells each row is: the rest of them was not run."""
-    run = {cell for cell, _ in ended}
-    names = [f"`{cell.name}`" for cell in CELLS if cell.name not in run]
-    kinds = f"{len(WORKLOADS)} workloads, {len(SPLITS)} splits, {len(LINKS)} links, {len(FAULTS)} faults"
-    counts = Counter(row for _, row in ended)
-    lines = [
-        [str(times), _list(f"`{row.name}`" for row in ROWS if counts[row.name] == times)]
-        for times in sorted({counts[row.name] for row in ROWS}, reverse=True)
-    ]
-    without = f"\n\n{len(names)} have no row yet: {_list(names)}." if names else ""
+    """In how many cells rows are, those first that all are to have: the rest was not run."""
+    kinds = f"{len(SPLITS)} splits, {len(LINKS)} links, {len(FAULTS)} faults"
+    of_each = len(CELLS) // len(WORKLOADS)
+    asked = [row for row in ROWS if row not in MATRIX]
     return f"""## Not run
 
-In how many of the {len(CELLS)} cells ({kinds}) each row has ended:
+Every cell is to have {len(MATRIX)} rows: each rule by whole values and, where it goes by them, by the sparse
+chain and its own. In how many of a workload's {of_each} cells ({kinds}) each has ended:
 
-{table(("cells", "rows"), lines)}{without}"""
+{_counts(ended, MATRIX)}
+
+The other rows are of a question, which was asked in some cells:
+
+{_counts(ended, asked)}"""
+
+
+def _counts(ended: Ended, rows: Sequence[Row]) -> str:
+    """In how many cells of each workload they are; those that are in as many together."""
+    counted = Counter((cell.split("/")[0], row) for cell, row in ended)
+    alike: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for row in rows:
+        alike[tuple(counted[workload, row.name] for workload in WORKLOADS)].append(f"`{row.name}`")
+    lines = [[_list(names), *map(str, counts)] for counts, names in sorted(alike.items(), reverse=True)]
+    sums = (sum(counts[i] * len(names) for counts, names in alike.items()) for i in range(len(WORKLOADS)))
+    lines.append([f"all {len(rows)}", *map(str, sums)])
+    return table(("rows", *WORKLOADS), lines)

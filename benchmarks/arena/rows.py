@@ -157,9 +157,7 @@ FEDLUCK = {"name": "fedluck", "steps_max": 40, "bits": 8, "feedback_decay": 0.9,
 STEPS = Axis("client.steps", (2, 5, 10), least=1, most=100, whole=True)  # alike for all: beside equal times
 TUNED += [
     *_rows("fedbuff, steps tuned", STEPS, RAW, SPARSE, name="fedbuff", buffer_size=5),
-    *_rows(
-        "annealed, schedule-free, steps tuned", STEPS, RAW, SPARSE, name="annealed", buffer_size=10, **FREE
-    ),
+    *_rows("annealed, schedule-free, steps tuned", STEPS, RAW, name="annealed", buffer_size=10, **FREE),
     *_rows(
         "fedavg, Nesterov, steps tuned",
         STEPS,
@@ -194,7 +192,6 @@ TUNED += [
         "annealed, schedule-free, equal time",
         TASK_S,
         RAW,
-        SPARSE,
         name="annealed",
         buffer_size=10,
         **FREE,
@@ -204,7 +201,6 @@ TUNED += [
         "fedavg, Nesterov, equal time",
         TASK_S,
         RAW,
-        SPARSE,
         at_once=0,
         **ROUNDS,
         **NESTEROV,
@@ -295,19 +291,15 @@ TUNED += [
     *_rows("fedavg, Nesterov, cosine", COHORTS, RAW, at_once=0, **ROUNDS_FALLING),
     *(
         row
-        for first, name, times in (
-            ("fedbuff", "", 1.0),
-            ("annealed", "", 1.0),
-            ("annealed", ", half as long", HALF),
-        )
+        for name, times in (("", 1.0), (", half as long", HALF))
         for row in _rows(
-            f"{first}, then rounds{name}",
+            f"annealed, then rounds{name}",
             LAST,
             RAW,
             times=times,
             at_once=0,
             name=Closing.name,
-            phases=[{"strategy": first, "buffer_size": 5} | FIFTH, LAST_ROUNDS | NESTEROV],
+            phases=[{"strategy": "annealed", "buffer_size": 5} | FIFTH, LAST_ROUNDS | NESTEROV],
             **KNOWN,
         )
     ),
@@ -322,3 +314,18 @@ ROWS = [
     ),
 ]
 REFERENCE = "fedavg/raw"
+# Every rule, as every cell is to have it by each of its chains. Other rows are of a question.
+RULES = (
+    *(
+        "fedavg",
+        "fedavg, Nesterov",
+        "fedbuff",
+        "fedbuff, Nesterov",
+        "fedasync",
+        "teasq",
+        "teasq, its schedule",
+    ),
+    *("qafel", "port", "fadas", "ca2fl", "ace", "aced", "fedasmu", "fedfa", "fedcompass", "delayed_nesterov"),
+    *("annealed", "annealed, schedule-free", "waves, Nesterov, steps tuned"),
+)
+MATRIX = [row for row in ROWS if row.strategy in RULES]

@@ -343,6 +343,19 @@ def test_names_are_of_one_row_and_one_cell_each() -> None:
     assert all(len(r.grid.points) >= 12 for r in rows.ROWS)
 
 
+def test_every_rule_is_a_row_by_whole_values_or_by_its_own() -> None:
+    """No name among the rules is of nothing, and of no rule a question was taken for the rule."""
+    assert {each.strategy for each in rows.MATRIX} == set(rows.RULES)
+    own = {"qafel", "teasq, its schedule"}
+    assert {each.strategy for each in rows.MATRIX if each.chain == "raw"} == set(rows.RULES) - own
+    known = {each.params["name"] for each in rows.MATRIX}
+    assert known == {
+        *("fedavg", "fedbuff", "fedasync", "teasq", "qafel", "port", "fadas", "ca2fl", "ace", "aced"),
+        *("fedasmu", "fedfa", "fedcompass", "delayed_nesterov", "annealed", "waves"),
+    }
+    assert all(each.times == 1 and not each.like for each in rows.MATRIX)
+
+
 def test_the_same_chain_is_the_same_for_every_row() -> None:
     sparse = [r for r in rows.ROWS if r.chain == "sparse"]
     configs = [r.point(CELL, r.grid.points[0]).config(1, "test") for r in sparse]
@@ -384,8 +397,9 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
     assert "port" not in digits
     assert "By eye." in digits
     assert CELL.name not in "".join(text for name, text in made.items() if name != "arena-digits.md")
-    assert "`digits/dirichlet-0.1/link/leavers`" in study
-    assert "| 1 | `fedavg/raw`, `fedbuff/raw` |" in study
+    assert "| `fedavg/raw`, `fedbuff/raw` | 1 | 0 | 0 | 0 |" in study
+    assert f"| all {len(rows.MATRIX)} | 2 | 0 | 0 | 0 |" in study
+    assert f"| all {len(rows.ROWS) - len(rows.MATRIX)} | 0 | 0 | 0 | 0 |" in study
 
 
 def test_every_page_of_the_arena_leads_to_the_others() -> None:
