@@ -48,6 +48,7 @@ SPLITS: dict[str, Mapping[str, Any]] = {
 LINKS = ("compute", "link")
 LINKS_SAID = {"compute": "fast links", "link": "narrow links"}
 FAULTS = ("steady", "leavers")
+FAULTS_SAID = {"steady": "nobody leaves", "leavers": "a third leaves"}
 
 
 @dataclass(frozen=True, order=True)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.arena.cells import CELLS, LINKS, LINKS_SAID, WORKLOADS, Cell
+from benchmarks.arena.cells import CELLS, FAULTS, FAULTS_SAID, LINKS, LINKS_SAID, WORKLOADS, Cell
 from benchmarks.arena.rows import RAW, SPARSE
 from benchmarks.arena.standings import MARK, WORDS, lead, tally
 from benchmarks.arena.store import Record
 from benchmarks.arena.tables import TITLES, Ended
 from benchmarks.studies import table
 
-STEADY = "steady"
 ALSO = {
     "fedbuff, Nesterov": "FedBuff with that momentum",
     "fedasync": "FedAsync",
@@ -35,26 +35,26 @@ class Both(NamedTuple):
 
 def section(ended: Ended) -> str:
     """What the page says of them; empty where nobody has gone both ways."""
-    parts = [_part(workload, links, ended) for workload in WORKLOADS for links in LINKS]
+    parts = [_part(*kind, ended) for kind in itertools.product(WORKLOADS, LINKS, FAULTS)]
     if not any(parts):
         return ""
     head = f"""## The sparse chain, and whole values
 
-For each strategy, in the cells in which it has ended by both and nobody leaves (where devices do, rounds have
-a deadline that is right for whole values alone): in how many the sparse chain ends over whole values by the
-whole interval / level with them / under them, by how many points in the mean of these cells, from the least
-to the most, and by how many times fewer bytes, both ways. Then in how many of the cells that {WORDS[MARK]}
-have as well it ends over / level with / under these: both by whole values, both by the sparse chain, and each
-by the chain that its own tuning seeds did better by."""
+For each strategy, in the cells in which it has ended by both: in how many the sparse chain ends over whole
+values by the whole interval / level with them / under them, by how many points in the mean of these cells,
+from the least to the most, and by how many times fewer bytes, both ways. Then in how many of the cells that
+{WORDS[MARK]} have as well it ends over / level with / under these: both by whole values, both by the
+sparse chain, and each by the chain that its own tuning seeds did better by."""
     return "\n\n".join((head, *filter(None, parts)))
 
 
-def _part(workload: str, links: str, ended: Ended) -> str:
-    cells = [c for c in CELLS if (c.workload, c.links, c.faults) == (workload, links, STEADY)]
+def _part(workload: str, links: str, faults: str, ended: Ended) -> str:
+    cells = [c for c in CELLS if (c.workload, c.links, c.faults) == (workload, links, faults)]
     met = {name: dict(_both(cells, name, ended)) for name in SAID}
     lines = [_line(name, both, met[MARK]) for name, both in met.items() if both]
     head = ("", "cells", "sparse, whole", "points", "bytes", "whole", "sparse", "each by its best")
-    return f"### {TITLES[workload]}, {LINKS_SAID[links]}\n\n{table(head, lines)}" if lines else ""
+    title = f"### {TITLES[workload]}, {LINKS_SAID[links]}, {FAULTS_SAID[faults]}"
+    return f"{title}\n\n{table(head, lines)}" if lines else ""
 
 
 def _both(cells: Sequence[Cell], name: str, ended: Ended) -> Iterator[tuple[str, Both]]:

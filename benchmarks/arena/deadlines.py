@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.arena.cells import CELLS, FAULTS, Cell
+from benchmarks.arena.cells import CELLS, FAULTS, FAULTS_SAID, Cell
 from benchmarks.arena.rows import RAW
 from benchmarks.arena.standings import MARK, OURS, Ended, lead, tally
 from benchmarks.arena.store import Record
@@ -69,7 +69,7 @@ def _part(tuned: DeadlineRow, cells: Sequence[Cell], ended: Ended) -> str:
 
 In how many cells the others end over these rounds by the whole interval / level with them / under them:
 
-{table(("", "nobody leaves", "a third leaves"), counts)}
+{table(("", *FAULTS_SAID.values()), counts)}
 
 How far over these rounds they end, in points:
 

@@ -18,6 +18,7 @@ from benchmarks.arena.rows import (
     HORIZON_S,
     MATRIX,
     NUMBERS,
+    RAW,
     ROWS,
     SPARSE,
     TUNED,
@@ -170,8 +171,9 @@ time, who has waited longest first; rounds, FedCompass and `all at once` have no
 `decaying` and `then rounds` are strategies of the arena's own
 ([what they are]({FINDINGS}#the-end-of-a-run-a-rate-that-decays-a-synchronous-last-phase)). Rounds wait for
 all of their cohort, without over-selection or a deadline; in `leavers` cells for
-{DEADLINES_S["compute"]:g} s, on narrow links for {DEADLINES_S["link"]:g}. `raw`: everything
-travels whole. `{SPARSE}`: up `{chain_of("uplink")}`,
+{DEADLINES_S[RAW]["compute"]:g} s, on narrow links for {DEADLINES_S[RAW]["link"]:g}, and there by the sparse
+chain for {DEADLINES_S[SPARSE]["link"]:g}.
+`raw`: everything travels whole. `{SPARSE}`: up `{chain_of("uplink")}`,
 down `{chain_of("downlink")}`, the same for all. `own`: the strategy's own compression.
 
 `digits` is a perceptron; `text` a transformer that says the next token of generated texts, whose topics

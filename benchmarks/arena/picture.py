@@ -9,7 +9,7 @@ from anabranch.reports.page import standalone
 from anabranch.reports.scales import AxisScale
 from anabranch.reports.svg import WIDTH, hue, svg, text
 from anabranch.reports.text import COUNT
-from benchmarks.arena.cells import FAULTS, LINKS, LINKS_SAID
+from benchmarks.arena.cells import FAULTS, FAULTS_SAID, LINKS, LINKS_SAID
 from benchmarks.arena.intervals import Interval
 from benchmarks.arena.rows import SPARSE
 from benchmarks.arena.standings import MARK, MET, WORDS, Standing
@@ -44,8 +44,7 @@ def _group(standing: Standing) -> tuple[str, int, int]:
 
 
 def _heading(workload: str, links: int, faults: int) -> str:
-    speed = LINKS_SAID[LINKS[links]]
-    return f"{workload}, {speed}, {'a third leaves' if FAULTS[faults] == 'leavers' else 'all stay'}"
+    return f"{workload}, {LINKS_SAID[LINKS[links]]}, {FAULTS_SAID[FAULTS[faults]]}"
 
 
 def scale_of(least: float, most: float, every: int) -> AxisScale:
