@@ -23,20 +23,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.model.arrays import Indices
-from anabranch.core.model.params import Tensors, Vector
+from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import DrawnTogether, each_step
-from anabranch.workloads.compiled_gradients import CompiledGradients
+from anabranch.workloads.compiled_gradients import CompiledGradients, NotCompiledError
 from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
 from anabranch.workloads.stacked_layers import LayerChain
+from anabranch.workloads.stacked_module import stacked_losses, stacked_scores, written_out_attention
 from anabranch.workloads.stacked_sgd import StackedSgd
 from anabranch.workloads.streams import Streamed
 from anabranch.workloads.torch_loop import import_torch
@@ -61,12 +63,14 @@ TRIAL_LOSS_ERROR_MAX = 1e-2
 class BatchedTraining:
     """Trains stacks of trainings of one kind with the module of a trainer.
 
-    `compiled`: by programs that torch compiles, where the passes are not written out.
+    `compiled`: by programs that torch compiles, where the passes are not written out and in float32.
     """
 
     def __init__(self, trainer: TorchTrainer, compiled: bool = False) -> None:
         self._torch = import_torch()
-        self._trainer, self._compiled = trainer, compiled
+        self._trainer = trainer
+        self._compiles = compiled and trainer.runtime.precision == "float32"
+        self._programs: dict[ParamSpec | None, CompiledGradients] = defaultdict(CompiledGradients)
         self._objections: dict[tuple[Any, ...], str] = {}
         app = trainer.app
         self._own = "train" if type(app).train is not App.train or "train" in vars(app) else ""
@@ -80,7 +84,7 @@ class BatchedTraining:
         fewer bits would hide other differences. So no model is trained otherwise because nobody had thought
         of its peculiarity.
         """
-        key = training.kind, len(training.examples) > 1  # with one each there is no padding, here or there
+        key = training.kind, len(training.examples) > 1  # with one each no batch is padded, here or there
         if key not in self._objections:
             found = self._known_objection(training) or self._slower_here(training)
             self._objections[key] = found or self._tried(training, frozen)
@@ -96,7 +100,10 @@ class BatchedTraining:
     def train(self, trainings: Sequence[Training], frozen: Tensors) -> list[TrainResult]:
         """The results, in order, of trainings of one kind that there is no objection to."""
         order = sorted(range(len(trainings)), key=lambda i: -trainings[i].steps)
-        stack = _Stack(self._trainer, [trainings[i] for i in order], frozen, self._compiled)
+        submodel = trainings[0].submodel
+        small = None if submodel is None else submodel.small
+        programs = self._programs[small] if self._compiles else None
+        stack = _Stack(self._trainer, [trainings[i] for i in order], frozen, programs)
         deltas, losses = stack.run()
         found = {}
         for row, i in enumerate(order):
@@ -168,8 +175,8 @@ class BatchedTraining:
             with runtime.exact():
                 stacked = self.train(pair, frozen)
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-            done = "compile" if self._compiled else "stack"
-            return f"torch cannot {done} it: {(str(error) or type(error).__name__).splitlines()[0]}"
+            said = "" if isinstance(error, NotCompiledError) else "torch cannot stack it: "
+            return f"{said}{(str(error) or type(error).__name__).splitlines()[0]}"
         for t, result in zip(pair, stacked, strict=True):
             with runtime.exact():
                 alone = self._trainer.train(t.vector, frozen, t.examples, t.plan, t.seed, t.submodel)
@@ -185,7 +192,11 @@ class _Stack:
     """Trainings of one kind, the longest first."""
 
     def __init__(
-        self, trainer: TorchTrainer, trainings: Sequence[Training], frozen: Tensors, compiled: bool
+        self,
+        trainer: TorchTrainer,
+        trainings: Sequence[Training],
+        frozen: Tensors,
+        programs: CompiledGradients | None,
     ) -> None:
         self._torch, self._runtime = import_torch(), trainer.runtime
         self._trainings = trainings
@@ -195,11 +206,11 @@ class _Stack:
         self._given = self._stacked()
         self._weights, self._fixed = _unstacked(self._resident, self._given)
         self._chain = _chain_of(self._resident, trainings[0].examples)
-        exact = self._runtime.precision == "float32"
-        self._written_out = self._chain is not None and exact
-        longest = max(training.plan.batch_size for training in trainings)
-        compiles = compiled and exact and self._chain is None
-        self._compiled = CompiledGradients(self._resident.module, longest) if compiles else None
+        self._written_out = self._chain is not None and self._runtime.precision == "float32"
+        self._gradients_of = self._recorded
+        if programs is not None and self._chain is None:
+            longest = max(training.plan.batch_size for training in trainings)
+            self._gradients_of = partial(programs, self._resident.module, longest)
         self._resident.load(trainings[0].vector, frozen)
         self._resident.module.train()
         self._sgd = StackedSgd.of(trainings[0].plan, self._weights)
@@ -227,8 +238,7 @@ class _Stack:
         if self._chain is not None and self._written_out:
             return self._chain.descend(sgd, x, classes, m)
         fixed = {name: tensor[: len(x)] for name, tensor in self._fixed.items()}
-        gradients_of = self._compiled or self._recorded
-        losses, gradients = gradients_of(sgd.weights, fixed, x, classes, m)
+        losses, gradients = self._gradients_of(sgd.weights, fixed, x, classes, m)
         with self._torch.no_grad():
             for name, gradient in gradients.items():
                 sgd.add(name, gradient)
@@ -247,19 +257,10 @@ class _Stack:
         self, weights: Stacked, fixed: Stacked, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
     ) -> torch.Tensor:
         """The mean cross entropy of each training's batch, (live,), which autograd can go back from."""
-        library, module, chain = self._torch, self._resident.module, self._chain
-
-        def scores(w: Any, f: Any, one_x: torch.Tensor) -> Any:
-            return library.func.functional_call(module, (w, f), (one_x,))
-
-        attention = library.nn.attention  # written out, `vmap` can follow it
-        with self._runtime.autocast(), attention.sdpa_kernel(attention.SDPBackend.MATH):
-            found = library.vmap(scores)(weights, fixed, x) if chain is None else chain(weights, x)
-            flat = library.nn.functional.cross_entropy(
-                found.flatten(0, 1), classes.flatten(), reduction="none"
-            )
-        mean: torch.Tensor = (flat.view(classes.shape) * m).sum(1)
-        return mean
+        module, chain = self._resident.module, self._chain
+        with self._runtime.autocast(), written_out_attention():
+            scores = stacked_scores(module, weights, fixed, x) if chain is None else chain(weights, x)
+            return stacked_losses(scores, classes, m)
 
     def _batches(self) -> Iterator[Batch]:
         """The x (live, length, ...), classes and m (live, length) of every step."""

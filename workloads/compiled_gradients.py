@@ -1,65 +1,69 @@
-"""The losses and gradients of a stack of models by a program that torch compiles, as `vmap` has them.
-
-| symbol | meaning                                                                                  |
-|--------|------------------------------------------------------------------------------------------|
-| x      | the examples of a step, (count, length, ...), of as many models, in batches of a length  |
-| m      | what an example counts in the loss of its model, (count, length); 0: nothing             |
+"""The losses and gradients of a stack of models by programs that torch compiles, in float32.
 
 Torch's own rules for an embedding and for a layer norm under `vmap` fix the sizes that they are compiled for,
-so a program is of one count and one length. There shall be few: both are filled up to the next power of 2 or
-half-way between two, with examples that count nothing and with models like the first, whose gradients nobody
-looks at. What was compiled is kept by torch, on the disk (`TORCHINDUCTOR_CACHE_DIR`) for the next process,
-and in this one for all modules of one kind.
+so a program is of one count of models and one length of their batches. There shall be few: both are filled
+up, with examples that count nothing and with models like the first, whose gradients nobody looks at. What was
+compiled is kept by torch, on the disk (`TORCHINDUCTOR_CACHE_DIR`) for the next process, and in this one for
+all modules of one kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from anabranch.workloads.stacked_module import stacked_losses, stacked_scores, written_out_attention
 from anabranch.workloads.torch_loop import import_torch
 
 if TYPE_CHECKING:
     import torch
 
-    Stacked = Mapping[str, torch.Tensor]
+    from anabranch.workloads.stacked_sgd import Stacked
 
-PROGRAMS_MAX = 256  # of a process: sizes of stacks times kinds of models
+PROGRAMS_MAX = 256  # of a process: for each kind of model, count and length
+
+
+class NotCompiledError(RuntimeError):
+    """Torch cannot compile a module, or finds no compiler of C++, or no place for what it has made."""
 
 
 class CompiledGradients:
-    """Those of stacks of one module, in float32. No batch of them is longer than `length_max`.
+    """Those of modules of one kind, of which the loss reaches the same tensors in every one."""
 
-    A call raises `RuntimeError` where torch cannot compile the module, or finds no compiler of C++.
-    """
-
-    def __init__(self, module: torch.nn.Module, length_max: int) -> None:
-        self._module, self._length_max = module, length_max
+    def __init__(self) -> None:
+        self._reached: frozenset[str] | None = None
 
     def __call__(
-        self, weights: Stacked, fixed: Stacked, x: torch.Tensor, classes: torch.Tensor, m: torch.Tensor
+        self,
+        module: torch.nn.Module,
+        length_max: int,
+        weights: Stacked,
+        fixed: Stacked,
+        x: torch.Tensor,
+        classes: torch.Tensor,
+        m: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The losses (count,) and the gradients at each of `weights` (count, ...)."""
+        """The losses (count,), and the gradients (count, ...) at those of `weights` that they depend on.
+
+        For x, `classes` and m see `stacked_module.py`; no batch is longer than `length_max`. Raises
+        `NotCompiledError`.
+        """
         library = import_torch()
+        if self._reached is None:
+            self._reached = _reached(module, weights, fixed, x, classes, m)
         count, length = classes.shape
-        long = max(length, min(filled(length), self._length_max))
-        x, classes = (_longer(tensor, long) for tensor in (x, classes))
-        m = library.nn.functional.pad(m, (0, long - length))
+        long = min(filled(length), length_max)
         many = filled(count)
-        attention = library.nn.attention  # written out, `vmap` can follow it
-        with (
-            library.no_grad(),
-            attention.sdpa_kernel(attention.SDPBackend.MATH),
-            library._dynamo.config.patch(recompile_limit=PROGRAMS_MAX),
-        ):
-            losses, gradients = _program()(
-                self._module,
-                {name: _more(tensor.detach(), many) for name, tensor in weights.items()},
-                {name: _more(tensor, many) for name, tensor in fixed.items()},
-                *(_more(tensor, many) for tensor in (x, classes, m)),
-            )
-        return losses[:count], {name: gradient[:count] for name, gradient in gradients.items()}
+        x, classes = (_filled_up(_filled_up(tensor, 1, long), 0, many) for tensor in (x, classes))
+        m = _filled_up(library.nn.functional.pad(m, (0, long - length)), 0, many)
+        given = module, _stack_of(many, weights), _stack_of(many, fixed), x, classes, m
+        try:
+            with library._dynamo.config.patch(recompile_limit=PROGRAMS_MAX), written_out_attention():
+                losses, gradients = _program()(*given)
+        except _errors() as error:
+            said = str(error).partition("\n\n")[0].split() or [type(error).__name__]
+            raise NotCompiledError(f"torch cannot compile it: {' '.join(said)}") from error
+        return losses[:count], {name: gradients[name][:count] for name in weights if name in self._reached}
 
 
 def filled(size: int) -> int:
@@ -70,22 +74,23 @@ def filled(size: int) -> int:
     return power if power >= size else 3 * power // 2
 
 
-def _longer(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    """Batches (count, any, ...) filled up with the first example of each."""
-    more = length - tensor.shape[1]
+def _filled_up(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """A tensor with its first along an axis again, until it is as long; in one piece of memory.
+
+    Programs are of strides, too, and a step's examples are a view of those of many steps.
+    """
+    more = size - tensor.shape[axis]
     if not more:
-        return tensor
-    found: torch.Tensor = import_torch().cat([tensor, tensor[:, :1].expand(-1, more, *tensor.shape[2:])], 1)
+        return tensor.contiguous()
+    first = tensor.narrow(axis, 0, 1)
+    again = [more if i == axis else -1 for i in range(tensor.ndim)]
+    found: torch.Tensor = import_torch().cat([tensor, first.expand(again)], axis)
     return found
 
 
-def _more(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """A stack (any, ...) filled up with its first."""
-    more = count - len(tensor)
-    if not more:
-        return tensor
-    found: torch.Tensor = import_torch().cat([tensor, tensor[:1].expand(more, *tensor.shape[1:])])
-    return found
+def _stack_of(count: int, tensors: Stacked) -> dict[str, torch.Tensor]:
+    """Tensors of as many models, by name."""
+    return {name: _filled_up(tensor.detach(), 0, count) for name, tensor in tensors.items()}
 
 
 @cache
@@ -94,24 +99,44 @@ def _program() -> Any:
     return import_torch().compile(_gradients, fullgraph=True, dynamic=False)
 
 
+@cache
+def _errors() -> tuple[type[Exception], ...]:
+    """Those of the compiler, and of the disk."""
+    known = import_torch()._dynamo.exc
+    return OSError, known.TorchDynamoException, known.FailOnRecompileLimitHit
+
+
 def _gradients(
     module: torch.nn.Module,
-    weights: dict[str, torch.Tensor],
-    fixed: dict[str, torch.Tensor],
+    weights: Stacked,
+    fixed: Stacked,
     x: torch.Tensor,
     classes: torch.Tensor,
     m: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    library = import_torch()
+    """The losses, and the gradients at all weights: zeros where the losses do not depend on them."""
 
-    def scores(w: Any, f: Any, one_x: torch.Tensor) -> Any:
-        return library.func.functional_call(module, (w, f), (one_x,))
-
-    def loss(w: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        found = library.vmap(scores)(w, fixed, x)
-        flat = library.nn.functional.cross_entropy(found.flatten(0, 1), classes.flatten(), reduction="none")
-        each = (flat.view(classes.shape) * m).sum(1)
+    def loss(w: Stacked) -> tuple[torch.Tensor, torch.Tensor]:
+        each = stacked_losses(stacked_scores(module, w, fixed, x), classes, m)
         return each.sum(), each
 
-    gradients, each = library.func.grad(loss, has_aux=True)(weights)
+    gradients, each = import_torch().func.grad(loss, has_aux=True)(weights)
     return each, gradients
+
+
+def _reached(
+    module: torch.nn.Module,
+    weights: Stacked,
+    fixed: Stacked,
+    x: torch.Tensor,
+    classes: torch.Tensor,
+    m: torch.Tensor,
+) -> frozenset[str]:
+    """The names of the weights that the loss depends on, as autograd knows: others are not to decay."""
+    library = import_torch()
+    own = {name: tensor[:1].detach().requires_grad_() for name, tensor in weights.items()}
+    with library.enable_grad(), written_out_attention():
+        scores = stacked_scores(module, own, {name: tensor[:1] for name, tensor in fixed.items()}, x[:1])
+        loss = stacked_losses(scores, classes[:1], m[:1]).sum()
+        found = library.autograd.grad(loss, list(own.values()), allow_unused=True)
+    return frozenset(name for name, gradient in zip(own, found, strict=True) if gradient is not None)

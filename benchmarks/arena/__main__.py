@@ -40,15 +40,10 @@ def main() -> None:
     parser.add_argument("--draw", type=int, default=0, help="with again: another number draws other runs")
     parser.add_argument("--shard", default="1/1", help="the first of two: 1/2")
     how = parser.add_mutually_exclusive_group()
-    how.set_defaults(runner=record_of)
-    for name, runner, said in (
-        ("--gpu", record_on_gpu, "train on a CUDA GPU"),
-        ("--compiled", record_compiled, "train by programs that torch compiles"),
-    ):
-        how.add_argument(
-            name, action="store_const", const=runner, dest="runner", help=f"with run and again: {said}"
-        )
+    how.add_argument("--gpu", action="store_true", help="with run and again: train on a CUDA GPU")
+    how.add_argument("--compiled", action="store_true", help="the same: by programs that torch compiles")
     arguments = parser.parse_args()
+    runner = record_on_gpu if arguments.gpu else record_compiled if arguments.compiled else record_of
     if arguments.what == "page":
         from benchmarks.arena.page import write
 
@@ -63,10 +58,10 @@ def main() -> None:
         for match in todo:
             print(f"{match.cell.name} {match.row.name}: {_next_of(match)}")
     elif arguments.what == "again":
-        for one in again(todo, 60 * arguments.minutes, arguments.draw, arguments.runner):
+        for one in again(todo, 60 * arguments.minutes, arguments.draw, runner):
             said = f"seed {one.published.seed}: {one.alike}"
             print(f"{one.match.cell.name} {one.match.row.name}, {said}", flush=True)
-    elif play(todo, 60 * arguments.minutes, tell, arguments.runner):
+    elif play(todo, 60 * arguments.minutes, tell, runner):
         waiting = [match for match in todo if match.waits]
         for match in waiting:
             print(f"{match.cell.name} {match.row.name}: {_next_of(match)}")

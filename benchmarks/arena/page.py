@@ -217,7 +217,7 @@ chain and its own. In how many of a workload's {of_each} cells ({kinds}) each ha
 
 {_counts(ended, MATRIX)}
 
-The other rows are of a question, which was asked in some cells:
+The other rows are of a question, which was asked in some cells or in none yet:
 
 {_counts(ended, asked)}"""
 

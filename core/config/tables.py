@@ -114,7 +114,7 @@ class FleetTable:
     takes its share of the whole model's operations (`operations`), or as long as the whole model's
     (`whole`). Simulated devices that were refused ask again like live ones (`waiting`: `ask`), or sleep
     until there is room (`called`); `auto`: the latter where they are more than a live server's line has
-    places for. `executor` does the training of a simulation, `batch_devices` at a time where it is batched.
+    places for. `executor` does the training of a simulation, `batch_devices` at a time where it is in stacks.
     The fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
     `attack_strength` says (0: as the attack does itself). Where `arrival` is `stream`, simulated devices'
     examples come one after the other, `arrival_rate` a second, in an order by `arrival_drift`, and a device

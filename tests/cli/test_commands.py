@@ -86,7 +86,7 @@ def test_the_executor_is_a_flag(config: Path, tmp_path: Path) -> None:
     assert arrays.returncode == OUTCOMES[ConfigError].exit_code
     assert "fleet.executor = 'batched' needs a torch model" in arrays.stderr
     unknown = anabranch("simulate", config, "--out", tmp_path / "b", "--executor", "gpu")
-    assert "fleet.executor must be one of auto, serial, processes, batched, ray" in unknown.stderr
+    assert "fleet.executor must be one of auto, serial, processes, batched, compiled, ray" in unknown.stderr
 
 
 def test_where_no_cluster_of_ray_answers_is_said_at_once(config: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,6 +84,28 @@ def test_a_batched_run_repeats_itself_with_any_workers_and_its_folder_replays(
     again = replay_run(tmp_path)  # by a simulation without workers
     assert (again.way, again.matches) == ("simulation", True)
     assert written.updates_applied > 20
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler is here")
+@pytest.mark.filterwarnings("ignore:.*script_method. is deprecated:DeprecationWarning")  # torch of itself
+def test_a_compiled_run_is_the_same_by_workers_and_the_serial_one_but_for_rounding() -> None:
+    """Stacks of two, of batches of one length: one program, once torch has tried it."""
+    runs = {
+        (executor, workers): simulate(
+            digits(
+                fleet={"executor": executor, "batch_devices": 2, "split": "iid"},
+                run={"workload": "digits", "virtual_s_max": 3.0},
+                client={"batch_size": 16},
+            ),
+            app=Linear("layer norm"),
+            workers=workers,
+        )
+        for executor, workers in (("serial", 0), ("compiled", 0), ("compiled", 2))
+    }
+    serial, here, by_workers = runs.values()
+    assert here.model_sha256 == by_workers.model_sha256 != serial.model_sha256
+    assert here.best_accuracy == pytest.approx(serial.best_accuracy, abs=0.01)
+    assert here.updates_applied == serial.updates_applied > 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])

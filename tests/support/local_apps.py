@@ -58,6 +58,7 @@ LAYERS: dict[str, Any] = {
     "convolution": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 32)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten()
     ),
+    "layer norm": lambda: nn.LayerNorm(32),
     "wide": lambda: nn.Sequential(nn.Linear(32, 500), nn.Linear(500, 32)),
     "wide norm": lambda: nn.Sequential(nn.Linear(32, 500), nn.LayerNorm(500), nn.Linear(500, 32)),
     "widest": lambda: nn.Sequential(nn.Linear(32, 3200), nn.Linear(3200, 32)),

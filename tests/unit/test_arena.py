@@ -343,6 +343,20 @@ def test_names_are_of_one_row_and_one_cell_each() -> None:
     assert all(len(r.grid.points) >= 12 for r in rows.ROWS)
 
 
+@pytest.mark.parametrize(
+    ("links", "chain", "due"),
+    [("compute", "raw", 6.0), ("compute", "sparse", 6.0), ("link", "raw", 12.0), ("link", "sparse", 6.5)],
+)
+def test_where_devices_leave_a_round_waits_as_long_as_its_chain_takes(
+    links: str, chain: str, due: float
+) -> None:
+    of = row("fedavg", chain)
+    cell = replace(CELL, links=links, faults="leavers")
+    waits = of.point(cell, of.grid.points[0]).config(1, "test").strategy.params["deadline_s"]
+    stays = of.point(replace(cell, faults="steady"), of.grid.points[0]).config(1, "test")
+    assert (waits, stays.strategy.params["deadline_s"]) == (due, 0.0)
+
+
 def test_every_rule_is_a_row_by_whole_values_or_by_its_own() -> None:
     """No name among the rules is of nothing, and of no rule a question was taken for the rule."""
     assert {each.strategy for each in rows.MATRIX} == set(rows.RULES)

@@ -61,7 +61,8 @@ Seconds = Annotated[
     float | None, typer.Option(help="End after so many virtual seconds: run.virtual_s_max.", min=0.0)
 ]
 ExecutorName = Annotated[
-    str | None, typer.Option(help="What trains: auto, serial, processes, batched, ray (fleet.executor).")
+    str | None,
+    typer.Option(help="auto, serial, processes, batched, compiled or ray: what trains (fleet.executor)."),
 ]
 Workers = Annotated[
     int, typer.Option(help="Worker processes (or actors of Ray) that train; 0: this process.", min=0)
@@ -124,7 +125,8 @@ def simulate(
 
     A file with a table `sweep` is many runs, side by side. Of an App the settings are the defaults and what
     the options and --set say; where nothing sets an end, it comes after 200 updates. The same configuration
-    gives the same digests, whatever the number of workers. Those of the batched executor are its own.
+    gives the same digests, whatever the number of workers. Those of the batched executor are its own, and so
+    are those of the compiled one.
     """
     output = Output(as_json)
     presets, chosen, swept, of_app = _begun(source, flower)
