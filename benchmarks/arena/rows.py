@@ -256,14 +256,15 @@ MEMBERS = replace(COHORTS, values=(20, 40))
 TUNED += [
     Row(
         f"fedavg, Nesterov, {beside}deadline tuned",
-        RAW,
+        chain,
         Grid((Axis("client.learning_rate", (0.2, 0.4)), axis, _values("deadline_s", *deadlines_s))),
         ROUNDS | NESTEROV | {"clients_per_round": 40},
         at_once=0,
     )
-    for beside, axis, deadlines_s in (
-        ("", MEMBERS, (2.0, 4.0, 8.0)),
-        ("steps and ", replace(STEPS, values=(2, 5)), (1.0, 2.0, 4.0)),
+    for beside, chain, axis, deadlines_s in (
+        ("", RAW, MEMBERS, (2.0, 4.0, 8.0)),
+        ("", SPARSE, MEMBERS, (2.0, 4.0, 8.0)),
+        ("steps and ", RAW, replace(STEPS, values=(2, 5)), (1.0, 2.0, 4.0)),
     )
 ]
 # How a run ends: a rate that falls, of buffers, rounds and devices, and rounds at last.
