@@ -52,7 +52,8 @@ def main() -> None:
     one_thread()
     which, shards = map(int, arguments.shard.split("/"))
     cells = [cell for cell in CELLS if fnmatch(cell.name, arguments.cell)]
-    rows = MATRIX if arguments.row is None else [row for row in ROWS if fnmatch(row.name, arguments.row)]
+    known = MATRIX if arguments.row is None and arguments.what != "again" else ROWS
+    rows = [row for row in known if fnmatch(row.name, arguments.row or "*")]
     todo = matches(cells, rows, arguments.results)[which - 1 :: shards]
     if arguments.what == "left":
         for match in todo:
