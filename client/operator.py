@@ -207,11 +207,15 @@ class SettingAnswer:
 
 @dataclass(frozen=True)
 class SettingsAnswer:
-    """What was changed; `finished` says why the run has ended, `reopened` that it had and goes on."""
+    """What was changed; `finished` says why the run has ended, `reopened` that it had and goes on.
+
+    `warnings`: what whoever has set them should know; nothing of a server of before.
+    """
 
     changes: tuple[SettingAnswer, ...]
     finished: str
     reopened: bool
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -422,7 +426,7 @@ class OperatorClient:
         """Change settings of the run, `table.key` -> value. Raises `ConfigError`: then none is changed."""
         request = operators.SetSettingsRequest(values_json=json.dumps(dict(values)))
         done = self._order(self._stub.SetSettings, request)
-        return SettingsAnswer(_changes(done.changes), done.finished, done.reopened)
+        return SettingsAnswer(_changes(done.changes), done.finished, done.reopened, tuple(done.warnings))
 
     def report_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a version."""

@@ -158,7 +158,8 @@ class RolledBack:
     `to_seq`: the place in the log of the event that published the version, 0 for version 0. `fold` is the
     state that the log gives then (`host/rollback.py`); it is no part of the record. `rules`: by which it is
     made, 0 of a record that has none; from 2 on who was in quarantine before keeps the reason for it, and
-    what is left out is counted, from 3 on that of masked sums by their versions.
+    what is left out is counted, from 3 on that of masked sums by their versions; from 4 on the updates that
+    still wait count as shares of the version in the making.
     """
 
     now: float
@@ -166,7 +167,7 @@ class RolledBack:
     to_seq: int
     without: tuple[str, ...]
     everyone: bool = False
-    rules: int = 3
+    rules: int = 4
     fold: Engine | None = field(default=None, compare=False, repr=False)
 
 
@@ -174,13 +175,15 @@ class RolledBack:
 class SettingsChanged:
     """Settings of the run (`settable.py`) have other `values` from now on, by `table.key`.
 
-    `by`: who has done it, in words. `at_start`: the files and flags of a server's start say so.
+    `by`: who has done it, in words. `at_start`: the files and flags of a server's start say so. `rules`: by
+    which they are changed, 0 of a record that has none; from 1 on the guard's books follow (`guard.py`).
     """
 
     now: float
     values: Mapping[str, Any]
     by: str
     at_start: bool = False
+    rules: int = 1
 
 
 @dataclass(frozen=True)

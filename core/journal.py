@@ -144,6 +144,27 @@ class RollbackRecord:
 
 
 @dataclass(frozen=True)
+class SettingsRecord:
+    """Settings were changed."""
+
+    now: float
+    values: Mapping[str, Any]
+    by: str
+    at_start: bool = False
+    rules: int = 0
+
+    @classmethod
+    def of(cls, event: ev.SettingsChanged) -> SettingsRecord:
+        """Of an event."""
+        return cls(event.now, event.values, event.by, event.at_start, event.rules)
+
+    @property
+    def event(self) -> ev.SettingsChanged:
+        """The event again."""
+        return ev.SettingsChanged(self.now, self.values, self.by, self.at_start, self.rules)
+
+
+@dataclass(frozen=True)
 class MaskSumRecord:
     """A keeper answered. The numbers are its payload."""
 
@@ -176,7 +197,7 @@ KINDS: dict[str, type[Any]] = {
     "quarantined": ev.Quarantined,
     "released": ev.Released,
     "rolled_back": RollbackRecord,
-    "settings_changed": ev.SettingsChanged,
+    "settings_changed": SettingsRecord,
     "mask_sum": MaskSumRecord,
     "cohort_dropped": ev.CohortDropped,
 }
@@ -200,6 +221,7 @@ written(_converter, AskRecord, later=("holds_parts",))
 written(_converter, ev.LeaseRenewed, absent=("session",))
 written(_converter, ev.TaskDropped, later=("diverged",))
 written(_converter, RollbackRecord, later=("rules",))
+written(_converter, SettingsRecord, later=("rules",))
 written(_converter, ev.Proof, later=("at",))
 written(_converter, UpdateRecord, later=("proof", "other_base", "seals", "base_head"))
 
@@ -213,6 +235,8 @@ def to_record(event: ev.Event) -> Record:
             kept = UpdateRecord.of(event)
         case ev.RolledBack():
             kept = RollbackRecord.of(event)
+        case ev.SettingsChanged():
+            kept = SettingsRecord.of(event)
         case ev.MaskSumArrived():
             kept = MaskSumRecord.of(event)
         case _:
@@ -230,7 +254,7 @@ def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Ev
         raise FieldError(f"kind must be that of an event, not {kind!r}")
     kept = from_plain({k: v for k, v in record.items() if k != "kind"}, KINDS[kind], _converter)
     match kept:
-        case AskRecord() | RollbackRecord():
+        case AskRecord() | RollbackRecord() | SettingsRecord():
             return kept.event
         case UpdateRecord():
             return kept.event(spec, load_delta)

@@ -200,17 +200,12 @@ def _check_memory(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
 
 
 def _check_publishing(config: Config, strategy: Strategy) -> None:
-    """Tasks of an older version must have a use."""
-    every, bound = config.downlink.publish_every_versions, config.server.staleness_max
+    """Each round begins from its own version."""
+    every = config.downlink.publish_every_versions
     if every > 1 and strategy.synchronous:
         raise ConfigError(
             f"downlink.publish_every_versions must be 1, not {every}: strategy {strategy.name!r} works in "
             "rounds, and each begins from its own version"
-        )
-    if every > 1 and 0 < bound < every:
-        raise ConfigError(
-            f"server.staleness_max must be 0 or at least downlink.publish_every_versions, {every}, not "
-            f"{bound}: tasks start up to {every - 1} versions behind"
         )
 
 

@@ -273,7 +273,8 @@ class _Copying:
                 self._files()
             except _Gone:
                 continue
-            self._others(self._source, self._target)
+            run_id, _ = _end_of(self._target)
+            self._others(self._source, self._target, run_id)
             return self._copied
         raise StoreError(
             f"{self._source}: the log drops its beginning faster than it can be copied (server.keep): "
@@ -423,7 +424,7 @@ class _Copying:
             self._copied, done = self._copied + size, done + size
             self._tell("payloads and snapshots", done, max(done, total))
 
-    def _others(self, source: Path, target: Path) -> None:
+    def _others(self, source: Path, target: Path, run_id: str | None) -> None:
         """What else lies there: the first weights, what was proved, by whom members are known."""
         for path in sorted(source.iterdir()):
             if (source == self._source and path.name in SPARED) or path.suffix == ".tmp" or path.is_symlink():
@@ -433,7 +434,8 @@ class _Copying:
             if authority_exists(path):  # an image has it beside the data: it is not to lie about in copies
                 continue
             if path.is_dir():
-                self._others(path, target / path.name)
+                if path.name != run_id:  # so its archive is named, wherever `server.archive` lies
+                    self._others(path, target / path.name, run_id)
                 continue
             try:
                 _copied(path, target / path.name)

@@ -62,7 +62,7 @@ class Feed:
         self._wake()
 
     def close(self) -> None:
-        """End every watch."""
+        """End every watch, once it has all that there is."""
         self._closed = True
         self._wake()
 
@@ -72,7 +72,7 @@ class Feed:
         Whoever reads too slowly misses what is no longer kept.
         """
         place = self._total if after_seq is None else self._total - len(self._kept)
-        while not self._closed:
+        while not self._closed or place < self._total:  # what had happened by then is told in any case
             place = max(place, self._total - len(self._kept))
             if place == self._total:
                 self._news = self._news or asyncio.Event()

@@ -24,6 +24,11 @@ from anabranch.support.stop_signals import call_on_signals, stop_signals
 
 log = logging.getLogger(__name__)
 
+# What a server of jobs goes by of its own settings: whole tables, and keys.
+HEARD = ("identity", "limits")
+HEARD_KEYS = tuple(f"server.{key}" for key in ("address", "admin_address", "metrics_address", "drain_s"))
+ENVIRONMENT = "ANABRANCH_"  # what it says it says to all jobs
+
 
 @dataclass(frozen=True)
 class HostInfo:
@@ -54,6 +59,7 @@ async def serve_jobs(
     """
     if config.server.standby:
         raise ConfigError("a server of jobs cannot stand by for another: leave server.standby out")
+    _say_unheard(config)
     config = placed(config)
     identity = identity_of(config, insecure, time.time)
     bound_heap()
@@ -88,6 +94,17 @@ async def serve_jobs(
         await close_ports(ports, config.server.drain_s)
     log.info("drained")
     return 0
+
+
+def _say_unheard(config: Config) -> None:
+    said = [path for path, source in config.sources.items() if not source.startswith(ENVIRONMENT)]
+    unheard = [path for path in said if path not in HEARD_KEYS and path.partition(".")[0] not in HEARD]
+    if unheard:
+        log.warning(
+            "%s: a server of jobs does not go by that, each job has its own settings: see `anabranch admin "
+            "jobs add`",
+            ", ".join(sorted(unheard)),
+        )
 
 
 def _exposed(address: str, metrics: Metrics, jobs: Jobs) -> Exposition | None:

@@ -32,6 +32,7 @@ class HostedJob:
     note: JobNote = field(default_factory=lambda: JobNote(0.0))
     state: JobState = JobState.STOPPED
     why: str = ""
+    unread: str = ""  # what is wrong with its note, which is as it was read last
     told: bool = False  # how it stands
     app: str = ""
     bundle: OfferedBundle | None = None  # of its App, if devices are to have it

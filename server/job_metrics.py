@@ -51,8 +51,11 @@ CALLS = f"{PREFIX}calls"  # counted by the ports, which are of all jobs
 
 
 def _away(job: HostedJob) -> Iterator[Metric]:
-    """Of a job that is to be served and is not: a series that only went away would be missed by no alert."""
-    if job.state is not JobState.STOPPED:
+    """Of a job that is to be served and is not: a series that only went away would be missed by no alert.
+
+    One that its operator stops is missed by nobody, from when it is told to on.
+    """
+    if job.state is not JobState.STOPPED and not job.stop.is_set():
         yield GaugeMetricFamily(LEADER, LEADS, 0.0)
 
 

@@ -64,6 +64,7 @@ class Jobs:
         self._read, self._identity, self._wall = read, identity, wall
         self._told = told
         self._jobs: dict[str, HostedJob] = {}
+        self._unread = ""  # what is wrong with the folder
 
     def all(self) -> list[HostedJob]:
         """In the order in which they were added."""
@@ -101,9 +102,10 @@ class Jobs:
         for name, note in found.items():
             job = self._jobs.setdefault(name, HostedJob(self.folder / name))
             if isinstance(note, AnabranchError):
-                if job.task is None:
-                    self._say_failed(job, LOOK_S, str(note))
-                continue  # one that is served goes on as it was told last
+                self._say_unread(job, str(note))
+                continue
+            if job.unread:
+                self._read_again(job)
             if job.run is not None and job.note.devices != note.devices:
                 job.run.streams.end()  # who goes on opens another, if the job is still for it
             job.note = note
@@ -134,8 +136,11 @@ class Jobs:
         try:
             names = names_in(self.folder)
         except AnabranchError as error:
-            log.warning("%s", error)
+            if self._unread != str(error):
+                self._unread = str(error)
+                log.warning("no job comes or goes, as the folder cannot be read: %s", error)
             return {job.name: job.note for job in self.all()}
+        self._unread = ""
         return {name: _note(self.folder / name) for name in names}
 
     def _begin(self, job: HostedJob) -> None:
@@ -206,6 +211,21 @@ class Jobs:
         else:
             said = f"{type(error).__name__}: {error}"
         self._say_failed(job, wait_s, said)
+
+    def _say_unread(self, job: HostedJob, said: str) -> None:
+        """One that is served goes on as it was told last, and whoever has changed its note is to know."""
+        if job.task is None:
+            self._say_failed(job, LOOK_S, said)
+        elif job.unread != said:
+            job.unread = said
+            log.warning("job %s goes on as it was told before: %s", job.name, said)
+            if job.state is JobState.RUNNING:
+                self._now(job, JobState.RUNNING, f"as it was told before: {said}")
+
+    def _read_again(self, job: HostedJob) -> None:
+        job.unread = ""
+        if job.state is JobState.RUNNING:
+            self._now(job, JobState.RUNNING)
 
     def _say_failed(self, job: HostedJob, wait_s: float, said: str) -> None:
         if (job.state, job.why) != (JobState.FAILED, said):

@@ -40,7 +40,7 @@ from anabranch.server.history import row_of
 from anabranch.server.models import ModelRequest
 from anabranch.server.rpc_errors import Guarded, answers, streams
 from anabranch.server.run import LiveRun
-from anabranch.server.setting import change_to_proto, read_settings
+from anabranch.server.setting import change_to_proto, doubts_of_change, read_settings
 from anabranch.server.store.base import Store, VersionRow
 
 log = logging.getLogger(__name__)
@@ -236,18 +236,21 @@ class Operators(Guarded, OperatorsServicer):
         self, request: operators.SetSettingsRequest, caller: Caller
     ) -> operators.SetSettingsResponse:
         """Change settings of the run."""
-        values = read_settings(request.values_json, self.run.config)
-        # What is so already is no change: the value before it, and who set it, are not to be written over.
-        news = await self._look(lambda engine: otherwise(engine.settings, values))
-        effects: Sequence[Effect] = ()
-        if news:
-            event = ev.SettingsChanged(self.run.writer.now(), news, str(caller))
-            effects = (await self._submit(event)).effects
-        return operators.SetSettingsResponse(
-            changes=[change_to_proto(c) for e in effects if isinstance(e, SettingsSet) for c in e.changes],
-            finished=self.run.writer.glance.finished,
-            reopened=any(isinstance(e, Reopened) for e in effects),
-        )
+        async with self.run.setting:
+            values = read_settings(request.values_json, self.run.config)
+            # What is so already is no change: what was before it, and who set it, are not to be written over.
+            news = await self._look(lambda engine: otherwise(engine.settings, values))
+            effects: Sequence[Effect] = ()
+            if news:
+                event = ev.SettingsChanged(self.run.writer.now(), news, str(caller))
+                effects = (await self._submit(event)).effects
+            changes = [c for e in effects if isinstance(e, SettingsSet) for c in e.changes]
+            return operators.SetSettingsResponse(
+                changes=[change_to_proto(change) for change in changes],
+                finished=self.run.writer.glance.finished,
+                reopened=any(isinstance(e, Reopened) for e in effects),
+                warnings=doubts_of_change(news, self.run.config),
+            )
 
     @streams
     async def Export(

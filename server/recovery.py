@@ -183,7 +183,8 @@ def _said(stored: Config, given: Config, engine: Engine, read_at: float) -> Mapp
         log.info("%s stays %r%s: %r is what was said before", path, stays, by, value)
     if "run.name" in given.sources and given.run.name != stored.run.name:
         log.info("run.name stays %r, which the run was begun as", stored.run.name)
-    typed(with_values(as_started(stored, given), engine.changes.values), said.new)
+    if said.new:  # what is in force already is no reason not to start
+        typed(with_values(as_started(stored, given), engine.changes.values), said.new)
     return said.new
 
 

@@ -86,6 +86,8 @@ class LiveRun:
     sent_to_devices: SentBytes = field(default_factory=SentBytes)
     sent_to_observers: SentBytes = field(default_factory=SentBytes)
     sending: int = 0  # models on their way
+    # Held by who sets something, until it is: so it is checked against what it finds in force.
+    setting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         table = self.given.server

@@ -262,6 +262,12 @@ def _check_relations(tables: Tables) -> None:
         raise ConfigError(
             f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
         )
+    every = tables["downlink"].publish_every_versions
+    if 0 < server.staleness_max < every:
+        raise ConfigError(
+            f"server.staleness_max must be 0 or at least downlink.publish_every_versions, {every}, not "
+            f"{server.staleness_max}: tasks start up to {every - 1} versions behind"
+        )
 
 
 def _check_growth(grow_at: tuple[float, ...]) -> None:

@@ -453,8 +453,10 @@ class Engine:
 
     def _set(self, event: ev.SettingsChanged) -> list[Effect]:
         """Go by other settings from now on: a run ends by them, or goes on after its end."""
-        had_ended = bool(self.finished)
-        self.changes, self.settings, told = self.changes.take(event, self.settings)
+        had_ended, before = bool(self.finished), self.settings
+        self.changes, self.settings, told = self.changes.take(event, before)
+        if event.rules:
+            self.guard.rebound(before, self.settings, self._waiting(), event.now)
         ended = self._ended()
         if not had_ended:
             return [told, *ended]
@@ -485,9 +487,13 @@ class Engine:
         self.counters.rollbacks += 1
         if event.rules > 1:
             self.counters.left_out = found.left_out_total
+        if event.rules > 3:
+            self.guard.hold(self._waiting(), self.settings)  # they are of the new version
         state = self._checked_state(found.state, "shifted")
         effects += self._take(Step(state, found.vector), afresh=True)
         self.pending = found.pending
+        if event.rules > 3:
+            self.guard.hold(self._waiting(), self.settings)
         if self.in_parts:
             self.part_changes = found.part_changes
         self.buffers.follow(found.buffers)
@@ -660,6 +666,13 @@ class Engine:
         senders |= {} if newest is None else {newest.update_id: newest.client_id}
         pairs = zip(self.pending, step.heard, strict=True)
         return tuple((senders[u], share) for u, share in pairs if u in senders)
+
+    def _waiting(self) -> list[str]:
+        """The clients of the updates that wait for the version in the making, or the next masked sum."""
+        if self.cohorts is not None:
+            return [member.client_id for member in self.cohorts.members]
+        receipts = self.ledger.receipts
+        return [receipts[u].client_id for u in self.pending if u in receipts]
 
     @property
     def _keeps_history(self) -> bool:

@@ -22,6 +22,8 @@ The rate is the generic cell rate algorithm (ITU-T I.371), which needs one numbe
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from anabranch.core.engine.clipping import KEPT
@@ -98,7 +100,28 @@ class Guard:
     def published(self, s: EngineSettings) -> None:
         """A version was made."""
         if s.buffer_max or s.window_max:
-            self.folded = [*self.folded, {}][-(s.window_versions + 1 if s.window_max else 1) :]
+            self.folded = [*self.folded, {}][-_kept(s) :]
+
+    def hold(self, clients: Iterable[str], s: EngineSettings) -> None:
+        """These are the clients of the updates that wait for the version in the making, one for each."""
+        self.folded[-1] = dict(Counter(clients)) if s.buffer_max or s.window_max else {}
+
+    def rebound(self, before: EngineSettings, s: EngineSettings, clients: Iterable[str], now: float) -> None:
+        """Other settings are in force than `before`; `clients` as of `hold`.
+
+        What was counted when there were bounds says nothing once there were none: shares begin anew with what
+        waits. Of a rate that is raised or lifted a client owes no more tasks than before, and so less time.
+        """
+        if bool(before.buffer_max or before.window_max) != bool(s.buffer_max or s.window_max):
+            self.folded = [{}]
+            self.hold(clients, s)
+        self.folded = self.folded[-_kept(s) :]
+        earlier, rate = before.tasks_per_minute, s.tasks_per_minute
+        if not rate:
+            self.ready_at = {}
+        elif earlier < rate:  # where it is lowered a burst of before is not made up for by hours
+            owed = {c: at - now for c, at in self.ready_at.items() if at > now}
+            self.ready_at = {c: now + left_s * earlier / rate for c, left_s in owed.items()}
 
     def flawed(self, client_id: str, reason: Reason, detail: str, clients: int, s: EngineSettings) -> str:
         """An update was of no use; why its client, one of so many, goes into quarantine, or nothing."""
@@ -141,3 +164,8 @@ class Guard:
         """Seconds until the client's next task conforms to the rate; a minute's worth may come at once."""
         burst_s = MINUTE_S - MINUTE_S / s.tasks_per_minute
         return self.ready_at.get(client_id, now) - now - max(burst_s, 0.0)
+
+
+def _kept(s: EngineSettings) -> int:
+    """Of how many versions shares are kept, with the one in the making."""
+    return s.window_versions + 1 if s.window_max else 1

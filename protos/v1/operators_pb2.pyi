@@ -413,22 +413,28 @@ class SetSettingsResponse(_message.Message):
     CHANGES_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     REOPENED_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     finished: _builtins.str
     """Why the run has ended; empty while it goes on."""
     reopened: _builtins.bool
     """It had ended, and goes on."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettingChange]: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What whoever has set them should know: a run that waits without an end, for one."""
+
     def __init__(
         self,
         *,
         changes: _abc.Iterable[Global___SettingChange] | None = ...,
         finished: _builtins.str = ...,
         reopened: _builtins.bool = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "finished", b"finished", "reopened", b"reopened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "finished", b"finished", "reopened", b"reopened", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -138,6 +138,21 @@ def test_models_of_versions_that_were_lost_are_none_of_those_that_come_instead(
             assert set(np.frombuffer(model, np.float32)) == {version}
 
 
+@pytest.mark.parametrize("place", ["archive", "old/archive", "."])
+def test_an_archive_below_the_data_is_in_no_copy(served: Served, tmp_path: Path, place: str) -> None:
+    """Where data and working directory are one, as in an image, `server.archive = "archive"` is there."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with closing(sqlite3.connect(data / SQLITE_FILE)) as database:
+        ((run_id,),) = database.execute("SELECT run_id FROM runs").fetchall()
+    (data / place / run_id).mkdir(parents=True)
+    (data / place / run_id / "000000000001-000000000009.zip").write_bytes(b"x" * 1000)
+    (data / "of-somebody").mkdir()
+    (data / "of-somebody/note").write_text("a file beside it is")
+    back_up(data, backup)
+    assert not list(backup.rglob("*.zip"))
+    assert (backup / "of-somebody/note").is_file()
+
+
 def test_a_copy_of_what_is_damaged_is_none(served: Served, tmp_path: Path) -> None:
     path, place = next((tmp_path / "data/log").glob("*.log")), 100
     with closing(sqlite3.connect(tmp_path / "data" / SQLITE_FILE)) as database:

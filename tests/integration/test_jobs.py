@@ -27,7 +27,7 @@ from anabranch.api.jobs import add_job, read_job
 from anabranch.cli.health import health
 from anabranch.client.channel import open_channel
 from anabranch.client.jobs import serve_jobs
-from anabranch.client.operator import open_operator
+from anabranch.client.operator import OperatorClient, open_operator
 from anabranch.client.run import ClientOptions
 from anabranch.client.stopping import Bell
 from anabranch.core.config.tables import merge
@@ -36,9 +36,12 @@ from anabranch.core.limits import DEFAULT_LIMITS, KIB
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import jobs_pb2
 from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
-from anabranch.server.job import JobState
+from anabranch.server.job import HostedJob, JobState
 from anabranch.server.job_folder import DATA, NOTE, SETTINGS, add, note_of, set_stopped
+from anabranch.server.job_metrics import OfJobs
+from anabranch.server.jobs import Jobs
 from anabranch.server.manifest import write_manifest
+from anabranch.server.metrics import LEADER, Metrics
 from anabranch.server.verify import verify
 from anabranch.server.writer import Writer
 
@@ -528,3 +531,46 @@ def test_options_of_one_run_are_refused(words: tuple[str, ...], said: str, tmp_p
     done = anabranch(tmp_path, "server", "--jobs", "jobs", *words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_settings_of_runs_that_a_server_of_jobs_is_given_are_said_to_count_for_nothing(
+    two: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Host(two, server={"drain_s": 3.0, "staleness_max": 4}, run={"updates_max": 7}) as host:
+        host.until("one", RUNNING)
+        assert host.operator("one").status().config["server"]["staleness_max"] == 0
+    (said,) = [r.getMessage() for r in caplog.records if "does not go by" in r.getMessage()]
+    assert "run.updates_max" in said
+    assert "server.staleness_max" in said
+    assert "drain_s" not in said
+
+
+def test_a_job_that_is_stopped_is_not_said_to_lead_nothing(two: Path) -> None:
+    """An alert fires for what no server leads; this one is led by nobody because somebody wants it so."""
+    away, job = Metrics(), HostedJob(two / "jobs" / "one", state=RUNNING)
+    jobs = Jobs(two / "jobs", lambda *_: (_ for _ in ()).throw(ConfigError("none")), None)
+    jobs._jobs["one"] = job
+    leads = [s for metric in OfJobs(away, jobs).collect() if metric.name == LEADER for s in metric.samples]
+    assert [s.value for s in leads] == [0.0], "it has failed, and nobody has said so yet"
+    job.stop.set()
+    assert not [metric for metric in OfJobs(away, jobs).collect() if metric.name == LEADER]
+
+
+def test_of_two_orders_at_once_that_do_not_agree_one_is_refused(two: Path) -> None:
+    """As by a server of one run; a job answers each call by a service of its own."""
+    orders = ({"server.retry_after_min_s": 1.5}, {"server.retry_after_max_s": 1.0})
+    with Host(two) as host:
+        host.until("one", RUNNING)
+        clients = [host.operator("one") for _ in orders]
+
+        def give(client: OperatorClient, order: dict[str, float]) -> bool:
+            try:
+                client.set_settings(order)
+            except ConfigError:
+                return False
+            return True
+
+        for _ in range(5):
+            with ThreadPoolExecutor(2) as pool:
+                assert sorted(pool.map(give, clients, orders)) == [False, True]
+            clients[0].set_settings({"server.retry_after_min_s": 0.5, "server.retry_after_max_s": 2.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from commands import anabranch
+from desks import Desk
 from wire import CALL_S, Served, server_config
 
 from anabranch.api.live_result import report_of_data
-from anabranch.client.operator import RunStatus
+from anabranch.client.operator import OperatorClient, RunStatus
+from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -21,6 +25,7 @@ from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.reports.html import report_html
 from anabranch.reports.result import Result
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
 
@@ -235,3 +240,57 @@ def test_what_is_so_already_is_no_change(tmp_path: Path, manifest: Manifest) -> 
         assert [(c.path, c.was, c.value) for c in both] == [("run.updates_max", 9, 8)]
         found = {c.path: (c.was, c.value) for c in client.status().settings_changed}
         assert found == {"server.lease_s": (60.0, 5.0), "run.updates_max": (9, 8)}
+
+
+def test_of_two_orders_at_once_that_do_not_agree_one_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+    """Each alone is right; a run that had both was refused by the next start of its server."""
+    orders = ({"server.retry_after_min_s": 1.5}, {"server.retry_after_max_s": 1.0})
+    back = {"server.retry_after_min_s": 0.5, "server.retry_after_max_s": 2.0}
+    with Served(config(tmp_path), manifest) as served, served.admin() as one, served.admin() as other:
+
+        def give(client: OperatorClient, order: dict[str, float]) -> bool:
+            try:
+                client.set_settings(order)
+            except ConfigError:
+                return False
+            return True
+
+        for _ in range(5):
+            with ThreadPoolExecutor(2) as pool:
+                assert sorted(pool.map(give, (one, other), orders)) == [False, True]
+            one.set_settings(back)
+
+
+def test_a_start_is_not_refused_for_what_the_log_has(tmp_path: Path, manifest: Manifest) -> None:
+    """Of an older release, which took two such orders at once."""
+    values = {"server.retry_after_min_s": 1.5, "server.retry_after_max_s": 1.0}
+    desk = Desk(open_store("", tmp_path / "data"), tmp_path / "data", config(tmp_path))
+    desk.tell(ev.SettingsChanged(desk.tick(), values, "two of them"))
+    desk.close()
+    with Served(config(tmp_path), manifest) as served, served.admin() as client:
+        assert client.status().config["server"]["retry_after_max_s"] == 1.0
+        client.set_settings({"server.retry_after_max_s": 2.0})
+    with Served(config(tmp_path), manifest) as served:
+        assert status(served).config["server"]["retry_after_max_s"] == 2.0
+
+
+def test_tasks_keep_a_use_whatever_is_set(tmp_path: Path, manifest: Manifest) -> None:
+    """As at a start: where every fifth version is published, tasks start up to four behind."""
+    tables = {"downlink": {"codec": "log(2)", "publish_every_versions": 5}}
+    with Served(server_config(tmp_path / "data", **tables), manifest) as served, served.admin() as client:
+        with pytest.raises(ConfigError, match=r"staleness_max must be 0 or at least .*, 5, not 2"):
+            client.set_settings({"server.staleness_max": 2})
+        assert client.set_settings({"server.staleness_max": 5}).warnings == ()
+
+
+def test_who_sets_a_bound_by_which_the_run_waits_without_an_end_is_told(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    tables: dict[str, Any] = {"strategy": {"name": "fedbuff", "buffer_size": 10}, "fleet": {"clients": 4}}
+    with Served(server_config(tmp_path / "data", **tables), manifest) as served:
+        assert served.info is not None
+        for share, words in (("1", "they never fill a buffer"), ("3", "")):
+            order = ("admin", "set", f"robust.buffer_max={share}", "--admin", served.info.admin_address)
+            done = anabranch(tmp_path, *order)
+            assert done.returncode == 0, done.stderr
+            assert (words in done.stderr, not done.stderr) == (True, not words)

@@ -36,6 +36,24 @@ def test_a_task_of_a_part_says_which_share_of_the_model_that_is() -> None:
     assert "share" not in told(None)
 
 
+def test_a_watch_has_what_happened_before_the_end_however_slowly_it_reads() -> None:
+    """The last measurement of a run is told to its trackers, which may still be starting."""
+
+    async def read(feed: Feed) -> list[str]:
+        found = []
+        async for happening in feed.follow(-1):
+            found.append(str(happening.data["why"]))
+            if len(found) == 2:
+                feed.tell(3, 4.0, [Finished("the third")])
+                feed.close()
+            await asyncio.sleep(0)
+        return found
+
+    feed = Feed()
+    feed.tell(1, 2.0, [Finished("the first"), Finished("the second")])
+    assert asyncio.run(read(feed)) == ["the first", "the second", "the third"]
+
+
 def test_a_masked_sum_that_is_given_up_is_told() -> None:
     lost = CohortLost(7, ("u", "v"), "a keeper lies")
     assert told_of(lost) == {"kind": "cohort_lost", "cohort": 7, "updates": 2, "why": "a keeper lies"}

@@ -317,3 +317,86 @@ def test_the_guard_survives_a_snapshot_and_its_events_a_journal() -> None:
     assert state_digest(again) == state_digest(e)
     assert again.guard == e.guard
     assert again.guard is not e.guard
+
+
+# --- bounds that change while the run goes on ---------------------------------------------------
+
+
+def set_bounds(b: Bench, now: float, rules: int = 1, **values: float) -> None:
+    b.do(ev.SettingsChanged(now, {f"robust.{key}": v for key, v in values.items()}, "alice", rules=rules))
+
+
+@pytest.mark.parametrize("bound", ["buffer_max", "window_max"])
+def test_shares_of_before_there_was_no_bound_do_not_count_under_one_that_comes(bound: str) -> None:
+    """Whose updates wait by then has a share; a run that forgot nothing waited for its devices for ever."""
+    limits: dict[str, Any] = {bound: 1}
+    b = Bench("fedbuff", buffer_size=3, **limits)
+    b.enrol("a", "b", "c", "d")
+    for client in "ab":
+        b.work(client, f"{client}0")
+    set_bounds(b, 1.0, **{bound: 0})
+    for client in "ca":  # the first makes a version, the second waits
+        b.work(client, f"{client}1")
+    set_bounds(b, 2.0, **{bound: 1})
+    assert (b.engine.version, b.engine.pending) == (1, ["update-of-a1"])
+    assert reason(b.ask("a", "a2", now=3.0)) is Reason.OVER_SHARE
+    for client in "bc":
+        b.work(client, f"{client}2", now=3.0)
+    assert b.engine.version == 2
+
+
+def test_a_smaller_window_counts_no_version_that_is_out_of_it() -> None:
+    b = Bench("fedasync", window_max=1, window_versions=5)
+    b.enrol("a", "b")
+    b.work("a", "a0")
+    for i in range(2):
+        b.do(ev.SettingsChanged(1.0, {"robust.window_max": 9}, "alice"))
+        b.work("b", f"b{i}")
+    set_bounds(b, 2.0, window_max=1, window_versions=2)
+    assert reason(b.ask("a", "a1", now=2.0)) is None
+    assert reason(b.ask("b", "b9", now=2.0)) is Reason.OVER_SHARE
+
+
+def test_who_owes_tasks_at_a_rate_owes_less_time_at_a_higher_one() -> None:
+    b = Bench("fedbuff", buffer_size=100, tasks_per_minute=0.01)
+    b.enrol("a")
+    b.work("a", "a0", now=0.0)
+    set_bounds(b, 10.0, tasks_per_minute=1.0)
+    left_s = (100 * 60 - 10) / 100
+    assert reason(b.ask("a", "a1", now=10.0 + left_s - 0.1)) is Reason.TOO_FAST
+    assert reason(b.ask("a", "a1", now=10.0 + left_s + 0.1)) is None
+
+
+def test_a_rate_that_is_lowered_is_no_reckoning_for_a_burst_of_before() -> None:
+    b = Bench("fedbuff", buffer_size=100, tasks_per_minute=60.0)
+    b.enrol("a")
+    for i in range(60):
+        b.work("a", f"a{i}", now=0.0)
+    set_bounds(b, 0.0, tasks_per_minute=0.5)
+    assert reason(b.ask("a", "x", now=59.9)) is Reason.TOO_FAST
+    assert reason(b.ask("a", "x", now=60.1)) is None
+
+
+def test_a_rate_that_was_lifted_is_owed_nothing_when_it_is_back() -> None:
+    b = Bench("fedbuff", buffer_size=100, tasks_per_minute=0.01)
+    b.enrol("a")
+    b.work("a", "a0", now=0.0)
+    for rate in (0.0, 0.01):
+        set_bounds(b, 1.0, tasks_per_minute=rate)
+    assert reason(b.ask("a", "a1", now=1.0)) is None
+
+
+def test_what_an_older_release_has_set_leads_to_what_it_led_to() -> None:
+    """Its log has no word of the rules, and its snapshots have the books as they were."""
+    b = Bench("fedbuff", buffer_size=3, buffer_max=1, tasks_per_minute=0.01)
+    b.enrol("a")
+    b.work("a", "a0")
+    before = dict(b.engine.guard.ready_at)
+    event = ev.SettingsChanged(2.0, {"robust.buffer_max": 0, "robust.tasks_per_minute": 9.0}, "alice")
+    record = to_record(event)
+    assert record.pop("rules") == 1
+    older = from_record(record, b.engine.spec, lambda *_: np.zeros(0))
+    assert older == ev.SettingsChanged(event.now, event.values, event.by, rules=0)
+    assert "rules" not in to_record(older), "nor is it written anew with one"
+    b.do(older)
+    assert (b.engine.guard.folded, b.engine.guard.ready_at) == ([{"a": 1}], before)

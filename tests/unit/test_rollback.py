@@ -116,6 +116,29 @@ def test_who_was_in_quarantine_before_a_rollback_keeps_the_reason() -> None:
     assert "left_out" not in take_snapshot(World(*VARIANTS[2]).engine).meta["counters"], "as it always was"
 
 
+@pytest.mark.parametrize("window", [0, 2])
+def test_what_still_waits_after_a_rollback_is_a_share_of_its_clients(window: int) -> None:
+    """Or two updates of one were in a version, where one is the most. In a window it counts once."""
+    bounds: dict[str, Any] = {"buffer_max": 1, "window_max": window, "window_versions": 1}
+    world = World("fedbuff", {"buffer_size": 4}, {}, **bounds)
+    world.enrol()
+    for i, client in enumerate("abcdbd"):
+        world.do(ev.TaskAsked(1.0, ask_of(client, f"t{i}")))
+        world.push(f"t{i}", client, 1.0, 1.0)
+    assert (world.engine.version, len(world.engine.pending)) == (1, 2)
+    world.roll_back(0, 0, "a")
+    engine = world.engine
+    assert engine.version == 2
+    waiting = {engine.ledger.receipts[u].client_id for u in engine.pending}
+    for client in "bcd":
+        refused = engine.refusal(ask_of(client, f"{client}-next"), 1e4)
+        assert (refused is not None) == (client in waiting)
+    again = world.fresh()
+    for _ in replay(again, world.records(), world.load, world.refold):
+        pass
+    assert state_digest(again) == state_digest(engine)
+
+
 def test_the_log_replays_to_the_same_state_with_the_rollback_in_it() -> None:
     world = rolled()
     world.play([(c, 1, 2.0) for c in "abdabdabdabd"])

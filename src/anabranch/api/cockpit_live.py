@@ -376,7 +376,7 @@ class OperatorOrders:
         told = [f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)})" for c in done.changes]
         if done.reopened:
             told.append("the run had ended, and goes on: start its devices again")
-        return told
+        return [*told, *done.warnings]
 
 
 def _quantiles(found: Any, scale: float) -> dict[str, float | None]:

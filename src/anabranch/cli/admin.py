@@ -273,6 +273,8 @@ def set_settings(
     elif done.finished:
         lines.append(f"it does not go on: {done.finished}")
     output.result(done.to_json(), "\n".join(lines))
+    for warning in done.warnings:
+        output.warn(warning)
 
 
 # Whoever opens such a file by its name meets safetensors, and an error that says nothing of them.
