@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
+from anabranch.core.config.tables import check_type
 from anabranch.core.errors import ConfigError
+
+PLAIN = (int, float, str, bool, Mapping[str, Any])  # what a class makes of others is not what a table has
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,22 @@ def one_of(choices: Collection[Any]) -> Range:
 
 
 def check_parameters(part: Any, table: str = "strategy") -> None:
-    """Raises `ConfigError` for the first value out of its range, naming the key."""
+    """Raises `ConfigError` for the first value of another type, or else out of its range, naming the key."""
     kind: Any = type(part)
+    for key, of in _types_of(kind):
+        check_type(getattr(part, key), of, f"{table}.{key}")
     for key, range_ in _ranges_of(kind):
         value = getattr(part, key)
         if not range_.holds(value):
             raise ConfigError(f"{table}.{key} must {range_.must}, not {value!r}")
+
+
+@cache
+def _types_of(kind: type) -> list[tuple[str, Any]]:
+    """Of the keys that have a plain one."""
+    hints = get_type_hints(kind)
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else []
+    return [(name, hints[name]) for name in names if hints[name] in PLAIN]
 
 
 @cache

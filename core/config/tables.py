@@ -467,7 +467,7 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
                 raise ConfigError(f"{table!r} stands in no table{hint}{said_in(source)}")
             _known(table, TABLES, "table", source)
             if not isinstance(keys, Mapping):
-                raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}")
+                raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}{said_in(source)}")
             for key, value in keys.items():
                 values[table][key] = of_python(value)
                 sources[f"{table}.{key}"] = source
@@ -496,6 +496,14 @@ def build(cls: type[T], values: Mapping[str, Any], table: str, sources: Mapping[
         return from_plain(dict(values), cls, _reader)
     except FieldError as error:
         raise ConfigError(f"{table}.{error}") from error
+
+
+def check_type(value: Any, of: Any, path: str) -> None:
+    """Raises `ConfigError` for a value that could not be read as one of this type, naming its `table.key`."""
+    try:
+        from_plain(of_python(value), of, _reader)
+    except FieldError as error:
+        raise ConfigError(f"{path} {error}") from error
 
 
 def parse_override(text: str, option: str = f"{TYPED} ") -> tuple[str, str, Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from machines import SPEC as PLAIN
 
-from anabranch.core.config.tables import merge
+from anabranch.core.config.tables import build, merge
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
-from anabranch.strategies.registry import make_strategy, strategy_of
+from anabranch.strategies.fedbuff import FedBuff
+from anabranch.strategies.registry import STRATEGIES, make_strategy, strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.testing.models import GROUPS, tensors
 
@@ -51,6 +54,56 @@ def step(staleness: str, **more: float) -> dict[str, Any]:
 def test_what_is_just_within(strategy: str, params: dict[str, Any]) -> None:
     made = make_strategy(strategy, params)
     assert {key: getattr(made, key) for key in params} == params
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("fedbuff", {"staleness": "polynomial"}, "strategy.staleness must be a table, not 'polynomial'"),
+    ("fedbuff", {"outer": "adam"}, "strategy.outer must be a table, not 'adam'"),
+    ("fedavg", {"outer": ["adam"]}, "strategy.outer must be a table, not ['adam']"),
+    ("fedbuff", {"buffer_size": "4"}, "strategy.buffer_size must be int, not '4'"),
+    ("fedbuff", {"buffer_size": 4.0}, "strategy.buffer_size must be int, not 4.0"),
+    ("fedbuff", {"buffer_size": True}, "strategy.buffer_size must be int, not True"),
+    ("fedasync", {"alpha": "0.5"}, "strategy.alpha must be float, not '0.5'"),
+    ("fedbuff", {"server_lr": None}, "strategy.server_lr must be float, not None"),
+    ("fedbuff", {"server_lr": float("inf")}, "strategy.server_lr must be a finite number, not inf"),
+    ("ace", {"memory": 3}, "strategy.memory must be str, not 3"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "params", "words"), WRONG)
+def test_a_value_of_another_type_is_named_in_a_table_and_in_an_object(
+    strategy: str, params: dict[str, Any], words: str
+) -> None:
+    for made in (partial(make_strategy, strategy, params), partial(STRATEGIES.find(strategy), **params)):
+        with pytest.raises(ConfigError, match=f"^{re.escape(words)}$"):
+            made()
+
+
+def test_numbers_of_numpy_are_parameters_of_objects() -> None:
+    drawn: dict[str, Any] = {"buffer_size": np.int64(4), "server_lr": np.float32(0.5), "momentum": 0}
+    assert FedBuff(**drawn).buffer_size == 4
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """No plain value: of a table a class makes it itself."""
+
+    rounds: int = 3
+
+
+@dataclass(frozen=True)
+class Scheduled(FedBuff):
+    """Has parameters of its own kinds."""
+
+    name: ClassVar[str] = "of this file"
+    schedule: Schedule = Schedule()
+    bound: float | None = None
+
+
+def test_what_is_no_plain_value_is_as_its_class_has_it() -> None:
+    assert Scheduled(schedule=Schedule(4), bound=2.0).schedule == Schedule(4)
+    made = build(Scheduled, {"schedule": {"rounds": 4}}, "strategy")
+    assert made == Scheduled(schedule=Schedule(4))
 
 
 @pytest.mark.parametrize(
