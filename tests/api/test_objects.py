@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +20,7 @@ import anabranch as ab
 from anabranch.api.fleets import GROUPS, Fleet
 from anabranch.api.objects import RunObjects
 from anabranch.core.config.tables import NO_KEY, Config, FleetTable, merge
-from anabranch.core.errors import AppError
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.strategies import strategy_of
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.registry import STRATEGIES
@@ -146,6 +149,22 @@ def test_every_key_of_the_table_has_a_place_and_its_default_in_the_fleet() -> No
     assert Fleet.of(FleetTable()) == Fleet()
 
 
+@given(fleets, fleets)
+def test_a_fleet_is_whole_whatever_lies_below_it(before: Fleet, fleet: Fleet) -> None:
+    base = ab.configure("synthetic", fleet=before, until=ab.Until(updates=1))
+    alone = ab.configure("synthetic", fleet=fleet, until=ab.Until(updates=1))
+    assert ab.configure(base, fleet=fleet).fleet == alone.fleet
+
+
+def test_a_fleet_is_whole_over_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        "[run]\nworkload = 'synthetic'\nupdates_max = 3\n"
+        "[fleet]\nspeed = 'measured'\nstep_times_s = [0.1, 0.2]\narrival = 'stream'\narrival_rate = 2.0\n"
+    )
+    assert ab.configure(path, fleet=Fleet(clients=4)).fleet == FleetTable(clients=4)
+
+
 @pytest.mark.parametrize(
     ("until", "keys"),
     [
@@ -165,6 +184,111 @@ def test_an_end_is_its_toml(until: ab.Until, keys: dict[str, Any]) -> None:
     config = read_back(ab.configure("synthetic", until=until))
     own = {"name": "synthetic", "workload": "synthetic"}
     assert asdict(config.run) == asdict(merge([("test", {"run": {**own, **keys}})]).run)
+
+
+ENDED_SOON = """
+[run]
+workload = "synthetic"
+updates_max = 40
+target_accuracy = 0.15
+stop_at_target = true
+[strategy]
+name = "fedasync"
+"""
+
+
+def ended(said: str) -> dict[str, Any]:
+    """Of a file's `[run]` what is judged and when it ends, where it is not as by default."""
+    return {
+        key: value for key, value in tomllib.loads(said)["run"].items() if key not in ("name", "workload")
+    }
+
+
+JUDGED_BY_LOSS = "[run]\nworkload='synthetic'\nmetric = 'loss'\ntarget = 0.5\nstop_at_target = true\n"
+JUDGED_BY_MAE = "[run]\nworkload='synthetic'\nmetric = 'mae'\nmode = 'min'\ntarget = 2.0\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "until", "keys"),
+    [
+        (ENDED_SOON, ab.Until(updates=9), {"updates_max": 9, "target_accuracy": 0.15}),
+        (
+            ENDED_SOON,
+            ab.Until(updates=9, accuracy=0.15, go_on=True),
+            {"updates_max": 9, "target_accuracy": 0.15},
+        ),
+        (
+            ENDED_SOON,
+            ab.Until(updates=9, metric="loss", target=0.1),
+            {"updates_max": 9, "metric": "loss", "target": 0.1, "stop_at_target": True},
+        ),
+        (ENDED_SOON, ab.Until(updates=9, metric="loss"), {"updates_max": 9, "metric": "loss"}),
+        (
+            ENDED_SOON,
+            ab.Until(updates=9, metric="accuracy"),
+            {"updates_max": 9, "metric": "accuracy", "target_accuracy": 0.15},
+        ),
+        (
+            ENDED_SOON,
+            ab.Until(updates=9, metric="accuracy", target=0.2),
+            {"updates_max": 9, "metric": "accuracy", "target": 0.2, "stop_at_target": True},
+        ),
+        (JUDGED_BY_LOSS, ab.Until(updates=9), {"updates_max": 9, "metric": "loss", "target": 0.5}),
+        (
+            JUDGED_BY_LOSS,
+            ab.Until(updates=9, target=0.2),
+            {"updates_max": 9, "metric": "loss", "target": 0.2, "stop_at_target": True},
+        ),
+        (
+            JUDGED_BY_MAE,
+            ab.Until(updates=9, accuracy=0.8),
+            {"updates_max": 9, "target_accuracy": 0.8, "stop_at_target": True},
+        ),
+        (
+            JUDGED_BY_MAE,
+            ab.Until(updates=9, metric="accuracy", accuracy=0.8),
+            {"updates_max": 9, "metric": "accuracy", "target_accuracy": 0.8, "stop_at_target": True},
+        ),
+        (
+            JUDGED_BY_MAE,
+            ab.Until(updates=9, metric="mae", target=1),
+            {"updates_max": 9, "metric": "mae", "mode": "min", "target": 1.0, "stop_at_target": True},
+        ),
+    ],
+)
+def test_an_end_counts_over_a_file_and_over_a_configuration(
+    file: str, until: ab.Until, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(file)
+    assert ended(ab.configure(path, until=until).to_toml()) == keys
+    assert ended(ab.configure(ab.load_config(path), until=until).to_toml()) == keys
+
+
+@pytest.mark.parametrize("said", ["run = 3", "strategy = 3", "run = 'metric'"])
+def test_what_is_wrong_in_a_file_is_said_where_an_end_is_given(said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(said)
+    with pytest.raises(ConfigError, match=r"must be a table of keys, not .* \(.*run\.toml\)"):
+        ab.configure(path, strategy="fedasync", until=ab.Until(updates=9, accuracy=0.5))
+
+
+def test_an_end_may_name_the_metric_that_a_file_has_a_target_of(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[run]\nworkload = 'synthetic'\nmode = 'min'\ntarget = 2.0\n")
+    found = ab.configure(path, until=ab.Until(updates=9, metric="mae"))
+    assert ended(found.to_toml()) == {"updates_max": 9, "metric": "mae", "mode": "min", "target": 2.0}
+
+
+def test_a_target_of_a_file_ends_nothing_where_an_end_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(ENDED_SOON)
+    assert ab.simulate(path).result.updates_applied < 30
+    gone_on = ab.simulate(path, until=ab.Until(updates=30)).result
+    assert (gone_on.updates_applied, gone_on.target_accuracy) == (30, 0.15)
+    assert gone_on.time_to_target_s is not None, "the way to it is measured"
+    said = ab.simulate(path, until=ab.Until(updates=30, accuracy=0.15, go_on=True)).result
+    assert said.journal_sha256 == gone_on.journal_sha256
 
 
 def test_tables_are_objects_and_a_later_word_counts() -> None:
@@ -275,6 +399,39 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_whatever_takes_the_objects_of_a_run_takes_those_of_simulate() -> None:
     own = {"source", "callbacks", "progress", "out", "workers", "checkpoint_s", "resume"}
     assert list(RunObjects.__annotations__) == [n for n in signature(ab.simulate).parameters if n not in own]
+
+
+TAKERS: dict[str, Callable[..., Any]] = {
+    "configure": ab.configure,
+    "sweep": partial(ab.sweep, grid={}),
+    "tune": ab.tune,
+    "Server": ab.Server,
+    "Server.local": ab.Server.local,
+    "JobServer.add": lambda source, **objects: ab.JobServer().add("wards", source, **objects),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("stratgy", "did you mean 'strategy'"),
+        ("trainng", "did you mean 'training'"),
+        ("callbacks", "it takes .*strategy, fleet, .*, settings"),
+    ],
+)
+def test_an_argument_that_there_is_not_is_said(name: str, argument: str, said: str) -> None:
+    """As of `simulate`, of whose own arguments none is one of these."""
+    wanted = rf"^{re.escape(name)}\(\) got an unexpected keyword argument '{argument}': {said}"
+    with pytest.raises(TypeError, match=wanted):
+        TAKERS[name]("synthetic", until=ab.Until(updates=1), **{argument: None})
+
+
+def test_arguments_of_its_own_are_near_as_well_and_none_that_is_refused() -> None:
+    with pytest.raises(TypeError, match="did you mean 'fresh_seeds'"):
+        ab.tune("synthetic", fresh_seds=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"faults, until, settings$"):
+        ab.sweep("synthetic", {}, workers=2)  # type: ignore[call-arg]
 
 
 def test_what_is_no_app_is_said() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -86,6 +87,20 @@ def test_every_choice_is_run_from_every_seed() -> None:
     assert one.weights(), "a run of a sweep keeps its folder"
     del one
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        lambda: {"client.steps": (steps for steps in (1, 2)), "client.batch_size": map(int, "89")},
+        lambda: ({"client.steps": steps, "client.batch_size": size} for steps in (1, 2) for size in (8, 9)),
+    ],
+    ids=["values", "choices"],
+)
+def test_a_grid_of_iterators_is_that_of_what_they_give(grid: Callable[[], Any]) -> None:
+    found = ab.sweep("synthetic", grid(), seeds=1, strategy="fedasync", **SMALL)
+    trained = [(run.config.client.steps, run.config.client.batch_size) for run in found.runs]
+    assert trained == [(1, 8), (1, 9), (2, 8), (2, 9)]
 
 
 def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -197,6 +212,11 @@ def test_an_app_in_processes_beside_each_other_starts_its_own_as_it_does_alone(t
         ({"grid": {"until": [ab.Until(updates=1)]}}, "until is in the grid and beside it"),
         ({"grid": {}, "seeds": 0}, "at least one seed"),
         ({"grid": {}, "seed": 3}, "a sweep has seeds="),
+        ({"grid": {"run.seed": [1, 2]}}, r"grid=\{'run.seed': \.\.\.\}\): a sweep has seeds="),
+        ({"grid": [{"run.seed": 1}]}, r"grid=\{'run.seed': \.\.\.\}\): a sweep has seeds="),
+        ({"grid": {}, "settings": {"run.seed": 7}}, r"settings=\{'run.seed': \.\.\.\}\): a sweep has seeds="),
+        ({"grid": 3}, "a dict of lists, or a list of choices"),
+        ({"grid": {"client.steps": iter(())}}, "give a list of values"),
         ({"grid": {}, "parallel": 0}, "at least 1 process"),
     ],
 )

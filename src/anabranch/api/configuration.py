@@ -29,6 +29,7 @@ PREFIX = "ANABRANCH_"
 KERNELS = "ANABRANCH_KERNELS"  # no setting of a run: `core/kernels/loops.c` reads it
 BROUGHT = "settings.json"  # beside a model: what its App brings along
 WHOLE = "strategy="  # the source of a strategy that is whole, whatever the layers below say of it
+UNTIL = "until="  # the source of an `Until`: what lies below says nothing of another goal
 TUNE = "tune"  # the table of a file that is no run's, but says how one is tuned
 SWEEP = "sweep"  # the same, of which runs there are
 UPDATES = 200  # of a run whose end nobody has set
@@ -63,7 +64,7 @@ def load_config(
                 + ("or give `anabranch tune` its options" if table == TUNE else "for `anabranch simulate`")
             )
         layers.append((TYPED, {table: {key: value}}))
-    config = merge(_one_target(_one_strategy(layers)))
+    config = merge(_one_target(_one_goal(_one_strategy(layers))))
     check_today(config.client)
     admit(config)
     strategy_of(config)
@@ -199,9 +200,15 @@ def _environment(environ: Mapping[str, str]) -> list[Layer]:
     return layers
 
 
+def _keys(tables: Mapping[str, Any], table: str) -> Mapping[str, Any]:
+    """What a layer says in a table; nothing where that is none, which `merge` then says."""
+    keys = tables.get(table)
+    return keys if isinstance(keys, Mapping) else {}
+
+
 def _one_target(layers: list[Layer]) -> list[Layer]:
     """`--target` is of whatever metric the run is judged by: `run.target`, where that is not the accuracy."""
-    named = [tables["run"]["metric"] for _, tables in layers if "metric" in tables.get("run", {})]
+    named = [keys["metric"] for _, tables in layers if "metric" in (keys := _keys(tables, "run"))]
     if not named or named[-1] in (AUTO, ACCURACY):
         return layers
 
@@ -213,16 +220,44 @@ def _one_target(layers: list[Layer]) -> list[Layer]:
     return [renamed(*layer) for layer in layers]
 
 
+def _one_goal(layers: list[Layer]) -> list[Layer]:
+    """Drop what does not go with the goal of an `Until` from the layers below it."""
+    at = next((i for i, (source, _) in enumerate(layers) if source == UNTIL), 0)
+    if not at:
+        return layers
+    below = [_keys(tables, "run") for _, tables in layers[:at]]
+    metric = next((keys["metric"] for keys in reversed(below) if "metric" in keys), AUTO)
+    gone = _outdone(layers[at][1]["run"], metric)
+
+    def kept(source: str, tables: Mapping[str, Any]) -> Layer:
+        run = _keys(tables, "run")
+        return source, {**tables, "run": {k: v for k, v in run.items() if k not in gone}} if run else tables
+
+    return [*(kept(*layer) for layer in layers[:at]), *layers[at:]]
+
+
+def _outdone(own: Mapping[str, Any], metric: str) -> set[str]:
+    """The keys of a goal, judged by `metric`, in whose place there is something else in `own`."""
+    targets, usual = {"target", "target_accuracy"}, (AUTO, ACCURACY)
+    gone = targets if targets & own.keys() else set()
+    named = own.get("metric", ACCURACY if "target_accuracy" in own else metric)
+    if named == metric or (named in usual and metric in usual):
+        return gone
+    if metric == AUTO:  # then mode and target are of whichever is named
+        return gone | {"target_accuracy"}
+    return targets | {"metric", "mode"}
+
+
 def _one_strategy(layers: list[Layer]) -> list[Layer]:
     """Drop the parameters of a strategy that a later layer replaces by another one."""
-    named = [i for i, (_, tables) in enumerate(layers) if "name" in tables.get("strategy", {})]
+    named = [i for i, (_, tables) in enumerate(layers) if "name" in _keys(tables, "strategy")]
     if not named:
         return layers
     last = named[-1]
     chosen = layers[last][1]["strategy"]["name"]
     kept: list[Layer] = []
     for i, (source, tables) in enumerate(layers):
-        named_here = tables.get("strategy", {}).get("name", chosen)
+        named_here = _keys(tables, "strategy").get("name", chosen)
         replaced = i < last and (named_here != chosen or layers[last][0] == WHOLE)
         kept.append((source, {t: v for t, v in tables.items() if t != "strategy"} if replaced else tables))
     return kept

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from anabranch.api.background import Background
 from anabranch.api.listening import Listening
-from anabranch.api.objects import RunObjects, Source, plan_run
+from anabranch.api.objects import RunObjects, Source, check_objects, plan_run
 from anabranch.api.operated import Operated, first_model, run_of_data
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
@@ -64,8 +64,9 @@ class DevicesHere:
 class Server(Listening, Operated):
     """Serves a run while its context lasts: `with Server(app, until=Until(updates=100)) as server: ...`.
 
-    The server is that of `anabranch server`, in a thread. `source` and the objects are those of `simulate`;
-    what is of simulations alone says nothing here, and a run without an end is served until it is stopped.
+    The server is that of `anabranch server`, in a thread. `source` and the objects are those of `simulate`,
+    from `strategy` to `settings`; what is of simulations alone says nothing here, and a run without an end is
+    served until it is stopped.
     `address` and `admin_address` (of operators): on loopback, on ports that are free, unless they are given.
     Other machines are served with mutual TLS, by the authority in `identity.folder`; `insecure`: in the
     clear. `data_dir`: where its data lies, and from where a run goes on; None: in a temporary folder.
@@ -84,6 +85,7 @@ class Server(Listening, Operated):
         bundle: str | Path | None = None,
         **objects: Unpack[RunObjects],
     ) -> None:
+        check_objects(Server, objects)
         super().__init__("anabranch-server")
         named = Path(data_dir or "").absolute()  # what an App does may change the working directory
         plan = plan_run(source, objects, ends=False)
@@ -169,6 +171,7 @@ class InProcessServer(Background):
     """See `Server.local`. `local` is the server itself: its engine, its journal, orders of operators."""
 
     def __init__(self, source: Source, **objects: Unpack[RunObjects]) -> None:
+        check_objects(Server.local, objects)
         super().__init__("anabranch-local-server")
         plan = plan_run(source, objects, ends=False)
         app: App = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)

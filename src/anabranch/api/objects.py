@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack
 
-from anabranch.api.configuration import WHOLE, Layer, is_config, load_run, run_name, with_end
+from anabranch.api.configuration import UNTIL, WHOLE, Layer, is_config, load_run, run_name, with_end
 from anabranch.api.fleets import Fleet
 from anabranch.api.until import Until
 from anabranch.core.config.faults import FaultsTable
@@ -17,6 +17,7 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import AsyncStrategy, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import is_data
+from anabranch.core.spelling import did_you_mean
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.workloads.app import App, app_of
 
@@ -89,7 +90,7 @@ def plan_run(source: Source, objects: RunObjects, ends: bool = True, name: str =
     if (until := objects.get("until")) is not None:
         if not isinstance(until, Until):
             raise ConfigError(f"until={until!r}: give an object of it, such as anabranch.Until(updates=500)")
-        flags.append(("until=", {"run": until.keys()}))
+        flags.append((UNTIL, {"run": until.keys()}))
     if (seed := objects.get("seed")) is not None:
         flags.append(("seed=", {"run": {"seed": seed}}))
     flags += setting_layers(objects.get("settings") or {})
@@ -102,7 +103,24 @@ def configure(source: Source, **objects: Unpack[RunObjects]) -> Config:
 
     Raises `ConfigError` and `AppError`.
     """
+    check_objects(configure, objects)
     return plan_run(source, objects).config
+
+
+def check_objects(
+    taker: Callable[..., Any], objects: Mapping[str, object], but: Collection[str] = ()
+) -> None:
+    """Raises `TypeError`, as Python does, for what is no argument of `taker`.
+
+    It takes its own, and all objects of a run `but` these, which it refuses in its own words.
+    """
+    unknown = [name for name in objects if name not in RunObjects.__annotations__]
+    if not unknown:
+        return
+    own = [p.name for p in inspect.signature(taker).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    known = [name for name in (*own, *RunObjects.__annotations__) if name not in ("self", *but)]
+    hint = did_you_mean(unknown[0], known) or f"it takes {', '.join(known)}"
+    raise TypeError(f"{taker.__qualname__}() got an unexpected keyword argument {unknown[0]!r}: {hint}")
 
 
 def app_source(source: Any) -> tuple[App, str]:
@@ -174,7 +192,8 @@ def _table_layers(**tables: Any) -> list[Layer]:
         if not isinstance(given, TABLES[table] if table != "fleet" else (Fleet, FleetTable)):
             name = NAMED[table]
             raise ConfigError(f"{name}={given!r}: give an object of it, anabranch.{name.capitalize()}(...)")
-        keys = given.keys() if isinstance(given, Fleet) else asdict(given)
+        # Of a fleet all keys too: else what a file says of another kind of speed or split would be left.
+        keys = {**asdict(FleetTable()), **given.keys()} if isinstance(given, Fleet) else asdict(given)
         layers.append((f"{table}=", {table: keys}))
     return layers
 

@@ -21,6 +21,7 @@ from typing import Any
 from anabranch.api.configuration import SWEEP, TUNE, read_settings
 from anabranch.core.errors import ConfigError
 
+SEED = "run.seed"  # which no choice may have: seeds are paired
 KEYS = ("seeds", "parallel", "on", "grid", "choices")
 
 Choice = Mapping[str, Any]
@@ -84,6 +85,8 @@ def _flat(tables: Any, where: str) -> dict[str, Any]:
             found |= {f"{name}.{key}": its for key, its in value.items()}
         else:
             raise ConfigError(f"{where}: {name!r} is no setting: write 'table.key', such as 'client.epochs'")
+    if SEED in found:
+        raise ConfigError(f"{where}: {SEED}: a sweep has sweep.seeds, how many or a list of them: write that")
     return found
 
 

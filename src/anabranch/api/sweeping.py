@@ -19,14 +19,14 @@ from typing import Any, Unpack
 from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
-from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
+from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, check_objects, plan_run
 from anabranch.api.pool import PROCESSES, check_place, run_pool
 from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
 from anabranch.api.run import Run
 from anabranch.api.simulating import Callback, run_simulation
 from anabranch.api.studies import OptunaStudy, Space, StudySweep, is_study
-from anabranch.api.sweep_file import Choice, SweepTable, combinations, read_sweep
+from anabranch.api.sweep_file import SEED, Choice, SweepTable, combinations, read_sweep
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.core.config.tables import Config, RunTable
 from anabranch.core.errors import ConfigError
@@ -43,6 +43,7 @@ from anabranch.workloads.app import App
 SEEDS = 5
 TRIALS = 20
 ARGUMENTS = frozenset(RunObjects.__annotations__) - {"seed", "settings"}
+SEEDS_SAID = "a sweep has seeds=, so many or a list of them"
 DIGEST_CHARS = 10
 # How large a message may be makes no other run. Where nothing is said of it, a name has what was the default
 # when names came into being: else runs of an older release would not be found again.
@@ -50,7 +51,7 @@ SIZES = {"message_bytes_max": 1 * MIB, "chunk_bytes_max": 256 * KIB}
 
 log = logging.getLogger(__name__)
 
-Grid = Mapping[str, Sequence[Any]] | Sequence[Choice]
+Grid = Mapping[str, Iterable[Any]] | Iterable[Choice]
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,13 @@ def sweep(
             actor, here or at `[ray] address`. A run whose machine dies goes on where it was. On a cluster
             of several machines give `out`, a folder that all of them have.
         progress: Show a bar with the time left, on standard error.
-        objects: The other arguments of `simulate`, `settings` among them, for all runs alike.
+        objects: The arguments of `simulate` from `strategy` to `settings`, but for `seed`, for all runs
+            alike.
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
+    check_objects(sweep, objects, but=("seed",))
+    _check_seedless(objects)
     source, said = _swept(source)
     if is_study(grid):
         study: Any = grid
@@ -309,20 +313,36 @@ def _swept(source: Source) -> tuple[Source, SweepTable]:
 
 def _choices(grid: Any) -> Sequence[Choice]:
     if not isinstance(grid, Mapping):
-        if not grid or not all(isinstance(choice, Mapping) for choice in grid):
+        choices = list(grid) if isinstance(grid, Iterable) else []
+        if not choices or not all(isinstance(choice, Mapping) for choice in choices):
             raise ConfigError("sweep(grid=...): give a dict of lists, or a list of choices, each a dict")
-        for choice in grid:
+        for choice in choices:
             _check_names(choice)
-        return list(grid)
+        return choices
     _check_names(grid)
-    for name, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Iterable) or not list(values):
-            raise ConfigError(f"sweep(grid={{{name!r}: {values!r}}}): give a list of values")
-    return combinations(grid)
+    return combinations({name: _values(name, values) for name, values in grid.items()})
+
+
+def _values(name: str, values: Any) -> Sequence[Any]:
+    """Those of a grid's name; an iterator gives them only once."""
+    found = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+    if not found:
+        raise ConfigError(f"sweep(grid={{{name!r}: {values!r}}}): give a list of values")
+    return found
+
+
+def _check_seedless(objects: RunObjects) -> None:
+    """Seeds of the objects would lie over those of the sweep, by whose numbers its runs are told."""
+    if "seed" in objects:
+        raise ConfigError(f"sweep(seed=...): {SEEDS_SAID}")
+    if SEED in (objects.get("settings") or {}):
+        raise ConfigError(f"sweep(settings={{{SEED!r}: ...}}): {SEEDS_SAID}")
 
 
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
+        if name in ("seed", SEED):
+            raise ConfigError(f"sweep(grid={{{name!r}: ...}}): {SEEDS_SAID}")
         if name not in ARGUMENTS and "." not in name:
             raise ConfigError(
                 f"sweep(grid={{{name!r}: ...}}): name one of {', '.join(sorted(ARGUMENTS))}, or a setting, "
@@ -331,8 +351,6 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def _planned(source: Source, choice: Choice, seed: int, objects: RunObjects) -> RunPlan:
-    if "seed" in objects:
-        raise ConfigError("sweep(seed=...): a sweep has seeds=, so many or a list of them")
     if twice := sorted({*choice} & {*objects}):
         raise ConfigError(f"sweep: {', '.join(twice)} is in the grid and beside it: give it once")
     settings = dict(objects.get("settings") or {})

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
 from anabranch.api.halving import Halving, Leg, score
-from anabranch.api.objects import FileTables, RunObjects, Source
+from anabranch.api.objects import FileTables, RunObjects, Source, check_objects
 from anabranch.api.pool import PROCESSES, RunPool, run_pool
 from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
@@ -181,10 +181,11 @@ def tune(
         parallel: Processes that simulate, a run at a time each. Apps and strategies then come from files.
         on: `processes` of this machine, or `ray`; as for `sweep`.
         progress: Show a bar on standard error.
-        objects: The other arguments of `simulate`, `settings` among them.
+        objects: The arguments of `simulate` from `strategy` to `settings`.
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
+    check_objects(tune, objects)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     source, said = tune_source(source)

@@ -12,11 +12,12 @@ from anabranch.core.model.metrics import ACCURACY
 
 @dataclass(frozen=True)
 class Until:
-    """A run ends with the first of these that is there; 0 and None are no end.
+    """A run ends with the first of these that is there; 0 and None are no end, whatever a file says.
 
     `updates` applied, `versions` published, virtual `seconds`, or a measurement as good as the target: an
     `accuracy`, or else a `target` of another `metric` of the App's, with its `mode` (`max`, `min`) where that
-    is neither accuracy nor loss. With `go_on` the target ends nothing: the way to it is measured.
+    is neither accuracy nor loss. With `go_on` the target ends nothing: the way to it is measured. So is the
+    way to a file's own target, where none is said here.
     """
 
     updates: int = 0
@@ -45,5 +46,4 @@ class Until:
         given = {"target_accuracy": self.accuracy, "target": self.target}
         targets = {key: float(value) for key, value in given.items() if value is not None}
         named = {key: getattr(self, key) for key in ("metric", "mode") if getattr(self, key) != "auto"}
-        ends = {"stop_at_target": True} if targets and not self.go_on else {}
-        return {**found, **named, **targets, **ends}
+        return {**found, **named, **targets, "stop_at_target": bool(targets) and not self.go_on}
