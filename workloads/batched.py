@@ -317,8 +317,9 @@ class _Stack:
         found = self._torch.empty(self._given.shape, dtype=self._given.dtype, device=self._given.device)
         for name, at in self._resident.spec.slices.items():
             if name in self._weights:
-                trained = self._weights[name].reshape(count, -1).to(found.dtype)
-                self._torch.sub(trained, self._given[:, at], out=found[:, at])
+                trained = self._weights[name].reshape(count, -1)
+                start = self._given[:, at].to(trained.dtype).to(found.dtype)  # as it was loaded
+                self._torch.sub(trained.to(found.dtype), start, out=found[:, at])
             else:
                 found[:, at].zero_()
         return [delta.copy() for delta in found.cpu().numpy()]

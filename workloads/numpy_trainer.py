@@ -123,9 +123,11 @@ class NumpyTrainer:
             spec = submodel.small
         arrays = _arrays(spec, vector, frozen)
         lent = dict(arrays)
+        # Rounded, where the model has fewer digits: else every device sends the way there as training.
+        start = _flat(spec, arrays) if spec.rounds else vector.astype(spec.vector_dtype, copy=False)
         metrics = calls.train(self._app, arrays, examples, plan, seed)
         left, is_own = self._left(spec, lent, arrays)
-        delta = np.subtract(left, vector.astype(spec.vector_dtype, copy=False), out=left if is_own else None)
+        delta = np.subtract(left, start, out=left if is_own else None)
         return result_of(delta, metrics, plan, examples, self._app.name)
 
     def _left(self, spec: ParamSpec, lent: dict[str, Array], arrays: dict[str, Array]) -> tuple[Vector, bool]:

@@ -48,11 +48,11 @@ class Resident:
         self._form = {name: (t.device, t.dtype, t.requires_grad) for name, t in self._tensors()}
 
     def load(self, vector: Vector, frozen: Tensors) -> torch.Tensor:
-        """Puts the weights into the module; returns them as one vector on the device.
+        """Puts the weights into the module; returns them as it has them, one vector on the device.
 
-        A tensor of several names has what its last one says, and so has the vector under each of them: a
-        difference to it is what was trained, not also the way from one name's numbers to another's, which
-        differ once a codec has rounded them, and which every device would send at once.
+        A difference to it is what was trained, and nothing that every device would send at once. A tensor of
+        several names has what its last one says, so each has, and none the way from one name's numbers to
+        another's, which differ once a codec has rounded them. One of fewer digits than the vector rounds.
         Raises `ManifestMismatch` for a vector of another size.
         """
         check_vector(self.spec, vector)
@@ -68,8 +68,9 @@ class Resident:
                     tensor.copy_(self._torch.tensor(frozen.get(name, self.frozen[name])))
             last = last_names(state, slices)
             for name, at in slices.items():
-                if (own := last[place(state[name])]) != name:
-                    given[at] = given[slices[own]]
+                tensor = state[name]
+                if last[place(tensor)] != name or tensor.dtype != given.dtype:
+                    given[at].copy_(tensor.reshape(-1))
         return given
 
     def check_part(self, part: TensorSet) -> None:

@@ -154,6 +154,11 @@ class ParamSpec:
         return np.dtype(np.float64 if wide else np.float32)
 
     @cached_property
+    def rounds(self) -> bool:
+        """Whether an aggregated tensor has fewer digits than the vector: it rounds what it is given."""
+        return any(np.dtype(t.dtype) != self.vector_dtype for t in self.tensors if t.aggregated)
+
+    @cached_property
     def size(self) -> int:
         """Elements of the vector."""
         return sum(t.size for t in self.tensors if t.aggregated)

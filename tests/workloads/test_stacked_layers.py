@@ -353,6 +353,26 @@ def test_trainings_of_one_version_are_those_of_as_many_copies_of_it(app: Linear)
     np.testing.assert_array_equal(start, before)
 
 
+class Half(Linear):
+    """In float16, which rounds the weights that it is given."""
+
+    def model(self) -> Any:
+        return super().model().half()
+
+
+@pytest.mark.parametrize("made", [nn.Sequential, Whole], ids=["by layers", "by vmap"])
+@pytest.mark.parametrize("versions", [1, 2])
+def test_what_a_stack_of_fewer_digits_rounds_is_not_sent_as_training(made: Any, versions: int) -> None:
+    app = Half()
+    app.model = lambda: made(Half().model())  # type: ignore[method-assign]
+    data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(app))
+    starts = [np.full(trainer.spec.size, 1.0001 + i / 7, np.float32) for i in range(versions)]
+    examples, plan = Examples(data.x[:40], data.y[:40]), LocalPlan(steps=3, learning_rate=1e-12)
+    trainings = [Training(starts[i % versions], examples, plan, i) for i in range(3)]
+    for found in BatchedTraining(trainer).train(trainings, trainer.frozen):
+        assert not found.delta.any()  # no step is as long as a digit of float16
+
+
 @pytest.mark.parametrize("order", ["F", "swapped"])
 def test_examples_lie_as_they_like(order: str) -> None:
     data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(Linear()))

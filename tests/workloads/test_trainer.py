@@ -98,6 +98,47 @@ def test_an_update_of_a_tensor_of_two_names_is_what_was_trained_under_both() -> 
     assert np.array_equal(deltas[0], deltas[1])
 
 
+def halves(tied: bool = False) -> torch.nn.Module:
+    """In float16, behind a layer of float32."""
+    last = torch.nn.Linear(3, 3).half()
+    module = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(3, 3).half(), last)
+    if tied:
+        module[1].weight = last.weight
+    return module
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        halves,
+        lambda: halves(tied=True),
+        lambda: torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(3, 3).double()),
+        lambda: {"a": np.ones((2, 3), np.float16), "b": np.ones(2, np.float32), "n": np.ones((), np.int64)},
+        lambda: {"a": np.ones(4, np.float32), "b": np.ones(3)},
+    ],
+    ids=["torch", "tied", "torch of 64 bits", "numpy", "numpy of 64 bits"],
+)
+def test_what_a_model_of_fewer_digits_rounds_is_not_sent_as_training(made: Any) -> None:
+    """A version is a mean, of more digits than a float16: every device would send the way back at once."""
+    step = 2.0**-8  # which all kinds hold, near 1
+
+    def steps(model: Any) -> dict[str, float]:
+        if isinstance(model, dict):
+            for name in model:
+                model[name] += model[name].dtype.type(step)
+        else:
+            torch._foreach_add_([p.data for p in model.parameters()], step)
+        return {}
+
+    trainer = trainer_for(Own(made, lambda model: {}))
+    vector = np.full(trainer.spec.size, 1.0001, trainer.spec.vector_dtype)
+    vector[::2] += 1e-9
+    assert not trainer.train(vector, trainer.frozen, EXAMPLES, PLAN, 1).delta.any()
+    delta = trainer_for(Own(made, steps)).train(vector, trainer.frozen, EXAMPLES, PLAN, 1).delta
+    assert delta.dtype == vector.dtype
+    np.testing.assert_allclose(delta, step, rtol=1e-4)
+
+
 def test_all_names_of_nested_arrays_are_told_at_once() -> None:
     class Nested(App):
         def model(self) -> Any:
