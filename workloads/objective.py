@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -171,7 +172,8 @@ def own(app: Any, name: str) -> Any:
     """An App's attribute that takes two arguments: a method, or a function that was put there as it is.
 
     `loss = torch.nn.functional.mse_loss` in a class would become a method, which gets the App as well; one
-    that needs no third argument gets none. Raises `AppError` for what cannot be called.
+    that needs no third argument gets none, unless its first is called `self`. Raises `AppError` for what
+    cannot be called.
     """
     found = getattr(app, name)
     if found is None:
@@ -182,8 +184,8 @@ def own(app: Any, name: str) -> Any:
         kind = found.__name__
         raise AppError(f"{own_name(app)}.loss is the class {kind}: give an object of it, such as {kind}()")
     function = inspect.getattr_static(getattr(app, "adapted", app), name)
-    if inspect.isfunction(function) and inspect.ismethod(found) and _needs(function) <= 2:
-        return function
+    if inspect.isfunction(function) and inspect.ismethod(found):
+        return found if _needs(function) > 2 or _takes_self(function) else function
     return found
 
 
@@ -213,6 +215,26 @@ def _needs(function: Any) -> int:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _takes_self(function: Any, around: tuple[Any, ...] = ()) -> bool:
+    """Whether a function's first argument is the object that it is a method of.
+
+    Of a wrapper of any arguments, as decorators make them, whether a function that it holds takes that.
+    """
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first is None or first.kind is not inspect.Parameter.VAR_POSITIONAL:
+        return first is not None and first.name.strip("_") == "self"
+    around = (*around, function)
+    return any(_takes_self(held, around) for held in _held(function) if held not in around)
+
+
+def _held(function: Any) -> Iterator[Any]:
+    """The functions that a function has from where it was made."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing is in it
+            if inspect.isfunction(cell.cell_contents):
+                yield cell.cell_contents
 
 
 def _is_class_of(made: Any, base: type) -> bool:

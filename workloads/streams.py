@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ from anabranch.workloads.app import Examples
 from anabranch.workloads.batches import batches, each_step, planned_steps
 
 Batch = tuple[Any, Any]
+WRAPPED = ("generator", "sampler", "batch_sampler")  # by which names others' samplers have them
 
 
 class Streamed(Examples):
@@ -88,13 +90,13 @@ class Streamed(Examples):
                 yield self.rows(drawn)
             return
         if len(self.source) == 0:
-            raise DataError("the DataLoader gives no batch: with drop_last it needs a whole one")
+            raise self._no_batch()
         left, epoch = self.steps(plan), 0
         while left > 0:
             reseed(self.source, seed_of(seed, "shuffle", epoch))
-            for batch in islice(self.source, left):
+            for batch in self._epoch(left):
                 each_step()
-                yield _pair(batch)
+                yield batch
             left, epoch = left - len(self.source), epoch + 1
 
     def steps(self, plan: LocalPlan) -> int:
@@ -107,10 +109,28 @@ class Streamed(Examples):
         """Every example once: in batches of this size, or as the DataLoader has them."""
         if self.is_loader:
             reseed(self.source, 0)
-            yield from map(_pair, self.source)
+            yield from self._epoch()
             return
         for start in range(0, len(self), size):
             yield self.rows(np.arange(start, min(start + size, len(self))))
+
+    def _epoch(self, most: int | None = None) -> Iterator[Batch]:
+        """So many batches of a DataLoader's, or all. Raises `DataError` where there is none."""
+        found = False
+        for batch in islice(self.source, most):
+            found = True
+            yield _pair(batch)
+        if not found:
+            raise self._no_batch()
+
+    def _no_batch(self) -> DataError:
+        with suppress(TypeError):  # a sampler that has none need not say how many
+            if len(self.source) == 0:
+                return DataError("the DataLoader gives no batch: with drop_last it needs a whole one")
+        return DataError(
+            "the DataLoader gave no batch: its iterator, or its sampler's, is used up; make a new one in "
+            "`__iter__`"
+        )
 
 
 def is_stream(found: Any) -> bool:
@@ -121,10 +141,28 @@ def is_stream(found: Any) -> bool:
 
 def reseed(loader: Any, seed: int) -> None:
     """Set the generators that a DataLoader brings along; others are torch's own, which the trainer seeds."""
-    for holder in (loader, loader.sampler, loader.batch_sampler):
-        generator = getattr(holder, "generator", None)
-        if generator is not None:
-            generator.manual_seed(seed % 2**63)
+    for generator in _generators(loader):
+        generator.manual_seed(seed % 2**63)
+
+
+def _generators(loader: Any) -> Iterator[Any]:
+    """Each of a DataLoader, of its samplers and of those that they wrap, whatever its name there."""
+    from torch import Generator
+    from torch.utils.data import DataLoader, Sampler
+
+    kinds, waiting, seen = (Generator, Sampler, DataLoader), [loader], dict[int, Any]()
+    while waiting:
+        holder = waiting.pop()
+        if id(holder) in seen:
+            continue
+        seen[id(holder)] = holder
+        if isinstance(holder, Generator):
+            yield holder
+            continue
+        waiting += [found for name in WRAPPED if (found := getattr(holder, name, None)) is not None]
+        for found in getattr(holder, "__dict__", {}).values():
+            several = isinstance(found, list | tuple) and isinstance(next(iter(found), None), kinds)
+            waiting += [one for one in (found if several else [found]) if isinstance(one, kinds)]
 
 
 def _pair(batch: Any) -> Batch:

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
 
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import AppError, DataError
@@ -170,6 +178,59 @@ def test_augmentation_repeats_by_the_seed_alone(found: Any) -> None:
     assert not np.array_equal(first.delta, other.delta)
 
 
+class Kept(Sampler[Any]):
+    """Another sampler's draws; that one is kept under a name of its own, and it under theirs."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.others = inner, [inner]
+        inner.outer = self
+
+    def __iter__(self) -> Any:
+        return iter(self.inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+class Unusual:
+    """A sampler of batches that is none of torch's."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        return iter([[row] for row in self.sampler])
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda draws: {"batch_sampler": BatchSampler(draws, 8, False)},
+        lambda draws: {"sampler": Kept(draws), "batch_size": 8},
+        lambda draws: {"batch_sampler": Kept(BatchSampler(Kept(draws), 8, False))},
+        lambda draws: {"batch_sampler": Unusual(draws)},
+    ],
+    ids=["batches", "wrapped", "twice", "not torch's"],
+)
+def test_a_generator_behind_samplers_is_of_the_task(given: Any) -> None:
+    """An app's second training is as another app's first: what was drawn before is no matter."""
+    dataset = TensorDataset(torch.from_numpy(X), torch.from_numpy(CLASSES))
+
+    def app() -> App:
+        draws = RandomSampler(dataset, generator=torch.Generator().manual_seed(0))
+        return Classes(DataLoader(dataset, **given(draws)))
+
+    kept = app()
+    first, again, other = trained(kept), trained(kept), trained(kept, seed=2)
+    np.testing.assert_array_equal(first.delta, again.delta)
+    assert not np.array_equal(first.delta, other.delta)
+    np.testing.assert_array_equal(other.delta, trained(app(), seed=2).delta)
+    assert evaluated(kept) == evaluated(kept)
+
+
 def test_a_loader_has_batches_of_its_own() -> None:
     loader = DataLoader(Noisy(), batch_size=16, drop_last=True)
     assert trained(Classes(loader)).steps == 2 * 2
@@ -225,6 +286,30 @@ class Counted(Endless):
 
     def __len__(self) -> int:
         return 40
+
+
+class Once(Counted):
+    """Its iterator is of all epochs together."""
+
+    def __init__(self) -> None:
+        self.rows = iter([(x, int(y)) for x, y in zip(X, CLASSES, strict=True)])
+
+    def __iter__(self) -> Any:
+        return self.rows
+
+
+def test_an_epoch_without_a_batch_is_an_error() -> None:
+    words = "gave no batch: its iterator, or its sampler's, is used up; make a new one in `__iter__`"
+    app = Classes(DataLoader(Once(), batch_size=16))
+    assert trained(app, plan=LocalPlan(epochs=1)).steps == 3
+    with pytest.raises(DataError, match=words):
+        trained(app)
+    with pytest.raises(DataError, match=words):
+        trained(Classes(DataLoader(Once(), batch_size=16)), plan=LocalPlan(epochs=2))
+    with pytest.raises(DataError, match=words):
+        evaluated(app)
+    with pytest.raises(DataError, match="gives no batch: with drop_last it needs a whole one"):
+        evaluated(Classes(DataLoader(Noisy(), batch_size=64, drop_last=True)))
 
 
 @pytest.mark.parametrize(
@@ -360,6 +445,55 @@ def test_functions_and_methods_are_told_apart() -> None:
     np.testing.assert_array_equal(trained(without_base).delta, trained(Plain()).delta)
     assert evaluated(without_base)["metric"] == 3.0
     assert not Objective.of(Classes()).trains_otherwise
+
+
+def passed_on(function: Any) -> Any:
+    """A decorator as people write it, without `functools.wraps`."""
+
+    def wrapper(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    return wrapper
+
+
+class Optional(Line):
+    """Methods that need no more than two arguments, or say no number."""
+
+    def loss(self, output: Any, y: Any = None) -> Any:
+        return functional.mse_loss(output, y)
+
+    def optimizer(self, params: Any, plan: Any = None) -> Any:
+        return torch.optim.Adam(params, lr=plan.learning_rate)
+
+    def metrics(self, *args: Any) -> dict[str, Any]:
+        output, y = args
+        return {"mae": (output - y).abs().mean()}
+
+
+class Decorated(Line):
+    """By wrappers of any arguments: of methods, and of a function that is none."""
+
+    loss = passed_on(passed_on(Optional.loss))
+    optimizer = passed_on(Optional.optimizer)
+    metrics = passed_on(Optional.metrics)
+
+
+class Bare(Line):
+    """Functions that know of no App."""
+
+    loss = passed_on(functional.mse_loss)
+
+    def optimizer(params: Any, plan: Any, *, more: Any = None) -> Any:  # noqa: N805
+        return torch.optim.Adam(params, lr=plan.learning_rate)
+
+    def metrics(*args: Any) -> dict[str, Any]:
+        return {"mae": (args[0] - args[1]).abs().mean()}
+
+
+@pytest.mark.parametrize("app", [Optional(), Decorated(), Bare()])
+def test_whoever_takes_the_app_gets_it_however_many_arguments_it_needs(app: App) -> None:
+    np.testing.assert_array_equal(trained(app).delta, trained(Line()).delta)
+    assert evaluated(app) == pytest.approx(evaluated(Line()))
 
 
 def test_classes_keep_their_accuracy_with_another_loss() -> None:
