@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,6 +25,7 @@ from anabranch.core.model.params import Tensors, Vector
 from anabranch.core.model.submodels import gathered
 from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
+from anabranch.host.build import warn_once
 from anabranch.host.log import Data
 from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
@@ -39,6 +40,7 @@ from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
+from anabranch.workloads.splits import doubting
 from anabranch.workloads.streams import Streamed
 from anabranch.workloads.trainer import (
     Training,
@@ -131,6 +133,7 @@ class Problem:
         self._groups = tuple(self.profiles.group.tolist())
         self._arrivals = Arrivals.of(config.fleet, config.run.seed)
         self._split_said = ""
+        self._say: Callable[[str], None] | None = None
         self._examples: OrderedDict[int, Examples] = OrderedDict()
         self._held_out: Examples | None = None
         self._goal: Examples | None = None  # an attack's
@@ -171,15 +174,20 @@ class Problem:
     def _loaded(self, device: int) -> Examples:
         with on_device(device_name(device)):
             shard = self.shard("train", device)
-            found = data_of(self.app, shard)
+            with doubting(self._say):
+                found = data_of(self.app, shard)
             self._warn_of_split(shard, found)
             return found if self._arrivals is None else self._arrivals.in_order(self.app, device, found)
 
     def watching(self) -> Problem:
-        """This one, which warns where the App does not go by settings of split or device. Others do not."""
+        """This one, which warns of crude splits, and of an App that does not go by split or device.
+
+        Others do not.
+        """
         if isinstance(self.trainer, NumpyTrainer):
             warn_of_arrays(self.app, self.config.client.device, self.config.client.precision)
         self._split_said = _said_of_split(self.config.fleet)
+        self._say = warn_once
         return self
 
     def _warn_of_split(self, shard: Shard, found: Examples) -> None:

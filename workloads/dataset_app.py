@@ -198,7 +198,19 @@ def table_of(data: Any, label: str = "", inputs: Sequence[str] = ()) -> Table:
     if isinstance(data, tuple | list) and len(data) == 2:
         return _Arrays(Examples(*data))
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
+        if not hasattr(data, "__len__"):
+            raise DataError(
+                f"data is a {type(data).__name__} of Hugging Face's, which is read as it comes and has no "
+                "rows to split: load it with streaming=False, or keep what there is room for, "
+                "datasets.Dataset.from_list(list(data.take(10_000)))"
+            )
         return _of_columns(data, label, inputs)
+    if isinstance(data, tuple | list) and data and not isinstance(data[0], tuple | list):
+        raise DataError(
+            f"data is a {type(data).__name__} of {len(data)}, each a {type(data[0]).__name__}: give a pair "
+            "(x, y); what tests is app(..., test=(x, y)), and several inputs are a torch Dataset of pairs "
+            "whose x is a dict"
+        )
     no_pairs = isinstance(data, str | bytes | np.ndarray) or hasattr(data, "iloc")  # a path, x alone, a frame
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not no_pairs:
         from anabranch.workloads.dataset_rows import TorchTable

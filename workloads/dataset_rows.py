@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from anabranch.core.errors import DataError
 from anabranch.workloads.app import Array, Examples
@@ -23,7 +23,12 @@ class TorchTable:
 
     @classmethod
     def of(cls, dataset: Any) -> TorchTable:
-        """Raises `DataError` where it is empty."""
+        """Raises `DataError` where it is empty, or has no rows."""
+        if isinstance(dataset, IterableDataset):
+            raise DataError(
+                f"data is a {type(dataset).__name__}, an IterableDataset, which has no rows to split: give a "
+                "Dataset with a __getitem__, or write an App, whose data returns a device's DataLoader"
+            )
         if len(dataset) == 0:
             raise DataError("the Dataset is empty: give every device at least one example")
         return cls(dataset)

@@ -96,10 +96,26 @@ class NumpyTrainer:
                 f"names {', '.join(map(repr, names[:NAMES_SAID]))}{more}"
                 ' (of Flax: flax.traverse_util.flatten_dict(params, sep="."))'
             )
-        arrays = {name: np.array(array, order="C") for name, array in found.items()}
+        arrays = {name: self._array(name, array) for name, array in found.items()}
         if self._spec and not self._app.any_model:
             check_again(self._app, self._spec, arrays)
         return arrays
+
+    def _array(self, name: str, given: Any) -> Array:
+        """A copy. Raises `AppError` for what is no array of numbers, such as a parameter of torch's."""
+        if getattr(given, "requires_grad", False):
+            raise AppError(
+                f"{self._app.name}: model() has at {name!r} a {type(given).__name__} of torch's that "
+                "requires a gradient, and a dict is of numpy arrays: return the module itself, or, for a "
+                "train without torch, {n: p.detach().numpy() for n, p in module.named_parameters()}"
+            )
+        try:
+            return np.array(given, order="C")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise AppError(
+                f"{self._app.name}: model() has at {name!r} a {type(given).__name__} that is no array: "
+                f"{error}; give numpy arrays of numbers"
+            ) from error
 
     def train(
         self,

@@ -127,6 +127,13 @@ class Objective:
 
     def _check_scores(self, scores: Any, y: Any) -> None:
         """Raises `AppError` where the cross entropy of these has no meaning."""
+        if not hasattr(scores, "is_floating_point"):
+            many = f" of {len(scores)}" if hasattr(scores, "__len__") else ""
+            raise AppError(
+                f"{self.name}: the model's forward returned a {type(scores).__name__}{many}, and the default "
+                "loss, the cross entropy, wants one tensor, the scores: return that alone, or give the App a "
+                "loss(self, output, y), which takes from the output what it needs"
+            )
         shape = tuple(getattr(scores, "shape", ()))
         if len(shape) >= 2 and shape[1] == 1:  # the cross entropy of one class is 0, whatever the weights
             raise AppError(

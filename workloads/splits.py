@@ -14,6 +14,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -34,6 +37,19 @@ Rows = npt.NDArray[np.int64]
 DRAWS = "draws"
 EXAMPLES_MIN = 8  # of a device under `dirichlet`, where there are enough
 VALIDATION_FRACTION = 0.1
+
+
+_say: ContextVar[Callable[[str], None] | None] = ContextVar("say", default=None)
+
+
+@contextmanager
+def doubting(say: Callable[[str], None] | None) -> Iterator[None]:
+    """Inside, `say` hears what whoever asked for a split should know of it; None: nobody does."""
+    token = _say.set(say)
+    try:
+        yield
+    finally:
+        _say.reset(token)
 
 
 class Split(Protocol):
@@ -221,7 +237,11 @@ def _dirichlet(
 ) -> list[Rows]:
     alpha = fleet.dirichlet_alpha
     pieces: list[list[Rows]] = [[] for _ in range(count)]
-    classes, of = np.unique(class_numbers(labels), return_inverse=True)  # what is no number is a class, too
+    labels = class_numbers(labels)
+    _check_whole(labels)
+    classes, of = np.unique(labels, return_inverse=True)  # what is no number is a class, too
+    if (doubt := _doubt_of(len(labels), len(classes), count)) and (say := _say.get()):
+        say(doubt)
     for number, label in enumerate(classes.tolist()):
         draws = stream(seed, "split", "dirichlet", label)
         rows = draws.permutation(np.flatnonzero(of == number))
@@ -229,6 +249,26 @@ def _dirichlet(
         for device, piece in enumerate(np.split(rows, np.rint(cuts).astype(np.int64))):
             pieces[device].append(piece)
     return _fed([np.concatenate(p) for p in pieces], min(EXAMPLES_MIN, len(labels) // count), seed)
+
+
+def _check_whole(labels: Labels) -> None:
+    """Raises `DataError` for labels with fractions: each would be a class of one example."""
+    if labels.dtype.kind == "f" and np.any(np.mod(labels[np.isfinite(labels)], 1)):
+        raise DataError(
+            f"fleet.split = 'dirichlet' needs a class number for each example, not {labels.dtype} with "
+            "fractions, as of a regression: set fleet.split = 'iid', or 'shards', which goes by their order"
+        )
+
+
+def _doubt_of(rows: int, classes: int, count: int) -> str:
+    """What to know of a Dirichlet split of as many rows and classes; empty: nothing."""
+    if rows >= classes * count:
+        return ""
+    return (
+        f"fleet.split = 'dirichlet': {classes} classes have {rows / classes:.3g} examples each on average, "
+        f"fewer than there are devices ({count}), so parts are cruder than fleet.dirichlet_alpha says, and "
+        "few devices may have most: for even parts set fleet.split = 'iid', for others take fewer devices"
+    )
 
 
 def _fed(parts: list[Rows], examples_min: int, seed: int) -> list[Rows]:

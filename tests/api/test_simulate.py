@@ -22,6 +22,7 @@ from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.journal_files import PAYLOADS
 from anabranch.reports.result import Result
 from anabranch.workloads.app import Shard
+from anabranch.workloads.digits import Digits
 from anabranch.workloads.synthetic import Synthetic
 
 SMALL = ab.Fleet(clients=4, examples_per_client=40)
@@ -322,9 +323,11 @@ def test_an_app_that_keeps_its_split_goes_by_it(caplog: pytest.LogCaptureFixture
         (Evenly(), ab.Fleet(clients=4, examples_per_client=40), "fleet.examples_per_client = 40 changes"),
         (Evenly(), ab.Fleet(clients=4), ""),
         (Synthetic(), ab.Fleet(clients=4, split=ab.Dirichlet(0.3)), ""),
+        (Digits(), ab.Fleet(clients=129, split=ab.Dirichlet(0.3)), ""),
+        (Digits(), ab.Fleet(clients=130, split=ab.Dirichlet(0.3)), "10 classes have 129 examples each"),
     ],
 )
-def test_a_split_that_an_app_does_not_go_by_is_warned_of_once(
+def test_a_split_that_an_app_does_not_go_by_or_a_crude_one_is_warned_of_once(
     app: Any, fleet: ab.Fleet, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for seed in range(2):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import anabranch as ab
 from anabranch.core.config.tables import FleetTable
@@ -192,6 +192,28 @@ def test_labels_are_found_without_a_pass_over_the_data() -> None:
     assert len(data_of(app, Shard("train", 0, 2))) == 108
 
 
+class Streamed:
+    """What `datasets` gives for `streaming=True` has these, and neither a length nor a format."""
+
+    column_names = ("x", "label")
+
+    def with_format(self, kind: str) -> Streamed:
+        return self
+
+    def __iter__(self) -> Any:
+        return iter([{"x": X[0], "label": 1}])
+
+
+class Counted(IterableDataset[Any]):
+    """Of torch's, which has an item for no number."""
+
+    def __iter__(self) -> Any:
+        return iter(Rows(range(20)))
+
+    def __len__(self) -> int:
+        return 20
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -206,6 +228,10 @@ def test_labels_are_found_without_a_pass_over_the_data() -> None:
         ({"validation": (X, Y)}, "one must be 'train'"),
         ((X, Y[:-1]), "give each its label"),
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0)), "at least one example"),
+        ((X, Y, Y), r"a tuple of 3, each a ndarray: give a pair \(x, y\); what tests is app\(..., test="),
+        ([*X], r"a list of 300, each a ndarray: give a pair"),
+        (Streamed(), r"is a Streamed of Hugging Face's.* no rows to split: load it with streaming=False"),
+        (Counted(), "is a Counted, an IterableDataset, which has no rows to split: give a Dataset with a"),
     ],
 )
 def test_what_is_wrong_with_data_is_said(data: Any, message: str) -> None:

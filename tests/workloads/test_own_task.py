@@ -376,6 +376,27 @@ class Forgetful(Classes):
         return Silent(3, 2)
 
 
+class Several(torch.nn.Linear):
+    """Its forward gives more than the scores."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__(3, 2)
+        self.made = made
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.made(super().forward(x))
+
+
+class Pairs(Classes):
+    def model(self) -> Any:
+        return Several(lambda scores: (scores, scores))
+
+
+class Named(Classes):
+    def model(self) -> Any:
+        return Several(lambda scores: {"scores": scores})
+
+
 class Words(Classes):
     """Scores of two classes for each of four words."""
 
@@ -399,6 +420,14 @@ def pair(y: Any) -> Any:
         (Column(pair(CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
         (Column(pair(0 * CLASSES)), r"Column: .* one number for each example, \(8, 1\)"),
         (Classes(pair(np.eye(2, dtype=int)[CLASSES])), r"Classes: y has the shape .* y\.argmax\(1\)"),
+        (
+            Pairs(),
+            "Pairs: the model's forward returned a tuple of 2, .* wants one tensor, the scores: return",
+        ),
+        (
+            Named(),
+            r"Named: the model's forward returned a dict of 1, .* or give the App a loss\(self, output",
+        ),
         (Forgetful(), "Forgetful: the model's forward returned nothing: return its output"),
         (Words(pair(np.ones((40, 4), int))), r"scores are \(8, 4, 2\) and y is \(8, 4\): classes come last"),
     ],
@@ -406,6 +435,12 @@ def pair(y: Any) -> Any:
 def test_what_cannot_be_learned_by_is_named(app: App, words: str) -> None:
     with pytest.raises(AppError, match=words):
         trained(app)
+
+
+@pytest.mark.parametrize("app", [Pairs(), Named()])
+def test_what_cannot_be_measured_is_named(app: App) -> None:
+    with pytest.raises(AppError, match=r"the model's forward returned a .*, wants one tensor, the scores"):
+        evaluated(app)
 
 
 def test_an_evaluation_passes_over_the_labels_that_training_passes_over() -> None:

@@ -14,7 +14,7 @@ from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Examples, Shard
-from anabranch.workloads.splits import EXAMPLES_MIN, SPLITS, partition, take, train_validation
+from anabranch.workloads.splits import EXAMPLES_MIN, SPLITS, doubting, partition, take, train_validation
 
 DISJOINT = ["iid", "dirichlet", "shards"]
 
@@ -241,6 +241,34 @@ def test_labels_may_be_a_list(split: str) -> None:
     fleet = FleetTable(split=split, examples_per_client=20)
     lists, arrays = (partition(some, 4, fleet, 1, (0, 0, 1, 1)) for some in (labels, np.array(labels)))
     assert [part.tolist() for part in lists] == [part.tolist() for part in arrays]
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_labels_of_a_regression_are_no_classes(kind: str) -> None:
+    """Each was a class of one example: small alphas gave even parts, and large ones few devices all of it."""
+    labels, fleet = labels_of(120).astype(kind), FleetTable(split="dirichlet", dirichlet_alpha=0.1)
+    parts = partition(labels, 4, fleet, 1)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(120))
+    labels[7] += 0.5
+    with pytest.raises(DataError, match=f"needs a class number for each example, not {kind} with fractions"):
+        partition(labels, 4, fleet, 1)
+    for split in ("iid", "shards"):
+        assert len(partition(labels, 4, FleetTable(split=split), 1)) == 4
+
+
+@pytest.mark.parametrize(("classes", "count", "is_crude"), [(10, 20, False), (10, 21, True), (100, 4, True)])
+def test_few_examples_of_a_class_make_a_crude_split(classes: int, count: int, is_crude: bool) -> None:
+    """Two hundred examples: of a class fewer than there are devices, or not."""
+    labels, said = np.arange(200) % classes, list[str]()
+    with doubting(said.append):
+        partition(labels, count, FleetTable(split="iid"), 0)
+        partition(labels, count, FleetTable(split="dirichlet"), 0)
+    assert len(said) == is_crude
+    for text in said:
+        assert f"{classes} classes have {200 // classes} examples each on average" in text
+        assert f"fewer than there are devices ({count})" in text
+    partition(labels, count, FleetTable(split="dirichlet"), 0)
+    assert len(said) == is_crude, "outside nobody hears it"
 
 
 def test_what_has_no_number_for_a_label_is_dealt_all_the_same() -> None:

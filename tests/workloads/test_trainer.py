@@ -245,6 +245,11 @@ def test_a_gpu_that_is_not_there_is_a_config_error() -> None:
         (lambda: {"n": np.zeros(2, np.int64)}, "nothing to learn"),
         (lambda: torch.nn.Linear(2, 2).bfloat16(), "'weight' is bfloat16"),
         (lambda: torch.nn.LazyLinear(2), "'weight' of its model has no shape yet"),
+        (
+            lambda: dict(torch.nn.Linear(2, 2).named_parameters()),
+            r"Own: model\(\) has at 'weight' a Parameter of torch's .* return the module itself, or, for a",
+        ),
+        (lambda: {"a": [[1.0, 2.0], [3.0]]}, "has at 'a' a list that is no array: setting .*; give numpy"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_an_app_error(made: Any, text: str) -> None:
