@@ -23,7 +23,7 @@ MUTANTS_ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: docs help setup test lint format demo prove mutants bench docker-test journeys libraries pythons protos wheel-test cockpit clean
+.PHONY: docs help setup test slow lint format demo prove mutants bench docker-test journeys libraries pythons protos wheel-test cockpit clean
 
 help:  ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,8 +39,11 @@ $(READY): pyproject.toml setup.py $(wildcard core/kernels/*.[ch]) scripts/setup.
 # A test's own limit wants Python to go on. What hangs below it is told too, and its process ended; the others go on.
 HANGS := -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true
 
-test: setup  ## every test but the long proofs and the containers
+test: setup  ## every test but those below
 	$(BIN)/pytest $(SPREAD) $(HANGS) $(PYTEST_ARGS)
+
+slow: setup  ## those that wait or compile for long: with Ray, torch.compile, and a standby that takes over
+	$(BIN)/pytest -m "slow and not prove" $(SPREAD) $(HANGS) tests/api tests/conformance tests/crash tests/simulation tests/workloads $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts (the tests check them as well)
 	$(BIN)/ruff check .

@@ -112,9 +112,10 @@ def interpreter(peer: OtherSimulator, environments: Path) -> Path | None:
     python, ready = folder / "bin" / "python", folder / "ready"
     if ready.exists():
         return python
-    venv.create(folder, with_pip=True, clear=True)
+    venv.create(folder, clear=True)
     for wanted in peer.installs:
-        command = [str(python), "-m", "pip", "install", "-q", *wanted.split()]
+        pip = [sys.executable, "-m", "pip", "--python", str(python)]
+        command = [*pip, "install", "-q", *wanted.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"{peer.name} is left out: {wanted}: {done.stderr.strip()[-300:]}", file=sys.stderr)

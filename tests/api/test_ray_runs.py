@@ -23,7 +23,7 @@ from anabranch.core.errors import AppError, ConfigError
 from anabranch.reports.result import RESULT_FILE
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
-pytestmark = pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+pytestmark = [pytest.mark.skipif(not HAS_RAY, reason="ray is not installed"), pytest.mark.slow]
 SMALL: dict[str, Any] = {
     "fleet": ab.Fleet(clients=4, examples_per_client=40),
     "until": ab.Until(updates=9),

@@ -32,7 +32,8 @@ from anabranch.testing.executor import delta_of, jobs_of
 from anabranch.workloads.app import App, Examples, Shard
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
-WITH_RAY = pytest.param("ray", marks=pytest.mark.skipif(not HAS_RAY, reason="ray is not installed"))
+ON_RAY = (pytest.mark.skipif(not HAS_RAY, reason="ray is not installed"), pytest.mark.slow)
+WITH_RAY = pytest.param("ray", marks=ON_RAY)
 EXACT = ["serial", "processes", WITH_RAY]
 BATCHED = ["batched", "batched by workers"]
 EXECUTORS = [*EXACT, *BATCHED]
@@ -350,6 +351,7 @@ def test_what_is_trained_one_by_one_is_trained_when_it_is_asked_for(make: Make) 
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.slow
 def test_devices_of_different_speed_groups_have_actors_with_other_shares_of_a_gpu(make: Make) -> None:
     settings = config(fleet={"clients": 12}, ray={"cpus": 0.5, "gpus_by_group": [0.5, 0.25, 0.0]})
     problem, executor = make("ray", None, settings)
@@ -360,12 +362,14 @@ def test_devices_of_different_speed_groups_have_actors_with_other_shares_of_a_gp
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.slow
 def test_more_than_ray_has_is_not_waited_for(make: Make) -> None:
     with pytest.raises(ConfigError, match=r"need 1.5 GPUs, and Ray has 1: lower --workers"):
         make("ray", Linear(), fleet(ray={"gpus": 1.5}))
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.slow
 def test_actors_find_an_app_by_the_path_that_this_process_knows_it_by(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -377,6 +381,7 @@ def test_actors_find_an_app_by_the_path_that_this_process_knows_it_by(
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.slow
 def test_an_app_that_actors_cannot_open_is_an_error_in_its_own_words(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -391,6 +396,7 @@ def test_an_app_that_actors_cannot_open_is_an_error_in_its_own_words(
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.slow
 def test_actors_that_are_killed_in_the_middle_of_their_work_cost_nothing_else(
     cluster: None, tmp_path: Path
 ) -> None:
@@ -404,6 +410,7 @@ def test_actors_that_are_killed_in_the_middle_of_their_work_cost_nothing_else(
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.slow
 def test_work_that_no_process_survives_is_given_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_executor, "DEATHS_MAX", 1)
     problem, executor = make("ray", Deadly(always=True), config(ray={"cpus": 0.25}))
@@ -420,6 +427,7 @@ class Large(Ones):
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.slow
 def test_the_object_store_holds_no_more_than_the_newest_models(make: Make) -> None:
     import ray
 

@@ -32,6 +32,7 @@ from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
 from anabranch.testing.federation import first_weights
 
+pytestmark = pytest.mark.slow
 HANGS_S = 600.0  # on a machine at rest it is seconds; how long a takeover took is a figure of the long form
 
 

@@ -217,7 +217,7 @@ def test_a_strategy_that_takes_nothing_is_said(caplog: pytest.LogCaptureFixture)
             return Step(state, None, rejected(context.staleness, Reason.NOT_SELECTED, "none is wanted"))
 
     fleet, until = ab.Fleet(clients=2), ab.Until(updates=8)
-    settings = {"run.virtual_s_max": 9000.0}
+    settings = {"run.virtual_s_max": 9000.0, "fleet.step_time_s": 1.0}
     ab.simulate("synthetic", strategy=TakesNothing(), fleet=fleet, until=until, settings=settings)
     said = [r.message for r in caplog.records if r.message.startswith("no update was taken for ")]
     assert len(said) == 2  # after an hour, and two

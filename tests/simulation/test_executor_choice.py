@@ -31,6 +31,7 @@ from anabranch.simulation.run import open_simulation, simulate
 from anabranch.workloads.app import App
 
 DIGITS = {"virtual_s_max": 8.0}
+IN_PROCESSES = pytest.param(2, marks=pytest.mark.prove)  # each compiles for itself
 
 
 def digits(**tables: Mapping[str, Any]) -> Config:
@@ -73,7 +74,7 @@ def test_what_is_asked_for_is_taken() -> None:
     assert name_of(digits(fleet={"executor": "batched"}), workers=2) == "batched"
 
 
-@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("workers", [0, 1, IN_PROCESSES])
 def test_a_batched_run_repeats_itself_with_any_workers_and_its_folder_replays(
     tmp_path: Path, workers: int
 ) -> None:
@@ -86,29 +87,31 @@ def test_a_batched_run_repeats_itself_with_any_workers_and_its_folder_replays(
     assert written.updates_applied > 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler is here")
 @pytest.mark.filterwarnings("ignore:.*script_method. is deprecated:DeprecationWarning")  # torch of itself
-def test_a_compiled_run_is_the_same_by_workers_and_the_serial_one_but_for_rounding() -> None:
+@pytest.mark.parametrize("workers", [0, IN_PROCESSES])
+def test_a_compiled_run_is_the_serial_one_but_for_rounding_and_repeats_itself(workers: int) -> None:
     """Stacks of two, of batches of one length: one program, once torch has tried it."""
-    runs = {
-        (executor, workers): simulate(
+    serial, here, again = (
+        simulate(
             digits(
                 fleet={"executor": executor, "batch_devices": 2, "split": "iid"},
                 run={"workload": "digits", "virtual_s_max": 3.0},
                 client={"batch_size": 16},
             ),
             app=Linear("layer norm"),
-            workers=workers,
+            workers=by,
         )
-        for executor, workers in (("serial", 0), ("compiled", 0), ("compiled", 2))
-    }
-    serial, here, by_workers = runs.values()
-    assert here.model_sha256 == by_workers.model_sha256 != serial.model_sha256
+        for executor, by in (("serial", 0), ("compiled", 0), ("compiled", workers))
+    )
+    assert here.model_sha256 == again.model_sha256 != serial.model_sha256
     assert here.best_accuracy == pytest.approx(serial.best_accuracy, abs=0.01)
     assert here.updates_applied == serial.updates_applied > 0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, IN_PROCESSES])
 def test_programs_are_compiled_where_they_are_asked_for(workers: int) -> None:
     """What `vmap` takes and a program does not: its devices are trained one by one, as the bits show."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from anabranch.workloads.torch_trainer import TorchTrainer
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         not any(map(shutil.which, ("c++", "g++", "clang++"))),
         reason="no C++ compiler is here",
