@@ -12,7 +12,7 @@ from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.registry import others
 from anabranch.core.config.caps import told_to_devices
-from anabranch.core.config.ranges import ELASTIC, OWN
+from anabranch.core.config.ranges import ELASTIC, OWN, check_staleness
 from anabranch.core.config.tables import Config
 from anabranch.core.content import UNNAMED, check_algorithm
 from anabranch.core.engine.broadcast import Broadcast
@@ -200,7 +200,8 @@ def _check_memory(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
 
 
 def _check_publishing(config: Config, strategy: Strategy) -> None:
-    """Each round begins from its own version."""
+    """Raises `ConfigError` where a round would begin from an older version, or tasks have no use."""
+    check_staleness(config.server, config.downlink)
     every = config.downlink.publish_every_versions
     if every > 1 and strategy.synchronous:
         raise ConfigError(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.core.config.tables import Config
+from anabranch.core.config.tables import ENVIRONMENT, Config
 from anabranch.core.errors import ConfigError
 from anabranch.server.app import close_ports, identity_of, placed
 from anabranch.server.exposition import Exposition
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 # What a server of jobs goes by of its own settings: whole tables, and keys.
 HEARD = ("identity", "limits")
 HEARD_KEYS = tuple(f"server.{key}" for key in ("address", "admin_address", "metrics_address", "drain_s"))
-ENVIRONMENT = "ANABRANCH_"  # what it says it says to all jobs
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,7 @@ async def serve_jobs(
 
 
 def _say_unheard(config: Config) -> None:
+    # What the environment says it says to all jobs.
     said = [path for path, source in config.sources.items() if not source.startswith(ENVIRONMENT)]
     unheard = [path for path in said if path not in HEARD_KEYS and path.partition(".")[0] not in HEARD]
     if unheard:

@@ -21,7 +21,7 @@ from anabranch.core.config.goal import Goal
 from anabranch.core.effects import CohortLost, Effect, Reopened, RolledBackTo, SettingsSet
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
-from anabranch.core.engine.settable import otherwise
+from anabranch.core.engine.settable import otherwise, with_values
 from anabranch.core.errors import ConfigError, Unavailable, UnknownVersion
 from anabranch.core.ids import typed_id
 from anabranch.core.model.arrays import plain_tensors
@@ -237,9 +237,12 @@ class Operators(Guarded, OperatorsServicer):
     ) -> operators.SetSettingsResponse:
         """Change settings of the run."""
         async with self.run.setting:
-            values = read_settings(request.values_json, self.run.config)
+            changed, settings, enrolled = await self._look(
+                lambda engine: (engine.changes.values, engine.settings, len(engine.ledger.clients))
+            )
+            values = read_settings(request.values_json, with_values(self.run.given, changed))
             # What is so already is no change: what was before it, and who set it, are not to be written over.
-            news = await self._look(lambda engine: otherwise(engine.settings, values))
+            news = otherwise(settings, values)
             effects: Sequence[Effect] = ()
             if news:
                 event = ev.SettingsChanged(self.run.writer.now(), news, str(caller))
@@ -249,7 +252,7 @@ class Operators(Guarded, OperatorsServicer):
                 changes=[change_to_proto(change) for change in changes],
                 finished=self.run.writer.glance.finished,
                 reopened=any(isinstance(e, Reopened) for e in effects),
-                warnings=doubts_of_change(news, self.run.config),
+                warnings=doubts_of_change(news, self.run.config, enrolled),
             )
 
     @streams
@@ -317,8 +320,9 @@ class Operators(Guarded, OperatorsServicer):
         """The run ends where its own settings want it to: its budget is what it has used."""
         table, writer = self.run.config.run, self.run.writer
         if table.stop_at_target and not writer.glance.finished and Goal.of(table).reached(metrics):
-            used = {"run.updates_max": max(1, writer.glance.counters.applied)}
-            await self._submit(ev.SettingsChanged(writer.now(), used, "the target, which was reached"))
+            async with self.run.setting:
+                used = {"run.updates_max": max(1, writer.glance.counters.applied)}
+                await self._submit(ev.SettingsChanged(writer.now(), used, "the target, which was reached"))
 
     def _masked_sums(self, engine: Engine) -> operators.MaskedSums | None:
         """How they stand, where there are any."""

@@ -28,14 +28,17 @@ def read_settings(values_json: str, config: Config) -> dict[str, Any]:
     return typed(config, values)
 
 
-def doubts_of_change(news: Mapping[str, Any], config: Config) -> list[str]:
-    """What whoever has set `news`, so that a run has `config`, should know, as at a start; said here too."""
-    told = ""
-    if "robust.buffer_max" in news:
-        told = shortage(strategy_of(config), config.fleet.clients, config.robust.buffer_max)
-    if told:
-        log.warning(told)
-    return [told] if told else []
+def doubts_of_change(news: Mapping[str, Any], config: Config, enrolled: int) -> list[str]:
+    """What whoever has set `news`, so that a run has `config`, should know; said in the log as well."""
+    devices, share = max(config.fleet.clients, enrolled), config.robust.buffer_max
+    if "robust.buffer_max" not in news or not shortage(strategy_of(config), devices, share):
+        return []
+    told = (
+        f"robust.buffer_max is {share}, and there are {devices} devices: with as many updates of each in a "
+        "version they never fill a buffer, and the run waits without an end; set it higher, or to 0"
+    )
+    log.warning(told)
+    return [told]
 
 
 def change_to_proto(change: SettingChange) -> operators.SettingChange:

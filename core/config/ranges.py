@@ -262,12 +262,6 @@ def _check_relations(tables: Tables) -> None:
         raise ConfigError(
             f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
         )
-    every = tables["downlink"].publish_every_versions
-    if 0 < server.staleness_max < every:
-        raise ConfigError(
-            f"server.staleness_max must be 0 or at least downlink.publish_every_versions, {every}, not "
-            f"{server.staleness_max}: tasks start up to {every - 1} versions behind"
-        )
 
 
 def _check_growth(grow_at: tuple[float, ...]) -> None:
@@ -299,6 +293,16 @@ def check_today(client: Any) -> None:
     if client.momentum >= 1:
         raise ConfigError(
             f"client.momentum must be less than 1, not {client.momentum!r}: steps would grow without end"
+        )
+
+
+def check_staleness(server: Any, downlink: Any) -> None:
+    """Tasks of an older version must have a use; of runs of before it was asked at their start alone."""
+    every, bound = downlink.publish_every_versions, server.staleness_max
+    if 0 < bound < every:
+        raise ConfigError(
+            f"server.staleness_max must be 0 or at least downlink.publish_every_versions, {every}, not "
+            f"{bound}: tasks start up to {every - 1} versions behind"
         )
 
 

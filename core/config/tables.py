@@ -59,6 +59,7 @@ from anabranch.core.spelling import did_you_mean
 
 T = TypeVar("T")
 
+ENVIRONMENT = "ANABRANCH_"  # begins the names of variables, and so of sources, that say a setting
 TYPED = "--set"  # the source of what somebody has just typed
 NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: others set it
 

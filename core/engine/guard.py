@@ -119,7 +119,7 @@ class Guard:
         earlier, rate = before.tasks_per_minute, s.tasks_per_minute
         if not rate:
             self.ready_at = {}
-        elif earlier < rate:  # where it is lowered a burst of before is not made up for by hours
+        elif earlier < rate:  # a lower one does not stretch what is owed already
             owed = {c: at - now for c, at in self.ready_at.items() if at > now}
             self.ready_at = {c: now + left_s * earlier / rate for c, left_s in owed.items()}
 

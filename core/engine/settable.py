@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from anabranch.core.config.ranges import check_today
+from anabranch.core.config.ranges import check_staleness, check_today
 from anabranch.core.config.tables import TABLES, TYPED, Config, merge
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.errors import ConfigError
@@ -114,6 +114,8 @@ def typed(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     whole = merge([("", config.to_json(every_table=True)), (TYPED, given)])
     if "client.momentum" in values:  # a run of before that has another may still change the rest
         check_today(whole.client)
+    if "server.staleness_max" in values:
+        check_staleness(whole.server, whole.downlink)
     return {path: value_of(whole, path) for path in values}
 
 

@@ -20,6 +20,7 @@ from commands import anabranch
 from hand_bundles import whole
 from job_hosts import FIRST, UNHELD, Host, spec, with_job
 from own_parts import FOLDER, forgotten
+from rival_orders import check_one_is_refused
 from streams import Stream, StreamDevice, stream
 from wire import CALL_S, Device, Served, server_config
 
@@ -27,7 +28,7 @@ from anabranch.api.jobs import add_job, read_job
 from anabranch.cli.health import health
 from anabranch.client.channel import open_channel
 from anabranch.client.jobs import serve_jobs
-from anabranch.client.operator import OperatorClient, open_operator
+from anabranch.client.operator import open_operator
 from anabranch.client.run import ClientOptions
 from anabranch.client.stopping import Bell
 from anabranch.core.config.tables import merge
@@ -558,19 +559,6 @@ def test_a_job_that_is_stopped_is_not_said_to_lead_nothing(two: Path) -> None:
 
 def test_of_two_orders_at_once_that_do_not_agree_one_is_refused(two: Path) -> None:
     """As by a server of one run; a job answers each call by a service of its own."""
-    orders = ({"server.retry_after_min_s": 1.5}, {"server.retry_after_max_s": 1.0})
     with Host(two) as host:
         host.until("one", RUNNING)
-        clients = [host.operator("one") for _ in orders]
-
-        def give(client: OperatorClient, order: dict[str, float]) -> bool:
-            try:
-                client.set_settings(order)
-            except ConfigError:
-                return False
-            return True
-
-        for _ in range(5):
-            with ThreadPoolExecutor(2) as pool:
-                assert sorted(pool.map(give, clients, orders)) == [False, True]
-            clients[0].set_settings({"server.retry_after_min_s": 0.5, "server.retry_after_max_s": 2.0})
+        check_one_is_refused(host.operator("one"), host.operator("one"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import numpy as np
 import pytest
 from commands import anabranch
 from desks import Desk
+from rival_orders import check_one_is_refused
 from wire import CALL_S, Served, server_config
 
 from anabranch.api.live_result import report_of_data
-from anabranch.client.operator import OperatorClient, RunStatus
+from anabranch.client.operator import RunStatus
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
@@ -243,22 +243,9 @@ def test_what_is_so_already_is_no_change(tmp_path: Path, manifest: Manifest) -> 
 
 
 def test_of_two_orders_at_once_that_do_not_agree_one_is_refused(tmp_path: Path, manifest: Manifest) -> None:
-    """Each alone is right; a run that had both was refused by the next start of its server."""
-    orders = ({"server.retry_after_min_s": 1.5}, {"server.retry_after_max_s": 1.0})
-    back = {"server.retry_after_min_s": 0.5, "server.retry_after_max_s": 2.0}
+    """A run that had both was refused by the next start of its server."""
     with Served(config(tmp_path), manifest) as served, served.admin() as one, served.admin() as other:
-
-        def give(client: OperatorClient, order: dict[str, float]) -> bool:
-            try:
-                client.set_settings(order)
-            except ConfigError:
-                return False
-            return True
-
-        for _ in range(5):
-            with ThreadPoolExecutor(2) as pool:
-                assert sorted(pool.map(give, (one, other), orders)) == [False, True]
-            one.set_settings(back)
+        check_one_is_refused(one, other)
 
 
 def test_a_start_is_not_refused_for_what_the_log_has(tmp_path: Path, manifest: Manifest) -> None:
@@ -289,8 +276,20 @@ def test_who_sets_a_bound_by_which_the_run_waits_without_an_end_is_told(
     tables: dict[str, Any] = {"strategy": {"name": "fedbuff", "buffer_size": 10}, "fleet": {"clients": 4}}
     with Served(server_config(tmp_path / "data", **tables), manifest) as served:
         assert served.info is not None
-        for share, words in (("1", "they never fill a buffer"), ("3", "")):
+        for share, words in (("1", "set it higher, or to 0"), ("3", "")):
             order = ("admin", "set", f"robust.buffer_max={share}", "--admin", served.info.admin_address)
             done = anabranch(tmp_path, *order)
             assert done.returncode == 0, done.stderr
             assert (words in done.stderr, not done.stderr) == (True, not words)
+
+
+def test_devices_that_have_come_fill_a_buffer_as_well(tmp_path: Path, manifest: Manifest) -> None:
+    """How many the file says is what a run begins with."""
+    tables: dict[str, Any] = {"strategy": {"name": "fedbuff", "buffer_size": 3}, "fleet": {"clients": 1}}
+    with Served(server_config(tmp_path / "data", **tables), manifest) as served, served.admin() as client:
+        for i in range(2):
+            served.device(f"device-{i}").enrol()
+        assert client.set_settings({"robust.buffer_max": 1}).warnings
+        served.device("device-2").enrol()
+        client.set_settings({"robust.buffer_max": 0})
+        assert not client.set_settings({"robust.buffer_max": 1}).warnings

@@ -368,6 +368,7 @@ def test_who_owes_tasks_at_a_rate_owes_less_time_at_a_higher_one() -> None:
 
 
 def test_a_rate_that_is_lowered_is_no_reckoning_for_a_burst_of_before() -> None:
+    """As without a word of the change: sixty tasks are owed for a minute, and not for two hours."""
     b = Bench("fedbuff", buffer_size=100, tasks_per_minute=60.0)
     b.enrol("a")
     for i in range(60):

@@ -346,3 +346,13 @@ def test_a_standby_does_not_take_back_what_was_said_since_it_waits() -> None:
     assert StartSettings.of(stored, old, after(operator(30, at=4.0)), read_at=5.0).new == {
         "run.updates_max": 12
     }
+
+
+def test_a_run_of_before_whose_tasks_have_no_use_may_still_change_the_rest() -> None:
+    """An older release took such an order; what is in force is read by devices and observers too."""
+    stale = merge([("", {"downlink": {"codec": "log(2)", "publish_every_versions": 5}})])
+    stale = replace(stale, server=replace(stale.server, staleness_max=2))
+    assert typed(stale, {"server.lease_s": 5}) == {"server.lease_s": 5.0}
+    assert Config.from_json(stale.to_json()).server.staleness_max == 2
+    with pytest.raises(ConfigError, match="staleness_max must be 0 or at least"):
+        typed(stale, {"server.staleness_max": 4})

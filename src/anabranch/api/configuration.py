@@ -15,7 +15,7 @@ from anabranch.api.trust import admit
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.feedback import uplink_of
 from anabranch.core.config.ranges import ELASTIC, check_today
-from anabranch.core.config.tables import TABLES, TYPED, Config, merge, parse_override
+from anabranch.core.config.tables import ENVIRONMENT, TABLES, TYPED, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
@@ -25,7 +25,6 @@ from anabranch.workloads.app import App, load_app
 from anabranch.workloads.calls import join_run, settings_of
 from anabranch.workloads.registry import SETTINGS
 
-PREFIX = "ANABRANCH_"
 KERNELS = "ANABRANCH_KERNELS"  # no setting of a run: `core/kernels/loops.c` reads it
 BROUGHT = "settings.json"  # beside a model: what its App brings along
 WHOLE = "strategy="  # the source of a strategy that is whole, whatever the layers below say of it
@@ -149,7 +148,9 @@ def shown(config: Config) -> list[tuple[str, Any, str]]:
 
 def secrets_environment(config: Config) -> dict[str, str]:
     """The environment that hands another process what the configuration's file does not say."""
-    return {f"{PREFIX}{path.replace('.', '_').upper()}": value for path, value in config.secrets().items()}
+    return {
+        f"{ENVIRONMENT}{path.replace('.', '_').upper()}": value for path, value in config.secrets().items()
+    }
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -191,10 +192,12 @@ def one_run(tables: dict[str, Any], path: Path | str) -> dict[str, Any]:
 
 def _environment(environ: Mapping[str, str]) -> list[Layer]:
     layers: list[Layer] = []
-    for name in sorted(n for n in environ if n.startswith(PREFIX) and n != KERNELS):
-        table, _, key = name.removeprefix(PREFIX).lower().partition("_")
+    for name in sorted(n for n in environ if n.startswith(ENVIRONMENT) and n != KERNELS):
+        table, _, key = name.removeprefix(ENVIRONMENT).lower().partition("_")
         if table not in TABLES or not key:
-            raise ConfigError(f"{name}: write {PREFIX}<TABLE>_<KEY>, with a table of {', '.join(TABLES)}")
+            raise ConfigError(
+                f"{name}: write {ENVIRONMENT}<TABLE>_<KEY>, with a table of {', '.join(TABLES)}"
+            )
         _, _, value = parse_override(f"{table}.{key}={environ[name]}")
         layers.append((name, {table: {key: value}}))
     return layers
