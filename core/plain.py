@@ -43,7 +43,12 @@ class FieldError(ValueError):
 
 
 def of_python(value: Any) -> Any:
-    """Numbers and arrays of numpy, which seeds and grids often are, as Python's own; in lists too."""
+    """Numbers and arrays of numpy, which seeds and grids often are, as Python's own; in lists too.
+
+    Of a class of strings, as `StrEnum` makes them, its text.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if type(value) in (list, tuple):

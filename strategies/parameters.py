@@ -37,8 +37,10 @@ def one_of(choices: Collection[Any]) -> Range:
 def check_parameters(part: Any, table: str = "strategy") -> None:
     """Raises `ConfigError` for the first value of another type, or else out of its range, naming the key."""
     kind: Any = type(part)
-    for key, of in _types_of(kind):
-        check_type(getattr(part, key), of, f"{table}.{key}")
+    for key, of, default in _types_of(kind):
+        value = getattr(part, key)
+        if (type(value), value) != (type(default), default):  # a table's defaults are not looked at either
+            check_type(value, of, f"{table}.{key}")
     for key, range_ in _ranges_of(kind):
         value = getattr(part, key)
         if not range_.holds(value):
@@ -46,11 +48,11 @@ def check_parameters(part: Any, table: str = "strategy") -> None:
 
 
 @cache
-def _types_of(kind: type) -> list[tuple[str, Any]]:
-    """Of the keys that have a plain one."""
+def _types_of(kind: type) -> list[tuple[str, Any, Any]]:
+    """Of the keys that have a plain one: key, type and default."""
     hints = get_type_hints(kind)
-    names = [f.name for f in fields(kind)] if is_dataclass(kind) else []
-    return [(name, hints[name]) for name in names if hints[name] in PLAIN]
+    keys = [f for f in fields(kind) if f.init] if is_dataclass(kind) else []
+    return [(f.name, hints[f.name], f.default) for f in keys if hints[f.name] in PLAIN]
 
 
 @cache

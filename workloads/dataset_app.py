@@ -208,8 +208,8 @@ def table_of(data: Any, label: str = "", inputs: Sequence[str] = ()) -> Table:
     if isinstance(data, tuple | list) and data and not isinstance(data[0], tuple | list):
         raise DataError(
             f"data is a {type(data).__name__} of {len(data)}, each a {type(data[0]).__name__}: give a pair "
-            "(x, y); what tests is app(..., test=(x, y)), and several inputs are a torch Dataset of pairs "
-            "whose x is a dict"
+            "(x, y); give test data as app(..., test=(x, y)); for several inputs give a torch Dataset of "
+            "pairs whose x is a dict"
         )
     no_pairs = isinstance(data, str | bytes | np.ndarray) or hasattr(data, "iloc")  # a path, x alone, a frame
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not no_pairs:

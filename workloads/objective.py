@@ -227,13 +227,15 @@ def _needs(function: Any) -> int:
 def _takes_self(function: Any, around: tuple[Any, ...] = ()) -> bool:
     """Whether a function's first argument is the object that it is a method of.
 
-    Of a wrapper of any arguments, as decorators make them, whether a function that it holds takes that.
+    Of a wrapper of any arguments, as decorators make them, whether the one function that it holds takes
+    that; of several nobody knows which it wraps.
     """
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if first is None or first.kind is not inspect.Parameter.VAR_POSITIONAL:
         return first is not None and first.name.strip("_") == "self"
     around = (*around, function)
-    return any(_takes_self(held, around) for held in _held(function) if held not in around)
+    held = [each for each in _held(function) if each not in around]
+    return len(held) == 1 and _takes_self(held[0], around)
 
 
 def _held(function: Any) -> Iterator[Any]:

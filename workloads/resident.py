@@ -133,21 +133,35 @@ class Resident:
 
 
 class LiveModule:
-    """The weights of a resident module while it is trained: see `LiveWeights`."""
+    """The weights of a resident module that was given `vector`, while it is trained: see `LiveWeights`.
 
-    def __init__(self, resident: Resident) -> None:
+    What tensors of fewer digits lose of what they are given is kept beside them: else each exchange would
+    send it as training.
+    """
+
+    def __init__(self, resident: Resident, vector: Vector) -> None:
         self._torch, self._resident = import_torch(), resident
+        state, held = resident.module.state_dict(), resident.flat()
+        rounds = any(state[name].dtype != held.dtype for name in resident.spec.slices)
+        self._lost = vector - held.cpu().numpy() if rounds else None
+
+    def _held(self) -> Vector:
+        found: Vector = self._resident.flat().cpu().numpy()
+        return found
 
     def flat(self) -> Vector:
         """A copy on the host."""
-        found: Vector = self._resident.flat().cpu().numpy()
-        return found
+        return self._held() if self._lost is None else self._held() + self._lost
 
     def add(self, change: Vector) -> None:
         """Add in place, on the device; to a tensor of several names once, as its last one says."""
         slices, state = self._resident.spec.slices, self._resident.module.state_dict()
-        given = self._torch.from_numpy(plain(change))
+        wanted = None if self._lost is None else self.flat() + change
+        given = self._torch.from_numpy(plain(change if wanted is None else wanted))
         with self._torch.no_grad():
             for name in last_names(state, slices).values():
                 tensor, at = state[name], slices[name]
-                tensor.add_(given[at].view(tensor.shape).to(tensor.device, tensor.dtype))
+                its = given[at].view(tensor.shape).to(tensor.device, tensor.dtype)
+                tensor.add_(its) if wanted is None else tensor.copy_(its)
+        if wanted is not None:
+            self._lost = wanted - self._held()

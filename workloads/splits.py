@@ -238,10 +238,11 @@ def _dirichlet(
     alpha = fleet.dirichlet_alpha
     pieces: list[list[Rows]] = [[] for _ in range(count)]
     labels = class_numbers(labels)
-    _check_whole(labels)
     classes, of = np.unique(labels, return_inverse=True)  # what is no number is a class, too
-    if (doubt := _doubt_of(len(labels), len(classes), count)) and (say := _say.get()):
-        say(doubt)
+    if doubt := _doubt_of(len(labels), len(classes), count):
+        _check_whole(labels)
+        if say := _say.get():
+            say(doubt)
     for number, label in enumerate(classes.tolist()):
         draws = stream(seed, "split", "dirichlet", label)
         rows = draws.permutation(np.flatnonzero(of == number))
@@ -252,11 +253,12 @@ def _dirichlet(
 
 
 def _check_whole(labels: Labels) -> None:
-    """Raises `DataError` for labels with fractions: each would be a class of one example."""
+    """Raises `DataError` for labels with fractions, where there are too many for classes."""
     if labels.dtype.kind == "f" and np.any(np.mod(labels[np.isfinite(labels)], 1)):
         raise DataError(
             f"fleet.split = 'dirichlet' needs a class number for each example, not {labels.dtype} with "
-            "fractions, as of a regression: set fleet.split = 'iid', or 'shards', which goes by their order"
+            "fractions, as of a regression: set fleet.split = 'iid', or 'shards', which goes by their order, "
+            "or number them by np.unique(y, return_inverse=True)[1] where each is a class"
         )
 
 

@@ -123,13 +123,14 @@ class TorchTrainer:
     ) -> None:
         """See `Trainer`: the App's `train` on the module of the whole model."""
         self._load(self._whole, vector, frozen)
+        live = LiveModule(self._whole, vector)
         self._whole.module.train()
 
         def train(endless: LocalPlan, life: int) -> None:
             with self.runtime.seeded(life):
                 calls.train(self.app, self._whole.module, examples, endless, life)
 
-        train_endlessly(train, plan, seed, LiveModule(self._whole), hook)
+        train_endlessly(train, plan, seed, live, hook)
 
     def evaluate(
         self, vector: Vector, frozen: Tensors, examples: Examples, stage: int = 0

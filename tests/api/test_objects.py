@@ -165,6 +165,19 @@ def test_a_fleet_is_whole_over_a_file(tmp_path: Path) -> None:
     assert ab.configure(path, fleet=Fleet(clients=4)).fleet == FleetTable(clients=4)
 
 
+def test_a_split_of_ones_own_reads_what_a_file_says_for_it(tmp_path: Path) -> None:
+    own, path = tmp_path / "mine.py", tmp_path / "run.toml"
+    own.write_text("def split(labels, count, fleet, seed, speed_groups):\n    return []\n")
+    path.write_text(
+        "[run]\nworkload = 'synthetic'\nupdates_max = 3\n"
+        "[fleet]\ndirichlet_alpha = 0.7\nshards_per_client = 5\nspeed_ratio = 9.0\n"
+    )
+    split = f"{own}:split"
+    found = ab.configure(path, fleet=Fleet(clients=4, split=split)).fleet
+    assert found == FleetTable(clients=4, split=split, dirichlet_alpha=0.7, shards_per_client=5)
+    assert ab.configure(path, fleet=Fleet(clients=4)).fleet == FleetTable(clients=4)
+
+
 @pytest.mark.parametrize(
     ("until", "keys"),
     [

@@ -135,7 +135,8 @@ class TiedApp(Linear):
 
 def test_a_tensor_of_two_names_is_merged_once() -> None:
     trainer = TorchTrainer(TiedApp())
-    live, change = LiveModule(trainer.resident(None)), trainer.spec.flatten(trainer.initial(0))
+    change = trainer.spec.flatten(trainer.initial(0))
+    live = LiveModule(trainer.resident(None), change)
     before = live.flat()
     live.add(change)
     assert np.array_equal(live.flat(), before + change)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from machines import SPEC as PLAIN
 
+import anabranch as ab
 from anabranch.core.config.tables import build, merge
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
@@ -98,6 +101,42 @@ class Scheduled(FedBuff):
     name: ClassVar[str] = "of this file"
     schedule: Schedule = Schedule()
     bound: float | None = None
+
+
+class Kind(StrEnum):
+    """A parameter's values, as people write them."""
+
+    A = "a"
+    B = "b"
+
+
+@dataclass(frozen=True)
+class Lenient(FedBuff):
+    """Its defaults are no values that a table could have."""
+
+    name: ClassVar[str] = "of this file too"
+    bound: float = math.inf
+    limit: float = None  # type: ignore[assignment]
+    kind: str = Kind.A
+    made: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "made", self.buffer_size + 1)
+
+
+@pytest.mark.parametrize("said", [{}, {"bound": math.inf}, {"limit": None}, {"kind": Kind.B}])
+def test_a_class_of_ones_own_has_the_defaults_that_it_says(said: dict[str, Any]) -> None:
+    of_own = {"bound": math.inf, "limit": None, "kind": Kind.A, "made": 5} | said
+    found = Lenient(buffer_size=4, **said)
+    assert {key: getattr(found, key) for key in of_own} == of_own
+    assert strategy_of(ab.configure("synthetic", strategy=found)) == found
+
+
+@pytest.mark.parametrize(("key", "value"), [("bound", -math.inf), ("limit", "1"), ("kind", 3)])
+def test_what_is_no_default_of_it_is_looked_at(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^strategy.{key} must be "):
+        Lenient(**{key: value})
 
 
 def test_what_is_no_plain_value_is_as_its_class_has_it() -> None:

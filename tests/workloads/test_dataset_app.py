@@ -228,7 +228,7 @@ class Counted(IterableDataset[Any]):
         ({"validation": (X, Y)}, "one must be 'train'"),
         ((X, Y[:-1]), "give each its label"),
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0)), "at least one example"),
-        ((X, Y, Y), r"a tuple of 3, each a ndarray: give a pair \(x, y\); what tests is app\(..., test="),
+        ((X, Y, Y), r"a tuple of 3, each a ndarray: give a pair \(x, y\); give test data as app\(..., test="),
         ([*X], r"a list of 300, each a ndarray: give a pair"),
         (Streamed(), r"is a Streamed of Hugging Face's.* no rows to split: load it with streaming=False"),
         (Counted(), "is a Counted, an IterableDataset, which has no rows to split: give a Dataset with a"),

@@ -249,9 +249,11 @@ def test_labels_of_a_regression_are_no_classes(kind: str) -> None:
     labels, fleet = labels_of(120).astype(kind), FleetTable(split="dirichlet", dirichlet_alpha=0.1)
     parts = partition(labels, 4, fleet, 1)
     assert sorted(np.concatenate(parts).tolist()) == list(range(120))
-    labels[7] += 0.5
-    with pytest.raises(DataError, match=f"needs a class number for each example, not {kind} with fractions"):
+    labels += (np.arange(120) / 128).astype(kind)
+    said = rf"a class number for each example, not {kind} with fractions.*np.unique\(y, return_inverse=True\)"
+    with pytest.raises(DataError, match=said):
         partition(labels, 4, fleet, 1)
+    assert len(partition(np.unique(labels, return_inverse=True)[1], 4, fleet, 1)) == 4
     for split in ("iid", "shards"):
         assert len(partition(labels, 4, FleetTable(split=split), 1)) == 4
 
@@ -269,6 +271,18 @@ def test_few_examples_of_a_class_make_a_crude_split(classes: int, count: int, is
         assert f"fewer than there are devices ({count})" in text
     partition(labels, count, FleetTable(split="dirichlet"), 0)
     assert len(said) == is_crude, "outside nobody hears it"
+
+
+@pytest.mark.parametrize("count", [4, 20])
+def test_ratings_are_classes_though_they_have_fractions(count: int) -> None:
+    """From 0.5 to 5.0, twenty examples each: they are dealt like any numbers in their place."""
+    ratings, said = (np.arange(200) % 10 + 1) / 2, list[str]()
+    with doubting(said.append):
+        parts = partition(ratings, count, FleetTable(split="dirichlet", dirichlet_alpha=0.1), 1)
+    assert not said
+    assert sorted(np.concatenate(parts).tolist()) == list(range(200))
+    with pytest.raises(DataError, match="with fractions"):
+        partition(ratings, 21, FleetTable(split="dirichlet"), 1)
 
 
 def test_what_has_no_number_for_a_label_is_dealt_all_the_same() -> None:

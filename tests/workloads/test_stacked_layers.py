@@ -12,6 +12,7 @@ import torch
 from local_apps import HiddenDropout, HiddenNorm, Linear
 from torch import nn
 
+from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
 from anabranch.workloads import App, Examples, Shard, trainer_for
@@ -371,6 +372,28 @@ def test_what_a_stack_of_fewer_digits_rounds_is_not_sent_as_training(made: Any, 
     trainings = [Training(starts[i % versions], examples, plan, i) for i in range(3)]
     for found in BatchedTraining(trainer).train(trainings, trainer.frozen):
         assert not found.delta.any()  # no step is as long as a digit of float16
+
+
+class Enough(Exception):
+    """Ends a training that goes on."""
+
+
+@pytest.mark.parametrize("change", [0.0, 1e-4, 0.3], ids=["no answer", "less than a digit", "many digits"])
+def test_what_fewer_digits_round_is_not_sent_by_a_training_that_goes_on(change: float) -> None:
+    data, trainer, seen = Digits().data(Shard("test")), trainer_for(Half()), list[Any]()
+    start = np.full(trainer.spec.size, 1.0001, np.float32)
+
+    def between(live: LiveWeights) -> None:
+        seen.append(live.flat())
+        if len(seen) > 20:
+            raise Enough
+        live.add(np.full_like(start, change))
+
+    examples, plan = Examples(data.x[:40], data.y[:40]), LocalPlan(learning_rate=1e-12)
+    with pytest.raises(Enough):
+        trainer.train_on(start, trainer.frozen, examples, plan, 1, between)
+    for step, found in enumerate(seen):
+        np.testing.assert_allclose(found, start + step * change, rtol=1e-6)  # a digit of float16 is 1e-3
 
 
 @pytest.mark.parametrize("order", ["F", "swapped"])

@@ -8,7 +8,7 @@ are connected. Every default is that of the table, and every key of the table ha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from anabranch.core.config.tables import FleetTable
@@ -214,6 +214,15 @@ class Fleet:
             found["examples_per_client"] = self.examples_per_client
         return {**found, **_keys(links)}
 
+    def whole(self) -> dict[str, Any]:
+        """Those keys and all others by default: else what a file says of another kind would be left.
+
+        A split of one's own may read any key of a built-in one, so of these what a file says stays.
+        """
+        read = {key for kind in SPLITS.values() for key in _names(kind)}
+        kept = read if isinstance(self.split, str) else set()
+        return {k: v for k, v in asdict(FleetTable()).items() if k not in kept} | self.keys()
+
     @classmethod
     def of(cls, table: FleetTable) -> Fleet:
         """The fleet of a table. Keys that say nothing of its kinds of split and speed are left out."""
@@ -237,9 +246,13 @@ def _name_of(part: Any, kinds: Mapping[str, type[Any]], where: str) -> str:
 
 
 def _keys(part: Any) -> dict[str, Any]:
-    return {f.metadata.get("key", f.name): getattr(part, f.name) for f in fields(part)}
+    return {key: getattr(part, name) for key, name in _names(type(part)).items()}
+
+
+def _names(kind: Any) -> dict[str, str]:
+    """Of each key of the table the name that the kind's field has."""
+    return {f.metadata.get("key", f.name): f.name for f in fields(kind)}
 
 
 def _read(kind: type[T], table: FleetTable) -> T:
-    its: Any = kind
-    return kind(**{f.name: getattr(table, f.metadata.get("key", f.name)) for f in fields(its)})
+    return kind(**{name: getattr(table, key) for key, name in _names(kind).items()})

@@ -17,6 +17,7 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import AsyncStrategy, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import is_data
+from anabranch.core.plain import of_python
 from anabranch.core.spelling import did_you_mean
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.workloads.app import App, app_of
@@ -168,7 +169,7 @@ def strategy_keys(strategy: Strategy | AsyncStrategy) -> dict[str, Any]:
     for f in fields(kind):
         if f.metadata == NO_KEY and getattr(strategy, f.name) != _default(f):
             raise ConfigError(f"strategy.{f.name} is of [robust]: write robust=Robust(rule='...') beside it")
-    params = {f.name: getattr(strategy, f.name) for f in fields(kind) if f.metadata != NO_KEY}
+    params = {f.name: getattr(strategy, f.name) for f in fields(kind) if f.init and f.metadata != NO_KEY}
     defaults = {f.name: _default(f) for f in fields(kind)}
     said = {name: value for name, value in params.items() if value != defaults[name]}
     return {"name": STRATEGIES.named(kind), **said}
@@ -192,9 +193,7 @@ def _table_layers(**tables: Any) -> list[Layer]:
         if not isinstance(given, TABLES[table] if table != "fleet" else (Fleet, FleetTable)):
             name = NAMED[table]
             raise ConfigError(f"{name}={given!r}: give an object of it, anabranch.{name.capitalize()}(...)")
-        # Of a fleet all keys too: else what a file says of another kind of speed or split would be left.
-        keys = {**asdict(FleetTable()), **given.keys()} if isinstance(given, Fleet) else asdict(given)
-        layers.append((f"{table}=", {table: keys}))
+        layers.append((f"{table}=", {table: given.whole() if isinstance(given, Fleet) else asdict(given)}))
     return layers
 
 
@@ -206,4 +205,4 @@ def setting_layers(settings: Settings) -> Iterable[Layer]:
             raise ConfigError(
                 f"settings={{{path!r}: ...}}: name each as 'table.key', such as 'client.epochs'"
             )
-        yield "settings=", {table: {key: str(value) if isinstance(value, str) else value}}
+        yield "settings=", {table: {key: of_python(value)}}

@@ -22,6 +22,7 @@ from anabranch.api.configuration import SWEEP, TUNE, read_settings
 from anabranch.core.errors import ConfigError
 
 SEED = "run.seed"  # which no choice may have: seeds are paired
+SEEDS_SAID = "a sweep has seeds= (in a file sweep.seeds), how many or a list of them"
 KEYS = ("seeds", "parallel", "on", "grid", "choices")
 
 Choice = Mapping[str, Any]
@@ -86,7 +87,7 @@ def _flat(tables: Any, where: str) -> dict[str, Any]:
         else:
             raise ConfigError(f"{where}: {name!r} is no setting: write 'table.key', such as 'client.epochs'")
     if SEED in found:
-        raise ConfigError(f"{where}: {SEED}: a sweep has sweep.seeds, how many or a list of them: write that")
+        raise ConfigError(f"{where}: {SEED}: {SEEDS_SAID}")
     return found
 
 

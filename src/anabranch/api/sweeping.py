@@ -26,7 +26,7 @@ from anabranch.api.records import Records
 from anabranch.api.run import Run
 from anabranch.api.simulating import Callback, run_simulation
 from anabranch.api.studies import OptunaStudy, Space, StudySweep, is_study
-from anabranch.api.sweep_file import SEED, Choice, SweepTable, combinations, read_sweep
+from anabranch.api.sweep_file import SEED, SEEDS_SAID, Choice, SweepTable, combinations, read_sweep
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.core.config.tables import Config, RunTable
 from anabranch.core.errors import ConfigError
@@ -43,7 +43,6 @@ from anabranch.workloads.app import App
 SEEDS = 5
 TRIALS = 20
 ARGUMENTS = frozenset(RunObjects.__annotations__) - {"seed", "settings"}
-SEEDS_SAID = "a sweep has seeds=, so many or a list of them"
 DIGEST_CHARS = 10
 # How large a message may be makes no other run. Where nothing is said of it, a name has what was the default
 # when names came into being: else runs of an older release would not be found again.
