@@ -42,8 +42,8 @@ HANGS := -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true
 test: setup  ## every test but those below
 	$(BIN)/pytest $(SPREAD) $(HANGS) $(PYTEST_ARGS)
 
-slow: setup  ## those that wait or compile for long: with Ray, torch.compile, and a standby that takes over
-	$(BIN)/pytest -m "slow and not prove" $(SPREAD) $(HANGS) tests/api tests/conformance tests/crash tests/simulation tests/workloads $(PYTEST_ARGS)
+slow: setup  ## Ray, torch.compile, a standby that takes over, a short soak, the examples for Flower
+	$(BIN)/pytest -m "slow and not prove" $(SPREAD) $(HANGS) tests $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts (the tests check them as well)
 	$(BIN)/ruff check .

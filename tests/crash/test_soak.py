@@ -49,6 +49,7 @@ def soak(folder: Path, seed: int, devices: int) -> Iterator[Soak]:
             running.kill()
 
 
+@pytest.mark.slow
 def test_one_of_each_kind(tmp_path: Path) -> None:
     with soak(tmp_path, seed=0, devices=2) as running:
         for name in dict.fromkeys(TROUBLES):

@@ -16,6 +16,9 @@ from anabranch.workloads import load_app
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(autouse=True)
 def with_scikit_learn() -> None:
     """Not where the file is collected: each worker would load scipy for it."""
