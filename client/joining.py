@@ -38,7 +38,7 @@ from anabranch.identity.certificates import (
 )
 from anabranch.identity.files import write_private
 from anabranch.identity.tokens import check_token
-from anabranch.identity.wallet import Wallet, joining_key, read_wallet
+from anabranch.identity.wallet import JOINING, Wallet, joining_key, read_wallet
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningStub
 from anabranch.support.shown import shown_certificate
@@ -75,11 +75,12 @@ def joined_wallet(
     """
     known, used = read_wallet(folder), folder / TOKEN_ID
     token_id = token.partition(".")[0]
-    if known is not None and used.exists() and used.read_text(encoding="utf-8") == token_id:
-        return known
-    wallet = _join_first(folder, addresses, token, ca_sha256, client_id)
-    write_private(used, token_id.encode())
-    return wallet
+    if known is None or not used.exists() or used.read_text(encoding="utf-8") != token_id:
+        known = _join_first(folder, addresses, token, ca_sha256, client_id)
+        write_private(used, token_id.encode())
+    # Not before: whoever is killed until then joins with the same key again, which the token takes.
+    (folder / JOINING).unlink(missing_ok=True)
+    return known
 
 
 def _join_first(folder: Path, addresses: Sequence[str], token: str, ca_sha256: str, client_id: str) -> Wallet:

@@ -108,7 +108,6 @@ class Wallet:
         make_private_folder(self.folder)
         ca, key, own = self.credentials()
         write_private(self.folder / IDENTITY, key + own + ca)
-        (self.folder / JOINING).unlink(missing_ok=True)
 
 
 def read_wallet(folder: Path) -> Wallet | None:

@@ -4,7 +4,7 @@
     ca.pem         the authority of the devices whose updates it unmasks
     rules.json     what a cohort needs at least, whatever the terms of its run say
     revoked.txt    names of devices that no longer count, one a line; may be missing
-    keeper.db      what it has unmasked: `store.py`
+    keeper.db      what it has unmasked: `store.py`; made with the keys, which are of no use without it
 
 The keys are no use to the server: with them and its own data it could read every update.
 """
@@ -46,6 +46,7 @@ from anabranch.identity.keepers import KEY_DOMAIN, KeeperKey
 from anabranch.identity.signatures import sign
 
 PAPERS, AUTHORITY, RULES, REVOKED, STORE = "keeper.pem", "ca.pem", "rules.json", "revoked.txt", "keeper.db"
+MEMORY = "memory"  # in the rules: the database was made with the keys
 LIFE_S = 3650 * 86400.0
 COHORT_MIN = 8
 DELTA = 1e-6
@@ -87,6 +88,7 @@ class KeeperPapers:
     box_key: X25519PrivateKey = field(repr=False)
     authority: x509.Certificate
     floors: Floors
+    remembers: bool = True  # its memory was made with its keys; keepers of older releases made it later
 
     @cached_property
     def name(self) -> str:
@@ -136,7 +138,9 @@ def make_papers(folder: Path, authority: bytes, floors: Floors, now: float) -> K
     box_pem = box_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     make_private_folder(folder)
     write_private(folder / AUTHORITY, certificate_pem(ca))
-    write_private(folder / RULES, json.dumps(asdict(floors)).encode() + b"\n")
+    if not (folder / STORE).exists():
+        write_private(folder / STORE, b"")  # a memory of nothing
+    write_private(folder / RULES, json.dumps({**asdict(floors), MEMORY: True}).encode() + b"\n")
     write_private(folder / PAPERS, key_pem(key) + box_pem + certificate_pem(certificate), replace=False)
     return KeeperPapers(folder, key, certificate, box_key, ca, floors)
 
@@ -162,11 +166,12 @@ def read_papers(folder: Path) -> KeeperPapers:
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder}: the keeper's files cannot be read: {error}") from error
     floors.check()
+    remembers = bool(said.get(MEMORY))
     found = read_certificate(certificate, str(path))
     loaded = read_key(key, str(path))
     if not isinstance(box_key, X25519PrivateKey) or found.public_key() != loaded.public_key():
         raise ConfigError(f"{path} is damaged: restore it from a copy of your own")
-    return KeeperPapers(folder, loaded, found, box_key, authority, floors)
+    return KeeperPapers(folder, loaded, found, box_key, authority, floors, remembers)
 
 
 def _parts(pem: bytes) -> tuple[bytes, Any, bytes]:

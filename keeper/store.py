@@ -17,6 +17,7 @@ from typing import Any
 from anabranch.core.errors import ConfigError, StoreError
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.identity.files import tighten, write_private
+from anabranch.keeper.papers import STORE, KeeperPapers
 from anabranch.keeper.rules import Declined, Opened, Why
 
 FORMAT = 1
@@ -170,3 +171,16 @@ class KeeperStore:
     def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
         return row
+
+
+def open_memory(papers: KeeperPapers) -> KeeperStore:
+    """What the keeper has unmasked. Raises `ConfigError` where that is gone, `StoreError`."""
+    path = papers.folder / STORE
+    if papers.remembers and not path.exists():
+        raise ConfigError(
+            f"{path} is gone, which has what this keeper has unmasked: without it a part of a sum could be "
+            "unmasked again, and the rest be known. Put that very file back as it was last, no older copy, "
+            "or make another keeper (`anabranch keeper init --folder DIR`), and tell devices and server its "
+            "name"
+        )
+    return KeeperStore(path)

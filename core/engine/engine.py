@@ -390,10 +390,13 @@ class Engine:
         self.pending = [u for u in self.pending if u not in ids]
         return [CohortLost(cohort.number, ids, why)]
 
-    def _lost_all(self, why: str) -> list[Effect]:
+    def _lost_all(self, why: str, rules: int) -> list[Effect]:
         """Nothing of what was taken so far makes a version."""
-        lost = () if self.cohorts is None else self.cohorts.drop_all()
-        if lost:
+        if self.cohorts is None:
+            return []
+        number, lost = self.cohorts.number, self.cohorts.drop_all()
+        # Keepers count cohorts by their numbers, and what was closed before has had its own.
+        if self.cohorts.number > number or (lost and rules < 4):
             self.guard.published(self.settings)
         return [e for cohort in lost for e in self._lost(cohort, why)]
 
@@ -482,7 +485,7 @@ class Engine:
         barred = [c for c in event.without if c not in known]
         effects = [e for c in barred for e in self._quarantined(c, why, event.now)]
         self.pending, self.guard.lengths = found.folded, found.lengths
-        effects += self._lost_all(why)
+        effects += self._lost_all(why, event.rules)
         effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
         if event.rules > 1:

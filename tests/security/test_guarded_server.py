@@ -211,6 +211,21 @@ def test_a_device_that_has_joined_keeps_its_papers(guarded: Federation, tmp_path
     )
 
 
+def test_who_is_killed_once_its_papers_are_there_and_its_token_is_not_noted_starts_as_before(
+    guarded: Federation, tmp_path: Path
+) -> None:
+    """By the same command; it was told to ask for another token, at every start."""
+    token, sha256 = guarded.authority.invite("device-1", DAY_S), guarded.authority.sha256
+    before = join(tmp_path / "a", guarded.join_address, token, sha256)  # all that comes before the note
+    again = joined_wallet(tmp_path / "a", [guarded.join_address], token, sha256)
+    assert again.key.private_numbers() == before.key.private_numbers()
+    guarded.device(again).enrol()
+    assert not (tmp_path / "a" / "joining.pem").exists()
+    newer = guarded.authority.invite("device-2", DAY_S)
+    other = joined_wallet(tmp_path / "a", [guarded.join_address], newer, sha256)
+    assert other.key.private_numbers() != before.key.private_numbers()
+
+
 def test_a_replayed_token_of_a_revoked_device(guarded: Federation, tmp_path: Path) -> None:
     token, sha256 = guarded.authority.invite("device-1", DAY_S), guarded.authority.sha256
     join(tmp_path / "a", guarded.join_address, token, sha256)

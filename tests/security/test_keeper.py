@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import json
 import re
 import signal
 import socket
@@ -57,7 +58,7 @@ from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import Floors, KeeperPapers, make_papers, read_papers
 from anabranch.keeper.rules import Declined, Why
 from anabranch.keeper.serving import COHORT_BYTES_MAX, MEMBER_BYTES_MAX, MEMBERS_MAX, serve
-from anabranch.keeper.store import KeeperStore
+from anabranch.keeper.store import KeeperStore, open_memory
 from anabranch.protos.convert import cohort_to_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
 from anabranch.server.keeper_link import KeeperLink, KeeperRefusal
@@ -609,6 +610,23 @@ def test_damaged_papers_are_said(tmp_path: Path, place: Place) -> None:
             read_papers(tmp_path / "k")
 
 
+def test_a_keeper_without_its_memory_does_not_start(tmp_path: Path, place: Place) -> None:
+    """What is kept elsewhere of it are its keys: with a new memory it would unmask a part of a sum again."""
+    folder = tmp_path / "k"
+    papers = make_papers(folder, place.authority.pem, Floors(), time.time())
+    open_memory(papers).close()
+    (folder / "keeper.db").unlink()
+    for words in (("serve", "--listen", "127.0.0.1:0"), ("show",)):
+        done = anabranch(tmp_path, "keeper", *words, "--folder", folder)
+        assert (done.returncode, "keeper.db is gone" in done.stderr) == (2, True), done.stderr
+    assert not (folder / "keeper.db").exists()
+    rules = json.loads((folder / "rules.json").read_text())
+    assert rules.pop("memory")
+    (folder / "rules.json").write_text(json.dumps(rules))  # an older release makes it at its first start
+    open_memory(read_papers(folder)).close()
+    assert (folder / "keeper.db").exists()
+
+
 # --- kills -----------------------------------------------------------------------------------------
 
 KILLED = """
@@ -618,7 +636,7 @@ from pathlib import Path
 from keepers import end_here
 from anabranch.keeper.keeper import Keeper
 from anabranch.keeper.papers import read_papers
-from anabranch.keeper.store import KeeperStore
+from anabranch.keeper.store import KeeperStore, open_memory
 from anabranch.protos.convert import cohort_from_proto
 from anabranch.protos.v1 import keepers_pb2
 folder = Path({folder!r})

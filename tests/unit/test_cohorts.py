@@ -377,6 +377,23 @@ def test_a_rollback_of_an_older_release_counts_what_was_lost_as_it_did() -> None
     assert told.left_out == told.left_out_total == b.engine.counters.left_out == 5, "three of which were lost"
 
 
+@pytest.mark.parametrize(("rules", "refused"), [(3, False), (4, True)])
+def test_a_rollback_with_none_in_the_making_moves_no_window(rules: int, refused: bool) -> None:
+    """A keeper counts by the numbers of cohorts, and would decline the next sum for good.
+
+    A rollback of an older release did move it, and still does.
+    """
+    b = MaskedBench(masked_config(robust={"window_max": 1, "window_versions": 1}))
+    log = logged(b)
+    b.enrol(*NAMES)
+    for client in "ab":
+        b.give(client, f"{client}0", (4, 0, 0, 0))
+    assert b.cohorts.number == 1
+    rolled_back(b, log, 0, 0, rules=rules)
+    assert b.cohorts.number == 1
+    assert bool(of(b.ask("a", "a1"), Refused)) == refused
+
+
 def test_nobodys_updates_can_be_taken_out_of_a_sum() -> None:
     b = bench()
     with pytest.raises(ConfigError, match="nobody can take their updates out of a sum: set everyone"):

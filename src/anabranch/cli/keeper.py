@@ -141,10 +141,11 @@ def serve(
 
 def _opened(folder: Path) -> tuple[KeeperPapers, KeeperStore]:
     """The keeper of a folder. Raises `ConfigError`, `StoreError`."""
-    from anabranch.keeper.papers import STORE, read_papers
-    from anabranch.keeper.store import KeeperStore
+    from anabranch.keeper.papers import read_papers
+    from anabranch.keeper.store import open_memory
 
-    return read_papers(folder), KeeperStore(folder / STORE)
+    papers = read_papers(folder)
+    return papers, open_memory(papers)
 
 
 def _facts(papers: KeeperPapers) -> dict[str, Any]:
