@@ -43,7 +43,12 @@ class Condition:
 
 
 CONDITIONS = (
-    Condition("fleet", ("attack", "attack_strength"), "fleet.attackers above 0", lambda c: c.fleet.attackers),
+    Condition(
+        "fleet",
+        ("attackers", "attack", "attack_strength"),
+        "fleet.attackers x fleet.clients of one device at least",
+        lambda c: round(c.fleet.attackers * c.fleet.clients),
+    ),
     Condition(
         "fleet",
         ("dirichlet_alpha",),

@@ -213,9 +213,10 @@ def _check_presence(fleet: Any) -> None:
             if getattr(fleet, name):
                 raise ConfigError(f"fleet.{name} needs fleet.availability_swing, how much a day changes")
     elif fleet.availability * (1 + swing) > 1:
+        most = math.floor(1e4 * max(0.0, 1 / fleet.availability - 1)) / 1e4  # rounded up it would be refused
         raise ConfigError(
             f"fleet.availability_swing is {swing!r}: at its peak {fleet.availability * (1 + swing):g} of the "
-            f"devices would be there. Lower it to {max(0.0, 1 / fleet.availability - 1):g}, or "
+            f"devices would be there. Lower it to {most:g}, or "
             "fleet.availability"
         )
 

@@ -18,6 +18,7 @@ IDLE: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"fleet": {"attack": "alie", "attack_strength": 2.0}}, ["fleet.attack", "fleet.attack_strength"]),
     ({"fleet": {"attack": "alie", "attackers": 0.2}}, []),
+    ({"fleet": {"attack": "scale", "attackers": 0.1, "clients": 4}}, ["fleet.attackers", "fleet.attack"]),
     ({"fleet": {"dirichlet_alpha": 0.1}}, ["fleet.dirichlet_alpha"]),
     ({"fleet": {"dirichlet_alpha": 0.1, "split": "dirichlet"}}, []),
     ({"fleet": {"dirichlet_alpha": 0.1, "shards_per_client": 1, "split": "my.py:split"}}, []),

@@ -154,3 +154,14 @@ def test_what_goes_together(tables: dict[str, dict[str, Any]], words: str) -> No
         return
     with pytest.raises(ConfigError, match=re.escape(words)):
         merge([("test", tables)])
+
+
+@pytest.mark.parametrize("availability", [0.55, 0.6, 0.7, 0.95])
+def test_the_swing_that_is_said_to_be_small_enough_is(availability: float) -> None:
+    def with_swing(swing: float) -> Config:
+        return merge([("t", {"fleet": {"availability": availability, "availability_swing": swing}})])
+
+    with pytest.raises(ConfigError) as refused:
+        with_swing(1.0)
+    most = float(re.search(r"Lower it to ([0-9.]+)", str(refused.value))[1])  # type: ignore[index]
+    assert with_swing(most).fleet.availability_swing == pytest.approx(1 / availability - 1, abs=1e-4)
