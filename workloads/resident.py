@@ -141,9 +141,7 @@ class LiveModule:
 
     def __init__(self, resident: Resident, vector: Vector) -> None:
         self._torch, self._resident = import_torch(), resident
-        state, held = resident.module.state_dict(), resident.flat()
-        rounds = any(state[name].dtype != held.dtype for name in resident.spec.slices)
-        self._lost = vector - held.cpu().numpy() if rounds else None
+        self._lost = vector - self._held() if resident.spec.rounds else None
 
     def _held(self) -> Vector:
         found: Vector = self._resident.flat().cpu().numpy()

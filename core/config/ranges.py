@@ -216,8 +216,7 @@ def _check_presence(fleet: Any) -> None:
         most = math.floor(1e4 * max(0.0, 1 / fleet.availability - 1)) / 1e4  # rounded up it would be refused
         raise ConfigError(
             f"fleet.availability_swing is {swing!r}: at its peak {fleet.availability * (1 + swing):g} of the "
-            f"devices would be there. Lower it to {most:g}, or "
-            "fleet.availability"
+            f"devices would be there. Lower it to {most:g}, or fleet.availability"
         )
 
 

@@ -665,7 +665,7 @@ class Engine:
         """Whose updates of those that wait were heard how much, where a rule says so of each of them."""
         if len(step.heard) != len(self.pending):
             return ()
-        senders = {u: self.ledger.receipts[u].client_id for u in self.pending if u in self.ledger.receipts}
+        senders = self._senders()
         senders |= {} if newest is None else {newest.update_id: newest.client_id}
         pairs = zip(self.pending, step.heard, strict=True)
         return tuple((senders[u], share) for u, share in pairs if u in senders)
@@ -674,8 +674,12 @@ class Engine:
         """The clients of the updates that wait for the version in the making, or the next masked sum."""
         if self.cohorts is not None:
             return [member.client_id for member in self.cohorts.members]
+        return list(self._senders().values())
+
+    def _senders(self) -> dict[str, str]:
+        """The client of each update that waits."""
         receipts = self.ledger.receipts
-        return [receipts[u].client_id for u in self.pending if u in receipts]
+        return {u: receipts[u].client_id for u in self.pending if u in receipts}
 
     @property
     def _keeps_history(self) -> bool:

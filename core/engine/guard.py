@@ -94,17 +94,17 @@ class Guard:
             self.lengths = [*self.lengths, length][-KEPT:]
         if cut:
             self.shortened[client_id] = self.shortened.get(client_id, 0) + 1
-        if s.buffer_max or s.window_max:
+        if _bounded(s):
             self.folded[-1][client_id] = self.folded[-1].get(client_id, 0) + 1
 
     def published(self, s: EngineSettings) -> None:
         """A version was made."""
-        if s.buffer_max or s.window_max:
+        if _bounded(s):
             self.folded = [*self.folded, {}][-_kept(s) :]
 
     def hold(self, clients: Iterable[str], s: EngineSettings) -> None:
         """These are the clients of the updates that wait for the version in the making, one for each."""
-        self.folded[-1] = dict(Counter(clients)) if s.buffer_max or s.window_max else {}
+        self.folded[-1] = dict(Counter(clients)) if _bounded(s) else {}
 
     def rebound(self, before: EngineSettings, s: EngineSettings, clients: Iterable[str], now: float) -> None:
         """Other settings are in force than `before`; `clients` as of `hold`.
@@ -112,7 +112,7 @@ class Guard:
         What was counted when there were bounds says nothing once there were none: shares begin anew with what
         waits. Of a rate that is raised or lifted a client owes no more tasks than before, and so less time.
         """
-        if bool(before.buffer_max or before.window_max) != bool(s.buffer_max or s.window_max):
+        if _bounded(before) != _bounded(s):
             self.folded = [{}]
             self.hold(clients, s)
         self.folded = self.folded[-_kept(s) :]
@@ -164,6 +164,11 @@ class Guard:
         """Seconds until the client's next task conforms to the rate; a minute's worth may come at once."""
         burst_s = MINUTE_S - MINUTE_S / s.tasks_per_minute
         return self.ready_at.get(client_id, now) - now - max(burst_s, 0.0)
+
+
+def _bounded(s: EngineSettings) -> bool:
+    """Whether shares of clients are, and so are counted."""
+    return bool(s.buffer_max or s.window_max)
 
 
 def _kept(s: EngineSettings) -> int:
