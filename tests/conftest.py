@@ -26,6 +26,9 @@ settings.load_profile("anabranch")
 # PostgreSQL is started by a fork, and gRPC's own handlers of a fork may abort the child before it gets there.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# With it Python writes a line and its end one after the other, and another process's line comes between them.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
