@@ -85,8 +85,9 @@ LEAVINGS = (JOURNAL, INITIAL, PAYLOADS, EVENTS_FILE, NOISE_KEY)  # of a run that
 class RunProgress:
     """How far a run is, `virtual_s` virtual seconds after its start.
 
-    `metrics` are those of the newest evaluation, which may be of an earlier version, `accuracy` and `loss`
-    among them; None before the first, and where the App has no such metric. `evaluated`: they are new.
+    `metrics` are those of the newest evaluation, `accuracy` and `loss` among them; None before the first, and
+    where the App has no such metric. `evaluated`: they are new. They are of `evaluated_version`, which may be
+    an earlier one; None before the first.
     `traffic_bytes` have travelled by now, up and down.
     """
 
@@ -99,6 +100,7 @@ class RunProgress:
     evaluated: bool
     metrics: Mapping[str, float] = field(default_factory=dict)
     traffic_bytes: int = 0
+    evaluated_version: int | None = None
 
 
 Tell = Callable[[RunProgress], None]
@@ -603,6 +605,7 @@ class ProgressReporter:
                 evaluated=evaluated,
                 metrics=metrics,
                 traffic_bytes=self._traffic_bytes(),
+                evaluated_version=None if measured is None else measured.version,
             )
         )
 

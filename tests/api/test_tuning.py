@@ -138,6 +138,40 @@ def test_a_choice_at_an_end_is_extended_and_said() -> None:
     assert set(left.trials.column(RATE)) == {0.001, 0.01}
 
 
+@pytest.mark.parametrize("often", [{"run.evaluate_every_versions": 0}, {"run.evaluate_every_versions": 50}])
+def test_trials_are_judged_by_their_versions_however_seldom_a_run_is_measured(
+    often: dict[str, Any], tmp_path: Path
+) -> None:
+    given = {**SMALL, "strategy": "fedasync", "until": ab.Until(updates=40), "trials": 3}
+    tuned = ab.tune(
+        "synthetic", {RATE: [0.0001, 0.001, 0.3]}, **given, settings={RATE: 0.0001, **often}, out=tmp_path
+    )
+    first = {row["choice"].get(RATE, 0.0001): row for row in lines(tmp_path) if row["rung"] == 0}
+    assert [row["updates"] for row in first.values()] == [10, 10, 10], "at the end of the first share"
+    values = {rate: row["value"] for rate, row in first.items()}
+    assert values.pop(0.3) > max(values.values()), "and not by the first weights, which are the same for all"
+    assert tuned.choice[RATE] == 0.3
+    assert tuned.config.run.evaluate_every_versions == often["run.evaluate_every_versions"]
+
+
+def test_trials_are_measured_by_the_clock_where_that_is_often_enough(tmp_path: Path) -> None:
+    for every_s, kept in ((2.0, (2.0, 0)), (2.1, (0.0, 1))):
+        settings = {"run.evaluate_every_s": every_s, "run.evaluate_every_versions": 0}
+        given = {**SMALL, "until": ab.Until(seconds=8.0), "out": tmp_path / f"{every_s}"}
+        ab.tune("synthetic", {RATE: [0.01, 0.1]}, **given, settings=settings)
+        runs = [Result.read(path.parent).config["run"] for path in given["out"].glob("*/*/result.json")]
+        assert {(run["evaluate_every_s"], run["evaluate_every_versions"]) for run in runs} == {kept}
+
+
+def test_a_buffer_that_is_not_full_at_a_shares_end_is_judged_by_its_first_version(tmp_path: Path) -> None:
+    ab.tune("synthetic", {SIZE: [1, 6]}, **SMALL, settings={SIZE: 1, RATE: 0.5}, out=tmp_path)
+    first = {row["choice"].get(SIZE, 1): row for row in lines(tmp_path) if row["rung"] == 0}
+    assert {size: row["updates"] for size, row in first.items()} == {1: 2, 6: 6}
+    assert first[6]["value"] != first[6]["first"]
+    history = Result.read(tmp_path / "runs" / f"trial-{first[6]['trial']}-seed0").history
+    assert [p.accuracy for p in history if p.version == 1] == [first[6]["value"]]
+
+
 def test_a_budget_of_which_no_version_comes_is_said() -> None:
     given = {**SMALL, "until": ab.Until(updates=2), "settings": {"strategy.buffer_size": 8}}
     tuned = ab.tune("synthetic", {RATE: [0.01, 0.1]}, **given)

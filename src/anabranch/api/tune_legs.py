@@ -106,11 +106,15 @@ class LegJob:
 
 
 def carry_leg(job: LegJob) -> LegEnd:
-    """Carry a run on to its share: what it has done before is not done again. Raises as `simulate`."""
+    """Carry a run on to its share, or to its first version, if that comes later within the budget.
+
+    What it has done before is not done again. Raises as `simulate`.
+    """
 
     def stop_there(progress: RunProgress) -> None:
         far = job.budget.share(progress.updates, progress.virtual_s, progress.traffic_bytes)
-        if progress.evaluated and far > job.share * BEYOND:  # so whatever lies before it has been measured
+        most = job.share if progress.evaluated_version else 1.0  # as `end_of` judges it
+        if progress.evaluated and far > most * BEYOND:  # so whatever lies before it has been measured
             raise StopRun("the share of the budget is used")
 
     run = run_simulation(job.config, job.folder, job.app, 0, [stop_there], keep_payloads=False, resume=True)
@@ -120,7 +124,8 @@ def carry_leg(job: LegJob) -> LegEnd:
 def end_of(result: Result, budget: TuneBudget, share: float, at_target: bool) -> LegEnd:
     """Where the leg of a run ends: `at_target`, if that is reached, or else where its share is used.
 
-    Raises `ConfigError` where the App measures nothing to judge it by.
+    A large buffer may fill only later. Such a run is judged by its first version: the first weights would say
+    nothing of the choice. Raises `ConfigError` where the App measures nothing to judge it by.
     """
     goal = result.goal
     if result.history and goal.metric == AUTO and result.status == "finished" and not result.given_up:
@@ -128,6 +133,8 @@ def end_of(result: Result, budget: TuneBudget, share: float, at_target: bool) ->
             "the App measures no accuracy and no loss: name what counts, run.metric and run.mode (--metric)"
         )
     within = [p for p in result.history if _share(budget, p) <= share * BEYOND]
+    if not any(p.version for p in within):
+        within += [p for p in result.history if p.version and _share(budget, p) <= BEYOND][:1]
     reached = next((p for p in within if goal.reached(p.measured)), None)
     last = reached if at_target and reached else within[-1] if within else None
     if last is None:

@@ -79,6 +79,8 @@ class TuneRequest:
             settings |= {"run.seed": seed, "run.versions_max": 0, "run.updates_max": self.budget.updates}
             settings |= {"run.stop_at_target": self.aim != "value", "run.trackers": []}
             settings |= {"run.evaluate_on": run.evaluate_on if fresh else "validation"}
+            if not 0 < run.evaluate_every_s <= SHARES[0] * run.virtual_s_max:  # some before any share's end
+                settings |= {"run.evaluate_every_s": 0.0, "run.evaluate_every_versions": 1}
         elif not (run.updates_max or run.virtual_s_max):
             settings |= {"run.updates_max": self.budget.updates, "run.stop_at_target": self.aim != "value"}
         return plan_run(self._source, {**self._objects, "settings": settings}, ends=False)
