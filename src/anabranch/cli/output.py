@@ -162,6 +162,7 @@ class Output:
     def _leave_out(self, stream: int, error: OSError) -> None:
         """A line for which there is no room: of who serves it is lost, and the next one may have room."""
         if not self._serves:  # and it is not the disk of the folder that is worked on
+            silence(stream)  # or Python would come upon the rest at its end, and exit by a code of its own
             raise disk_error(NAMES[stream], error) from error
         number = descriptor(stream)
         kept, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY)
