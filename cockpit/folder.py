@@ -13,11 +13,10 @@ from typing import IO, Any
 
 from safetensors import safe_open
 
-from anabranch.cockpit.source import Head, RunKind, State
-from anabranch.core.config.flower import SCHEME
+from anabranch.cockpit.source import Head, State
 from anabranch.core.config.goal import Goal
 from anabranch.core.errors import DataError, UnknownVersion
-from anabranch.reports.journal_files import INITIAL, JOURNAL
+from anabranch.reports.journal_files import INITIAL, JOURNAL, PAYLOAD_FOLDER
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.picture.happening import of_lines
 from anabranch.reports.picture.picture import FOLDED_AT_ONCE, Picture
@@ -106,7 +105,7 @@ class RunFolder:
             name=_name_of(config, self.name),
             strategy=result["strategy"],
             workload=result["workload"],
-            kind=_kind_of(result["kind"], result["workload"]),
+            kind=result["kind"],
             seed=result["seed"],
             state=state,
             why=result.get("given_up") or result.get("why", ""),
@@ -124,13 +123,13 @@ class RunFolder:
         """Of a run without a result: its journal begins with its settings."""
         config, first = _settings_of(self.folder / JOURNAL), self.folder / INITIAL
         run = config.get("run", {})
-        workload = run.get("workload", "")
         silent = self._silent_s() > SILENT_S
         return Head(
             name=_name_of(config, self.name),
             strategy=config.get("strategy", {}).get("name", ""),
-            workload=workload,
-            kind=_kind_of("simulated", workload),
+            workload=run.get("workload", ""),
+            # Over Flower's Grid: a simulation keeps no update in a file of its own.
+            kind="live" if (self.folder / PAYLOAD_FOLDER).is_dir() else "simulated",
             seed=run.get("seed", 0),
             state="interrupted" if silent else "running",
             why="it has left no result: it was killed, perhaps" if silent else "",
@@ -175,12 +174,6 @@ def _version_of(path: Path) -> int:
 
 def _name_of(config: Mapping[str, Any], name: str) -> str:
     return str(config.get("run", {}).get("name") or name)
-
-
-def _kind_of(kind: str, workload: str) -> RunKind:
-    if workload.startswith(SCHEME):
-        return "flower"
-    return "live" if kind == "live" else "simulated"
 
 
 def _moment(text: str) -> float | None:

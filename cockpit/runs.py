@@ -220,6 +220,8 @@ def _row(run: ShownRun, head: Head) -> dict[str, Any]:
             "strategy": head.strategy,
             "workload": head.workload,
             "kind": head.kind,
+            "framework": head.framework,
+            "served": run.source.orders is not None,
             "state": state,
             "why": why,
             "given_up": head.given_up,

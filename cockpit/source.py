@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.goal import Goal
 from anabranch.reports.picture.picture import Picture
+from anabranch.reports.result import Kind
 
 State = Literal["running", "finished", "interrupted", "paused"]
-RunKind = Literal["live", "simulated", "flower"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Head:
     name: str
     strategy: str
     workload: str
-    kind: RunKind
+    kind: Kind
     seed: int
     state: State
     config: Mapping[str, Any]
@@ -43,6 +44,11 @@ class Head:
     online: int | None = None
     clients: int = 0
     figures: Mapping[str, Any] = field(default_factory=dict)  # what only a server has to say of itself
+
+    @property
+    def framework(self) -> str | None:
+        """Whose app it runs, where that is none of ours: live or simulated it may be all the same."""
+        return "Flower" if self.workload.startswith(SCHEME) else None
 
 
 class TakenBack(Exception):
@@ -89,7 +95,7 @@ class Source(Protocol):
 
     @property
     def orders(self) -> Orders | None:
-        """What may be ordered, of a run that is live."""
+        """What may be ordered, of a run that a server serves now; None where files tell of it."""
         ...
 
     def head(self) -> Head:

@@ -19,6 +19,7 @@ from anabranch.api.cockpit import runs_below
 from anabranch.cockpit.folder import RunFolder
 from anabranch.cockpit.runs import Runs, ShownRun
 from anabranch.core.errors import DataError, TooLarge
+from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.picture.picture import Picture
 from anabranch.reports.result import Result
 
@@ -39,7 +40,7 @@ class Growing:
 
     def __init__(self, whole: Path, folder: Path) -> None:
         self.whole, self.folder = whole, folder
-        folder.mkdir()
+        folder.mkdir(parents=True)
         for name in ("journal.jsonl", "initial.safetensors"):
             shutil.copy(whole / name, folder)
         self.lines = (whole / "events.jsonl").read_bytes().splitlines(keepends=True)
@@ -94,6 +95,30 @@ def test_a_run_is_followed_as_it_grows(whole: Path, tmp_path: Path) -> None:
         head = browser.get("/api/runs/run")
         assert (head["state"], head["updates"]) == ("finished", result.updates_applied)
         assert head["counters"]["up"] == result.uplink_bytes
+
+
+def test_a_flower_app_is_simulated_or_live_as_any_other(whole: Path, tmp_path: Path) -> None:
+    """In a simulation, over Flower's Grid while its ServerApp still writes, and after that."""
+    for name in ("simulated", "over-a-grid"):
+        going_on = Growing(whole, tmp_path / "runs" / name)
+        going_on.write(going_on.lines[0])
+        first, rest = (going_on.folder / JOURNAL).read_text().split("\n", 1)
+        journal = json.loads(first)
+        journal["config"]["run"]["workload"] = "flower:app"
+        (going_on.folder / JOURNAL).write_text(f"{json.dumps(journal)}\n{rest}")
+    (tmp_path / "runs" / "over-a-grid" / "payloads").mkdir()
+    ended = Path(shutil.copytree(whole, tmp_path / "runs" / "ended"))
+    result = json.loads((ended / "result.json").read_text())
+    (ended / "result.json").write_text(json.dumps({**result, "workload": "flower:app", "kind": "live"}))
+    shutil.copytree(whole, tmp_path / "runs" / "ours")
+    with entered(tmp_path / "runs", cwd=tmp_path) as browser:
+        rows = [browser.get(f"/api/runs/{row['id']}") for row in browser.get("/api/runs")["runs"]]
+    assert {row["id"]: (row["kind"], row["units"], row["framework"], row["served"]) for row in rows} == {
+        "simulated": ("simulated", "virtual", "Flower", False),
+        "over-a-grid": ("live", "real", "Flower", False),
+        "ended": ("live", "real", "Flower", False),
+        "ours": ("simulated", "virtual", None, False),
+    }
 
 
 def test_a_cursor_of_another_cockpit_begins_with_now(whole: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from anabranch.cockpit import news, runs
 from anabranch.cockpit.defence import defence
 from anabranch.cockpit.news import News
 from anabranch.cockpit.ordering import Ordering
-from anabranch.cockpit.runs import OPEN_MAX, Runs, ShownRun, counters, row_of
+from anabranch.cockpit.runs import OPEN_MAX, Runs, ShownRun, counters, head_of, row_of
 from anabranch.cockpit.source import Head
 from anabranch.cockpit.visitors import Visitor
 from anabranch.core.errors import AnabranchError, Unavailable
@@ -51,6 +51,7 @@ class Server(OperatorClient):
         self.quarantined: dict[str, str] = {}
         self.changes: tuple[SettingAnswer, ...] = ()
         self.sums_lost = 0
+        self.config: dict[str, Any] = {}
         self.closed = threading.Event()
 
     def status(self) -> RunStatus:
@@ -67,7 +68,7 @@ class Server(OperatorClient):
             paused=False,
             finished=self.finished,
             uptime_s=BEGAN_S,
-            config={},
+            config=self.config,
             quarantined=self.quarantined,
             created_at_s=self.began,
             best_version=None,
@@ -451,6 +452,16 @@ def test_a_masked_sum_that_was_lost_was_seen_and_counts_in_epsilon() -> None:
         with picture.lock:
             found = defence(picture, config)["privacy"]["epsilon_so_far"]
     assert found == epsilon_of(math.sqrt(3) / 2.0, 1e-6)
+
+
+def test_a_served_run_is_live_whosever_app_it_is() -> None:
+    for workload, framework in (("flower:app", "Flower"), ("digits", None)):
+        server = Quiet()
+        server.config = {"run": {"workload": workload}}
+        with shown(server) as run:
+            head = head_of(run)
+        told = head["kind"], head["units"], head["framework"], head["served"]
+        assert told == ("live", "real", framework, True)
 
 
 def test_jobs_of_one_name_are_told_apart() -> None:

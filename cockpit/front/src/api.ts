@@ -2,7 +2,7 @@
 
 export type Numbers = (number | null)[];
 export type RunState = "running" | "finished" | "interrupted" | "paused" | "unreadable";
-export type Kind = "live" | "simulated" | "flower";
+export type Kind = "live" | "simulated";
 
 export interface Session {
   csrf: string;
@@ -19,6 +19,8 @@ export interface RunRow {
   strategy: string;
   workload: string;
   kind: Kind;
+  framework: string | null; // whose app it runs, where that is none of ours
+  served: boolean; // by a server, now: others are read from files
   state: RunState;
   updates: number;
   version: number;

@@ -122,7 +122,8 @@ function RunFrame({ id, session, route, main }: { id: string; session: Session; 
             <span class="soft about">
               {namedText(head)}
               {head.strategy ? `${head.strategy} on ${head.workload}` : "strategy not known yet"}
-              {head.kind === "simulated" ? ", simulated" : head.kind === "flower" ? ", Flower" : ""}
+              {head.framework ? `, ${head.framework}` : ""}
+              {head.kind === "simulated" ? ", simulated" : ""}
             </span>
           )}
         </div>
@@ -134,7 +135,7 @@ function RunFrame({ id, session, route, main }: { id: string; session: Session; 
       </header>
       <nav class="pages" aria-label="Pages of the run" ref={pages}>
         <ul>
-          {PAGES.filter(([key]) => key !== "server" || !head || head.kind === "live").map(([key, title]) => (
+          {PAGES.filter(([key]) => key !== "server" || !head || head.served).map(([key, title]) => (
             <li key={key}>
               <a href={link("run", id, key)} aria-current={page === key || (page === "device" && key === "fleet") ? "page" : undefined}>
                 {title}
@@ -179,7 +180,7 @@ function Strip({ run }: { run: Run }) {
       <Item name="version" value={countText(head.version)} />
       <Item name="updates" value={countText(counters.applied)} />
       <Item name="rejected" value={decided ? `${countText(counters.rejected)} (${((100 * counters.rejected) / decided).toFixed(1)} %)` : "0"} />
-      <Item name={head.kind === "live" && run.goesOn ? "devices online" : "devices"} value={counters.online !== null && run.goesOn ? `${countText(counters.online)} of ${countText(counters.clients)}` : countText(counters.clients)} />
+      <Item name={head.served && run.goesOn ? "devices online" : "devices"} value={counters.online !== null && run.goesOn ? `${countText(counters.online)} of ${countText(counters.clients)}` : countText(counters.clients)} />
       {metric && <Item name={`best ${metric}`} value={metricText(metric, head.best)} remark={head.target === null ? "" : `target ${metricText(metric, head.target)}`} />}
       <Item name={head.units === "virtual" ? "virtual time" : "time"} value={secondsText(head.now_s)} />
     </dl>
@@ -219,7 +220,7 @@ function Halted({ head }: { head: Head }) {
       <p>
         {head.given_up && "This run was given up: "}
         {head.ended}
-        {interrupted && head.kind === "live" && ". Its server is asked again every second; what stands here is what it said last."}
+        {interrupted && head.served && ". Its server is asked again every second; what stands here is what it said last."}
       </p>
     </div>
   );

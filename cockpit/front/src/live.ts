@@ -135,9 +135,9 @@ export class Run {
     this.told();
   }
 
-  // A live run whose server is away may come back: it is listened for, too.
+  // A run whose server is away may come back: it is listened for, too.
   private get mayGoOn(): boolean {
-    return this.goesOn || (this.head?.kind === "live" && this.head.state === "interrupted");
+    return this.goesOn || (!!this.head?.served && this.head.state === "interrupted");
   }
 
   private stands({ now_s, version, counters, state }: News): void {

@@ -44,7 +44,7 @@ const TITLES: Record<Order, string> = {
 
 /** Why orders cannot be given here; empty where they can. */
 const barred = (run: Run, session: Session): string => {
-  if (run.head?.kind !== "live") return "This run is read from its files: there is no server to give orders to.";
+  if (!run.head?.served) return "This run is read from its files: there is no server to give orders to.";
   return session.orders ? "" : "This session may look, not give orders: they need an operator's identity (--identity).";
 };
 

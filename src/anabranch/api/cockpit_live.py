@@ -15,8 +15,7 @@ from typing import Any
 from anabranch.client.operator import ClientStanding, OperatorClient, RunStatus
 from anabranch.client.watching import WatchedEvent, WatchPlace
 from anabranch.cockpit.series import thinned
-from anabranch.cockpit.source import Head, RunKind, State, TakenBack
-from anabranch.core.config.flower import SCHEME
+from anabranch.cockpit.source import Head, State, TakenBack
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import AnabranchError
@@ -73,7 +72,7 @@ class ServedRun:
             name=status.run,
             strategy=status.strategy,
             workload=str(config.get("run", {}).get("workload", "")),
-            kind=_kind(config),
+            kind="live",
             seed=int(config.get("run", {}).get("seed", 0)),
             state=self._state(status),
             why=status.finished or self._gone,
@@ -382,7 +381,3 @@ class OperatorOrders:
 def _quantiles(found: Any, scale: float) -> dict[str, float | None]:
     """As the page has them; unknown where there was nothing to measure."""
     return {name: getattr(found, name) * scale if found.count else None for name in ("p50", "p90", "p99")}
-
-
-def _kind(config: Mapping[str, Any]) -> RunKind:
-    return "flower" if str(config.get("run", {}).get("workload", "")).startswith(SCHEME) else "live"

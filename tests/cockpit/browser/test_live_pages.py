@@ -13,15 +13,16 @@ from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any
 
-from cockpits import Printed
+from cockpits import Printed, cockpit
 from nursery import COMMAND, PIPE, Process, run
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 from ports import free_port
 from watched import Watched
 
+SYNTHETIC = "synthetic"
 CONFIG = """
 [run]
-workload = "synthetic"
+workload = "{workload}"
 updates_max = 1000
 [fleet]
 clients = 2
@@ -48,9 +49,9 @@ HEAD = re.compile(r"/api/runs/[^/]+$")
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[Process, Printed]]:
+def served(folder: Path, workload: str = SYNTHETIC) -> Iterator[tuple[Process, Printed]]:
     """A server with its cockpit; drained at the end unless it is gone."""
-    (folder / "run.toml").write_text(CONFIG)
+    (folder / "run.toml").write_text(CONFIG.format(workload=workload))
     assert run(COMMAND, "init", "synthetic", "--out", "model", "--json", cwd=folder).returncode == 0
     where = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0", "--ui", "127.0.0.1:0")
     with (folder / "server.log").open("ab") as log:
@@ -272,11 +273,45 @@ def test_orders_that_have_a_form_reach_the_server(chromium: Browser, tmp_path: P
         context.close()
 
 
+def test_a_served_flower_app_takes_orders_and_its_data_take_none(chromium: Browser, tmp_path: Path) -> None:
+    """Whose app it is says nothing of whether it is live, and that nothing of whether a server is there."""
+    with served(tmp_path, "flower:app") as (_, printed):
+        said = printed.next("serving")
+        where = ("--server", said["address"], "--id", "phone", "--tasks-max", TASKS)
+        assert run(COMMAND, "client", SYNTHETIC, *where, "--json", cwd=tmp_path).returncode == 0
+        page = chromium.new_page()
+        page.goto(str(printed.next("cockpit")["link"]))
+        expect(page.locator(".run-name .about")).to_have_text(re.compile(r"on flower:app, Flower$"))
+        expect(page.locator(".strip div", has_text="devices online")).to_be_visible()
+        page.get_by_role("link", name="Fleet").click()
+        page.get_by_role("link", name="phone").click()
+        page.get_by_role("button", name="Quarantine").click()
+        dialog = page.get_by_role("dialog")
+        for answer in ("Go on", "Yes, do it"):
+            dialog.get_by_role("button", name=answer).click()
+        expect(dialog.get_by_role("status")).to_have_text(re.compile("quarantine"))
+        assert list(status(said["admin_address"], tmp_path)["quarantined"]) == ["phone"]
+        left(dialog)
+        page.get_by_role("link", name="Server").click()
+        expect(page.get_by_text("Up for")).to_be_visible()
+        page.close()
+    with cockpit("data", cwd=tmp_path) as printed:
+        page = chromium.new_page()
+        page.goto(str(printed.next("cockpit")["link"]))
+        expect(page.locator(".run-name .about")).to_have_text(re.compile(r"on flower:app, Flower$"))
+        expect(page.locator(".strip div", has_text="virtual time")).to_have_count(0)
+        expect(page.locator(".notice")).to_have_text("the server was stopped before the end")
+        expect(page.get_by_role("link", name="Server")).to_have_count(0)
+        page.get_by_text("Orders", exact=True).click()
+        expect(page.get_by_text("there is no server to give orders to")).to_be_visible()
+        page.close()
+
+
 def test_pages_tell_that_a_server_is_away_and_go_on_once_it_is_back(
     chromium: Browser, tmp_path: Path
 ) -> None:
     """The page that saw it go, and one that was opened meanwhile."""
-    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "run.toml").write_text(CONFIG.format(workload=SYNTHETIC))
     assert run(COMMAND, "init", "synthetic", "--out", "model", "--json", cwd=tmp_path).returncode == 0
     address, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     where = ("--address", address, "--admin-address", admin)
@@ -289,16 +324,16 @@ def test_pages_tell_that_a_server_is_away_and_go_on_once_it_is_back(
     ):
         Printed(process).next("serving")
         assert run(*work, "--json", cwd=tmp_path).returncode == 0
-        cockpit = Process(*ui, cwd=tmp_path, stdout=PIPE, stderr=log)
-        with cockpit:
+        beside = Process(*ui, cwd=tmp_path, stdout=PIPE, stderr=log)
+        with beside:
             somebody = chromium.new_context()
             pages = [somebody.new_page()]
-            pages[0].goto(str(Printed(cockpit).next("cockpit")["link"]))
+            pages[0].goto(str(Printed(beside).next("cockpit")["link"]))
             expect(pages[0].locator(".top .state")).to_have_text("running")
             expect(pages[0].locator(".line.open")).to_have_text("live")
-            cockpit.send_signal(SIGSTOP)  # as a line that was cut without a word
+            beside.send_signal(SIGSTOP)  # as a line that was cut without a word
             expect(pages[0].locator(".line.lost")).to_contain_text("trying again")
-            cockpit.send_signal(SIGCONT)
+            beside.send_signal(SIGCONT)
             expect(pages[0].locator(".line.open")).to_have_text("live")
             process.kill()
             process.wait(60)
@@ -320,4 +355,4 @@ def test_pages_tell_that_a_server_is_away_and_go_on_once_it_is_back(
                 somebody.close()
                 back.terminate()
                 assert back.wait(600) == 0
-            cockpit.terminate()
+            beside.terminate()

@@ -240,7 +240,7 @@ def test_of_a_server_that_is_away_the_newest_reason_is_shown(look: Look) -> None
     """Its state stays as it was, so the news do not say that the reason is another."""
     page, reasons = look("run/eight"), ["the stream was cut", "nobody answers"]
     expect(page.locator(".top .state")).to_be_visible()
-    away = {"kind": "live", "state": "interrupted"}
+    away = {"kind": "live", "served": True, "state": "interrupted"}
 
     def head(route: Route) -> None:
         route.fulfill(json={**route.fetch().json(), **away, "ended": reasons[0]})

@@ -24,7 +24,7 @@ export function DevicePage({ run, session, route }: PageProps) {
         <h2>{client}</h2>
         {asked.data && <State of={asked.data.quarantined ? "quarantined" : asked.data.state} />}
         <span class="spread" />
-        {asked.data && run.head!.kind === "live" && (
+        {asked.data && run.head!.served && (
           <OrderButton run={run} session={session} order={asked.data.quarantined ? "release" : "quarantine"} given={{ client }}>
             {asked.data.quarantined ? "Release" : "Quarantine"}
           </OrderButton>

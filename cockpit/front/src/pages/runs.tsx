@@ -59,8 +59,7 @@ function Rows({ runs: all }: { runs: (RunRow | Unreadable)[] }) {
             </div>
             <p class="soft">
               {namedText(run)}
-              {[run.strategy && `${run.strategy} on ${run.workload}`, run.kind === "flower" ? "Flower" : run.kind, run.seed === null ? "" : `seed ${run.seed}`].filter(Boolean).join(", ")}
-              
+              {[run.strategy && `${run.strategy} on ${run.workload}`, run.framework, run.kind, run.seed === null ? "" : `seed ${run.seed}`].filter(Boolean).join(", ")}
             </p>
             <dl class="run-figures">
               <div>
