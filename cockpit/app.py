@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from anabranch.cockpit.asking import Asked
 from anabranch.cockpit.defence import defence
-from anabranch.cockpit.doorkeeper import refused
+from anabranch.cockpit.doorkeeper import cookie_name, refused
 from anabranch.cockpit.fleet import device, fleet
 from anabranch.cockpit.news import News
 from anabranch.cockpit.ordering import Ordering
@@ -58,18 +58,17 @@ Answer = Callable[[Request], Response]
 
 
 class Cockpit:
-    """What the routes stand on. `entered` is called when a link was used; `cookie` names the sessions'."""
+    """What the routes stand on. `entered` is called when a link was used; `secure`: over TLS alone."""
 
     def __init__(
         self,
         runs: Runs,
         sessions: Visitors,
-        cookie: str,
         secure: bool,
         entered: Callable[[], None],
         closing: Callable[[], bool],
     ) -> None:
-        self.runs, self.sessions, self.cookie, self.secure = runs, sessions, cookie, secure
+        self.runs, self.sessions, self.secure = runs, sessions, secure
         self.ordering, self.news, self._entered = Ordering(), News(closing), entered
 
     def app(self) -> Starlette:
@@ -107,7 +106,7 @@ class Cockpit:
         self._entered()
         answer = RedirectResponse("./", 303)  # below whatever path somebody in between has put it
         answer.set_cookie(
-            self.cookie,
+            self._cookie(request),
             secret,
             int(SESSION_S),
             path="/",
@@ -129,8 +128,11 @@ class Cockpit:
         }
 
     def _logout(self, request: Request) -> dict[str, Any]:
-        self.sessions.leave(request.cookies.get(self.cookie, ""))
+        self.sessions.leave(request.cookies.get(self._cookie(request), ""))
         return {"done": "logged out"}
+
+    def _cookie(self, request: Request) -> str:
+        return cookie_name(request.headers.get("host", ""), self.secure)
 
     def _link(self, request: Request) -> dict[str, Any]:
         """For another device of whoever is here already."""

@@ -36,8 +36,7 @@ class Doorkeeper:
     """Around the application. `hosts`: the names by which it may be called."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], sessions: Visitors, secure: bool) -> None:
-        self._app, self._hosts, self._sessions = app, frozenset(hosts), sessions
-        self.cookie = SECURE_COOKIE if secure else COOKIE
+        self._app, self._hosts, self._sessions, self._secure = app, frozenset(hosts), sessions, secure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or have it answered."""
@@ -87,7 +86,8 @@ class Doorkeeper:
         return None
 
     def _session(self, headers: Headers) -> Visitor | None:
-        secret = cookie_of(headers.get("cookie", ""), self.cookie)
+        name = cookie_name(headers.get("host", ""), self._secure)
+        secret = cookie_of(headers.get("cookie", ""), name)
         return self._sessions.find(secret) if secret else None
 
 
@@ -95,6 +95,16 @@ def host_of(header: str) -> str:
     """The name in a `Host` header, without its port and brackets."""
     name = header.rpartition("]")[0] if header.startswith("[") else header.partition(":")[0]
     return name.strip("[]").lower()
+
+
+def cookie_name(host: str, secure: bool) -> str:
+    """That of the session of a page which has this `Host`.
+
+    Browsers keep one set of cookies for all ports of a machine, and each may have a cockpit: so the port is
+    in the name, as the browser has it, to whom that of a tunnel's or a container's other end says nothing.
+    """
+    name, port = SECURE_COOKIE if secure else COOKIE, host.rpartition(":")[2]
+    return f"{name}-{port}" if port.isdecimal() and ":" in host else name
 
 
 def cookie_of(header: str, name: str) -> str:

@@ -16,7 +16,7 @@ import uvicorn
 from cryptography import x509
 
 from anabranch.cockpit.app import Cockpit
-from anabranch.cockpit.doorkeeper import COOKIE, SECURE_COOKIE, Doorkeeper
+from anabranch.cockpit.doorkeeper import Doorkeeper
 from anabranch.cockpit.runs import Runs
 from anabranch.cockpit.visitors import Visitors
 from anabranch.core.errors import ConfigError, PortInUse
@@ -76,12 +76,10 @@ async def serve(
         def tell() -> None:
             opened(f"{address}/login?token={sessions.link()}")
 
-        cookie = COOKIE if papers is None else SECURE_COOKIE
         server: _Uvicorn | None = None
         cockpit = Cockpit(
             runs,
             sessions,
-            cookie,
             papers is not None,
             tell,
             lambda: server is not None and server.should_exit,

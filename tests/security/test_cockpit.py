@@ -9,8 +9,11 @@ import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin, urlsplit
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 from cockpits import Browser, Printed, cockpit
@@ -63,9 +66,9 @@ def browser(printed: Printed) -> Browser:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("cookie", ["", "anabranch=guess", "anabranch=", "other=1", "anabranch=\x01;;"])
+@pytest.mark.parametrize("cookie", ["", "NAME=guess", "NAME=", "other=1", "NAME=\x01;;"])
 def test_nobody_gets_in_without_a_session(browser: Browser, path: str, cookie: str) -> None:
-    stranger = Browser(browser.link, cookie=cookie)
+    stranger = Browser(browser.link, cookie=cookie.replace("NAME", browser.cookie.partition("=")[0]))
     for method in ("GET", "POST"):
         answer = stranger.ask(path, method)
         assert answer.status == 401, (method, path)
@@ -118,7 +121,9 @@ def test_another_name_is_refused(browser: Browser, host: str, path: str) -> None
 )
 def test_its_own_names_are_not(browser: Browser, host: str) -> None:
     port = browser.host.rpartition(":")[2]
-    assert browser.ask("/api/runs", Host=host.format(port=port)).status == 200
+    secret = browser.cookie.partition("=")[2]
+    cookies = f"{browser.cookie}; anabranch={secret}"  # without a port it is that of the address's own
+    assert browser.ask("/api/runs", Host=host.format(port=port), Cookie=cookies).status == 200
 
 
 def test_an_order_needs_the_sessions_own_word(browser: Browser, printed: Printed) -> None:
@@ -133,6 +138,26 @@ def test_an_order_needs_the_sessions_own_word(browser: Browser, printed: Printed
     own = f"http://{browser.host}"
     assert browser.post("/api/runs/one/orders", {"order": "pause"}, Origin=own).status == 400  # of a folder
     assert browser.ask("/api/session").status == 200
+
+
+def test_cockpits_at_two_ports_of_a_machine_leave_each_other_their_sessions(
+    runs: Path, tmp_path: Path
+) -> None:
+    """A jar of cookies knows no ports; and two that are called by tunnels may listen at the same one."""
+    with cockpit(runs, cwd=tmp_path) as said, cockpit(runs, cwd=tmp_path) as other:
+        links = [printed.next("cockpit")["link"] for printed in (said, other)]
+        visitor = build_opener(HTTPCookieProcessor(CookieJar()))
+        for link in links:
+            visitor.open(link).close()
+        for link in links:
+            with visitor.open(urljoin(link, "/api/session")) as answer:
+                assert answer.status == 200
+        tunnelled = Browser(other.next("cockpit", 1)["link"])
+        at = {"Host": "localhost:7080"}
+        entered = tunnelled.ask(f"/login?{urlsplit(tunnelled.link).query}", **at)
+        cookie, _, secret = (entered.headers["set-cookie"] or "").partition(";")[0].partition("=")
+        assert cookie == "anabranch-7080"
+        assert tunnelled.ask("/api/session", Cookie=f"{cookie}={secret}", **at).status == 200
 
 
 def test_the_cookie_is_for_this_site_alone(runs: Path, tmp_path: Path) -> None:
@@ -336,9 +361,10 @@ def test_with_tls_the_cookie_is_for_tls_and_the_name_for_its_certificate(
         assert link.startswith("https://cockpit.example:")
         browser = Browser(link.replace("cockpit.example", "127.0.0.1"), trusting)
         cookie = browser.enter().headers["set-cookie"] or ""
-        assert cookie.startswith("__Host-anabranch=")
+        port = urlsplit(link).port
+        assert cookie.startswith(f"__Host-anabranch-{port}=")
         assert "Secure" in cookie
-        assert browser.ask("/api/runs", Host="cockpit.example").status == 200
+        assert browser.ask("/api/runs", Host=f"cockpit.example:{port}").status == 200
         assert browser.ask("/api/runs", Host="evil.example").status == 421
         with pytest.raises((ConnectionError, OSError)):
             Browser(link.replace("https", "http").replace("cockpit.example", "127.0.0.1")).ask("/")
