@@ -16,6 +16,7 @@ source docker/engine.sh
 VENV="$(realpath "${VENV:-.venv}")"
 TORCH="${TORCH:-torch==2.13.0}"
 export VENV TORCH PORT="${PORT:-17070}"
+export UI_PORT="${UI_PORT:-$((PORT + 10))}"  # not the usual one: the link that is printed must lead there
 ADMIN_PORT=$((PORT + 1)) KEEPER_PORT=$((PORT + 5))
 NAME=anabranch-test
 PATIENCE_S=300  # a busy machine is slow; what works is waited for no longer than it takes
@@ -305,9 +306,9 @@ test_cockpit() {  # a browser comes by the newest link
 
 visited() {
   local link
-  link="$(docker logs "$COCKPIT" 2>&1 | grep -o "https://localhost:7080/.*" | tail -n 1)"
+  link="$(docker logs "$COCKPIT" 2>&1 | grep -o "https://localhost:.*" | tail -n 1)"
   docker cp "$COCKPIT:/var/lib/anabranch/certificate.pem" "$WORK/cockpit.pem"
-  [[ "$("$VENV/bin/python" docker/visit.py "${link/7080/${UI_PORT:-7080}}" "$WORK/cockpit.pem")" =~ ^running\ [1-9] ]]
+  [[ "$("$VENV/bin/python" docker/visit.py "$link" "$WORK/cockpit.pem")" =~ ^running\ [1-9] ]]
 }
 
 test_metrics() {

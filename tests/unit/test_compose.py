@@ -92,6 +92,22 @@ def test_the_cockpit_is_told_what_it_knows() -> None:
     assert {word for word in words if word.startswith("--")} <= known
 
 
+@pytest.mark.parametrize("given", ["", "9999"])
+def test_the_cockpits_link_leads_to_the_port_that_it_is_published_at(given: str) -> None:
+    """The link has the port that it listens at, which is all that it knows."""
+
+    def interpolated(text: str) -> str:
+        return re.sub(r"\$\{UI_PORT:-(\d+)\}", lambda found: given or found[1], text)
+
+    (script,) = SERVICES["cockpit"]["command"]
+    listens = re.search(r"--listen \S+:(\d+)", interpolated(script))
+    published = [
+        interpolated(port).split(":")[1:] for port in SERVICES["server"]["ports"] if "UI_PORT" in port
+    ]
+    assert listens is not None
+    assert published == [[listens[1]] * 2] == [[given or "7080"] * 2]
+
+
 def test_a_keeper_shares_a_network_with_the_server_alone() -> None:
     keepers = {name for name in MASKED if name.startswith("keeper-")}
     (network,) = {of for name in keepers for of in MASKED[name]["networks"]}
