@@ -39,7 +39,7 @@ from anabranch.identity.certificates import (
     times_text,
 )
 from anabranch.identity.files import make_private_folder, tighten, write_private
-from anabranch.identity.register import Basis, Invitation, Membership, Register
+from anabranch.identity.register import Basis, Invitation, Membership, Register, RegisterPoint
 from anabranch.identity.signatures import sign
 from anabranch.identity.tokens import new_token
 
@@ -242,9 +242,13 @@ class Authority:
         return self._register.revoke(typed_id(name, "name"), self._now())
 
     @property
-    def changes(self) -> int:
-        """How often the register was written to."""
-        return self._register.changes()
+    def point(self) -> RegisterPoint:
+        """How far the register has come."""
+        return self._register.point()
+
+    def lost(self, before: RegisterPoint) -> str:
+        """Why the register has not come from where it was; empty where it has, or that is declared."""
+        return self._register.lost(before)
 
     def declare_restored(self) -> None:
         """The folder came from a backup, and that is known: tokens of before count no more."""

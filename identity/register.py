@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from anabranch.identity.files import write_private
 BUSY_S = 10.0
 FORMAT = 2
 AGE = 1 << 32  # changes that no register lives to see
+MARK_BYTES = 8
 TOKEN_CHARS_MAX = 128
 UNKNOWN = (
     "the token is not known here: look whether it is as `anabranch admin enrol` printed it, or ask for "
@@ -51,6 +53,51 @@ CREATE TABLE changes (count INTEGER NOT NULL);
 INSERT INTO changes VALUES (0);
 CREATE INDEX ix_certificates_name ON certificates (name);
 """
+# A random one for each change: two registers that went on from one backup are told apart. Made with the next
+# change where an earlier program has made the register.
+MARKS = "CREATE TABLE IF NOT EXISTS marks (count INTEGER PRIMARY KEY, mark TEXT NOT NULL)"
+
+Ask = Callable[..., Sequence[Any]]  # rows, for a query and its values
+
+
+@dataclass(frozen=True)
+class RegisterPoint:
+    """How far a register has come: its changes, and the newest mark with the change that it is of.
+
+    Without a `mark` an earlier program has made all of them.
+    """
+
+    changes: int = 0
+    marked: int = 0
+    mark: str = ""
+
+    @classmethod
+    def of(cls, ask: Ask) -> RegisterPoint:
+        """Where a register is."""
+        ((changes,),) = ask("SELECT count FROM changes")
+        marks = ask("SELECT count, mark FROM marks ORDER BY count DESC LIMIT 1") if _has_marks(ask) else ()
+        return cls(changes, *(marks[0] if marks else ()))
+
+    @property
+    def age(self) -> int:
+        """How often the register was said to be restored."""
+        return self.changes // AGE
+
+    def lost_by(self, now: RegisterPoint, ask: Ask) -> str:
+        """Why a register that is at `now` has not come from here; empty where it has.
+
+        `now` was read before: a backup that is copied over it in between is told by its marks.
+        """
+        if now.changes < self.changes:
+            return f"it has {now.changes} of {self.changes} changes"
+        query = "SELECT mark FROM marks WHERE count = ?"
+        if self.mark and (not _has_marks(ask) or [*ask(query, self.marked)] != [(self.mark,)]):
+            return f"its change {self.marked} is another one"
+        return ""
+
+
+def _has_marks(ask: Ask) -> bool:
+    return bool(ask("SELECT 1 FROM sqlite_master WHERE name = 'marks'"))
 
 
 @dataclass(frozen=True)
@@ -144,10 +191,14 @@ class Register:
         self._connection.close()
         self._reader.close()
 
-    def changes(self) -> int:
-        """How often it was written to: fewer than before means that it was taken back to a backup."""
-        ((count,),) = self._look("SELECT count FROM changes")
-        return int(count)
+    def point(self) -> RegisterPoint:
+        """How far it has come."""
+        return RegisterPoint.of(self._look)
+
+    def lost(self, before: RegisterPoint) -> str:
+        """Why it has not come from where it was; empty where it has, or was said to be restored since."""
+        now = self.point()
+        return "" if now.age > before.age else before.lost_by(now, self._look)
 
     def begin_age(self) -> None:
         """After a restore: more changes than there ever were, and no token of before counts."""
@@ -284,7 +335,7 @@ class Register:
             for kind, name, expires_at, revoked in self._look(query)
         ]
 
-    def _look(self, query: str, *values: str) -> list[Any]:
+    def _look(self, query: str, *values: str | int) -> list[Any]:
         """Rows, through the connection that never writes."""
         with self._reader_lock:
             try:
@@ -303,6 +354,9 @@ class Register:
             try:
                 yield self._connection
                 self._connection.execute("UPDATE changes SET count = count + 1")
+                self._connection.execute(MARKS)
+                mark = secrets.token_hex(MARK_BYTES)
+                self._connection.execute("INSERT INTO marks SELECT count, ? FROM changes", (mark,))
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._roll_back()

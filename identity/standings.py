@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from anabranch.core.errors import StoreError
-from anabranch.identity.register import AGE
+from anabranch.identity.register import RegisterPoint
 
 KEPT_MAX = 100_000  # those that were asked for last
 AGAIN_AT_ONCE = 200  # others that are asked for again with each look after a commit
@@ -41,7 +42,10 @@ class Standings:
         self._known: dict[str, str] = {}  # those asked for last are last
         self._stale: set[str] = set()  # known of before the newest commit that was seen
         self._version, self._counter = -1, b""
-        self.changes = 0  # how often the register was written to, as far as was seen
+        self.point = RegisterPoint()  # how far the register has come, as far as was seen
+        # Told of it before anybody is answered by it, again and again until it says that it has noted it.
+        self.note: Callable[[RegisterPoint], bool] | None = None
+        self._noted: RegisterPoint | None = None
 
     def close(self) -> None:
         """Let go of the file."""
@@ -52,7 +56,7 @@ class Standings:
         """Know all that are good, as far as there is room: the newest."""
         try:
             self._look([])
-            found = self._connection.execute(_GOOD, (now, KEPT_MAX)).fetchall()
+            found = self._ask(_GOOD, now, KEPT_MAX)
         except sqlite3.Error as error:
             if not _is_busy(error):
                 raise self._failed(error) from error
@@ -95,14 +99,16 @@ class Standings:
     def _look(self, serials: Collection[str]) -> None:
         """Ask for those that are not known as of now, and for some more."""
         counter = self._commits()  # first: of what comes in between nothing is taken for known
-        ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
+        ((version,),) = self._ask("PRAGMA data_version")
         if version != self._version:
             self._check_newer()
             self._stale = set(self._known)
+        if self.note is not None and self._noted != self.point and self.note(self.point):
+            self._noted = self.point
         self._version, self._counter = version, counter
         asked = [serial for serial in serials if serial not in self._known or serial in self._stale]
         for serial in [*asked, *sorted(self._stale.difference(asked))[:AGAIN_AT_ONCE]]:
-            rows = self._connection.execute(_ONE, (serial,)).fetchall()
+            rows = self._ask(_ONE, serial)
             self._known.pop(serial, None)
             self._known[serial] = "unknown" if not rows else "good" if rows[0][0] is None else "revoked"
             self._stale.discard(serial)
@@ -115,14 +121,18 @@ class Standings:
 
         `admin ca restored` changes that with the next start alone: they are not revoked again yet.
         """
-        ((changes,),) = self._connection.execute("SELECT count FROM changes").fetchall()
-        said = self._version != -1 and changes // AGE > self.changes // AGE
-        if changes < self.changes or said:
+        now = RegisterPoint.of(self._ask)
+        said = self._version != -1 and now.age > self.point.age
+        if (why := self.point.lost_by(now, self._ask)) or said:
             raise StoreError(
                 f"{self._path} was taken back to an older one under the server: stop it, say so with "
                 "`anabranch admin ca restored`, revoke again whom that one takes for good, and start it"
+                f"{why and f' ({why})'}"
             )
-        self.changes = changes
+        self.point = now
+
+    def _ask(self, query: str, *values: str | float) -> Sequence[Any]:
+        return self._connection.execute(query, values).fetchall()
 
     def _commits(self) -> bytes:
         try:

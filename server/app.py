@@ -287,7 +287,7 @@ def _keep_register(config: Config, identity: ServerIdentity | None) -> None:
     if identity is not None:
         folder = Path(config.server.data_dir)
         keep_authority(folder, identity.authority)
-        check_register(folder, identity.authority)
+        check_register(folder, identity.authority, identity.members.point)
 
 
 async def _serve(
@@ -302,6 +302,8 @@ async def _serve(
 
     `over`: who is told that the run has ended, and who that it goes on.
     """
+    if run.identity is not None:
+        run.identity.note_in(Path(run.config.server.data_dir))
     ports = Ports(run, insecure)
     async with contextlib.AsyncExitStack() as stack:
         await ports.open()
@@ -339,7 +341,7 @@ def check_done(run: LiveRun) -> None:
         raise run.writer.failure  # first: the data may be there no more, and what is noted beside them
     if run.identity is not None:
         identity = run.identity
-        check_register(Path(run.config.server.data_dir), identity.authority, identity.members.changes)
+        check_register(Path(run.config.server.data_dir), identity.authority, identity.members.point)
 
 
 @asynccontextmanager

@@ -19,6 +19,8 @@ from anabranch.server.job_ports import JobPorts
 from anabranch.server.jobs import LOOK_S, Jobs, ReadJob, Told
 from anabranch.server.metrics import Metrics
 from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
+from anabranch.server.seen_register import check_register
+from anabranch.server.tls import ServerIdentity
 from anabranch.support.heap import bound_heap, use_small_pages
 from anabranch.support.stop_signals import call_on_signals, stop_signals
 
@@ -70,6 +72,7 @@ async def serve_jobs(
     async with contextlib.AsyncExitStack() as stack:
         if identity is not None:
             stack.callback(identity.close)
+            _keep_register(jobs.folder, identity)
         port = _exposed(config.server.metrics_address, metrics, jobs)
         if port is not None:
             stack.push_async_callback(port.close)
@@ -93,6 +96,13 @@ async def serve_jobs(
         await close_ports(ports, config.server.drain_s)
     log.info("drained")
     return 0
+
+
+def _keep_register(folder: Path, identity: ServerIdentity) -> None:
+    """In one place for all jobs, whose own data have it from their starts and ends alone."""
+    if folder.is_dir():
+        check_register(folder, identity.authority, identity.members.point)
+    identity.note_in(folder)
 
 
 def _say_unheard(config: Config) -> None:

@@ -19,7 +19,7 @@ from cryptography import x509
 from anabranch.core.errors import StoreError, StoreFull
 from anabranch.identity.authority import REGISTER, Authority
 from anabranch.identity.certificates import Peer
-from anabranch.identity.register import BUSY_S
+from anabranch.identity.register import BUSY_S, RegisterPoint
 from anabranch.identity.standings import Standings
 
 T = TypeVar("T")
@@ -42,9 +42,13 @@ class Members:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def changes(self) -> int:
-        """How often the register was written to, as far as was seen."""
-        return self._standings.changes
+    def point(self) -> RegisterPoint:
+        """How far the register has come, as far as was seen."""
+        return self._standings.point
+
+    def have_noted(self, note: Callable[[RegisterPoint], bool]) -> None:
+        """Have it noted how far the register has come, before anybody is answered by that (`Standings`)."""
+        self._standings.note = note
 
     async def check(self, peer: Peer) -> None:
         """`Authority.check`, without holding anybody up.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 from cryptography import x509
@@ -29,6 +30,7 @@ from anabranch.identity.certificates import (
 )
 from anabranch.identity.signatures import sign
 from anabranch.server.members import Members
+from anabranch.server.seen_register import SeenRegister
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,10 @@ class ServerIdentity:
         if self._members is None:
             self._members = Members(self.authority)
         return self._members
+
+    def note_in(self, folder: Path) -> None:
+        """Have it noted in a folder how far the register has come, whenever that is seen."""
+        self.members.have_noted(SeenRegister(folder, self.authority).note)
 
     def close(self) -> None:
         """Let go of the authority and its register."""

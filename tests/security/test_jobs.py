@@ -15,7 +15,7 @@ from anabranch.client.transport import GrpcTransport
 from anabranch.core.effects import Refused
 from anabranch.core.errors import ConfigError, NotAuthenticated, NotPermitted
 from anabranch.core.model.updates import Ask, Capability, Task
-from anabranch.identity.authority import Authority
+from anabranch.identity.authority import REGISTER, Authority
 from anabranch.identity.certificates import Kind
 from anabranch.identity.wallet import Wallet
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -99,3 +99,26 @@ def test_a_certificate_is_renewed_without_a_job_and_with_one_that_is_gone(guarde
         assert made.certificate
     with pytest.raises(ConfigError, match="serves several jobs"):
         guarded.transport(ward, "").enrol(Capability())
+
+
+def test_a_server_of_jobs_does_not_start_on_an_older_register(guarded: Guarded) -> None:
+    """Killed before its jobs have ended: what they noted themselves is of their start."""
+    register, jobs = guarded.folder / "ca" / REGISTER, guarded.folder / "jobs"
+    ward = guarded.papers("ward-1")
+    backup = register.read_bytes()
+    guarded.authority.revoke("ward-1")
+    with pytest.raises(NotAuthenticated):
+        guarded.transport(ward, "all").enrol(Capability())
+    at_the_kill = (jobs / "register.json").read_bytes()
+    guarded.stack.close()
+    guarded.host.close()
+    for noted in jobs.glob("*/data/register.json"):
+        noted.unlink()
+    (jobs / "register.json").write_bytes(at_the_kill)
+    register.write_bytes(backup)
+    identity = {"folder": str(guarded.folder / "ca"), "tls": "always"}
+    with pytest.raises(ConfigError, match="older than this server"), Host(guarded.folder, identity=identity):
+        pass
+    guarded.authority.declare_restored()
+    with Host(guarded.folder, identity=identity) as host:
+        host.until("all", JobState.RUNNING)

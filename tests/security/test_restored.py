@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,118 @@ def test_a_register_over_which_a_backup_is_copied_lets_nobody_in_who_was_revoked
             guarded.device(kept.wallet).enrol()
 
 
+def forked(register: Path, backup: bytes) -> None:
+    """Copy a backup over a register, and have another process write to it: as often as was lost, and more."""
+    register.write_bytes(backup)
+    with Authority.open(register.parent) as authority:
+        for n in range(3):
+            authority.invite(f"later-{n}", DAY_S)
+
+
+def test_an_older_register_is_noticed_although_it_was_written_to_since(tmp_path: Path) -> None:
+    """It had as many changes as the server had seen, and more: whoever had been revoked was let in."""
+    with federation(tmp_path) as guarded:
+        register = guarded.folder / "ca" / REGISTER
+        lost = guarded.joined("device-1")
+        backup = register.read_bytes()
+        guarded.authority.revoke("device-1")
+        with again(guarded):
+            pass
+        forked(register, backup)
+        with pytest.raises(ConfigError, match="its change 4 is another one"), again(guarded):
+            pass
+        answer(anabranch(tmp_path, "admin", "ca", "restored", "--folder", "ca", "--json"))
+        answer(anabranch(tmp_path, "admin", "revoke", "device-1", "--folder", "ca", "--json"))
+        with again(guarded):
+            with pytest.raises(grpc.RpcError, match="is revoked"):
+                guarded.device(lost).ask()
+            guarded.device(guarded.joined("device-2")).enrol()
+        with again(guarded):
+            pass
+
+
+def test_a_register_with_a_backup_over_it_that_was_written_to_lets_nobody_in(tmp_path: Path) -> None:
+    with federation(tmp_path) as guarded:
+        register = guarded.folder / "ca" / REGISTER
+        lost = guarded.device(guarded.joined("device-1"))
+        backup = register.read_bytes()
+        guarded.authority.revoke("device-1")
+        with pytest.raises(grpc.RpcError, match="is revoked"):
+            lost.ask()
+        forked(register, backup)
+        with pytest.raises(grpc.RpcError, match="the server's store cannot do it now"):
+            lost.ask()
+        with pytest.raises(ConfigError, match="older than this server has seen it"), again(guarded):
+            pass
+
+
+def test_a_server_that_is_killed_has_noted_how_far_the_register_was(tmp_path: Path) -> None:
+    """What it noted is taken away as it ran: no end of its own could have written it."""
+    with federation(tmp_path) as guarded:
+        register, noted = guarded.folder / "ca" / REGISTER, guarded.data_dir / "register.json"
+        lost = guarded.device(guarded.joined("device-1"))
+        backup = register.read_bytes()
+        guarded.authority.revoke("device-1")
+        with pytest.raises(grpc.RpcError, match="is revoked"):
+            lost.ask()
+        at_the_kill = noted.read_bytes()
+        guarded.served.close()
+        noted.write_bytes(at_the_kill)
+        register.write_bytes(backup)
+        with pytest.raises(ConfigError, match="older than this server has seen it"), again(guarded):
+            pass
+
+
+def test_a_note_that_cannot_be_written_keeps_nobody_out_and_is_made_up_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with federation(tmp_path) as guarded:
+        noted = guarded.data_dir / "register.json"
+        assert not noted.exists()
+        (guarded.data_dir / "register.json.tmp").mkdir()  # where it is written first
+        wallets = [guarded.joined(f"device-{n}") for n in (1, 2)]
+        for wallet in wallets:
+            guarded.device(wallet).enrol()
+        guarded.authority.revoke("device-1")
+        with pytest.raises(grpc.RpcError, match="is revoked"):
+            guarded.device(wallets[0]).ask()
+        assert not noted.exists()
+        (guarded.data_dir / "register.json.tmp").rmdir()
+        guarded.joined("device-3")
+        (point,) = json.loads(noted.read_bytes()).values()
+        assert point[0] == guarded.authority.point.changes
+    said = [line for line in caplog.messages if "would not be noticed after a crash" in line]
+    assert len(said) == 1
+
+
+def test_a_register_and_a_note_of_an_earlier_program_go_on(tmp_path: Path) -> None:
+    """That has no marks, and notes the number of changes alone."""
+    with federation(tmp_path) as guarded:
+        register, noted = guarded.folder / "ca" / REGISTER, guarded.data_dir / "register.json"
+        device = guarded.device(guarded.joined("device-1"))
+        guarded.served.close()
+        with closing(sqlite3.connect(register)) as connection:
+            connection.execute("DROP TABLE marks")
+        sha256, changes = guarded.authority.sha256, guarded.authority.point.changes
+        assert guarded.authority.point.mark == ""
+        noted.write_text(json.dumps({sha256: changes}))
+        with again(guarded):
+            guarded.device(device.wallet).enrol()
+            backup = register.read_bytes()
+            guarded.authority.revoke("device-1")
+            with pytest.raises(grpc.RpcError, match="is revoked"):
+                guarded.device(device.wallet).ask()
+        forked(register, backup)
+        with pytest.raises(ConfigError, match=f"its change {changes + 1} is another one"), again(guarded):
+            pass
+        noted.write_text(json.dumps({sha256: changes + 100}))
+        with (
+            pytest.raises(ConfigError, match=f"has {changes + 3} of {changes + 100} changes"),
+            again(guarded),
+        ):
+            pass
+
+
 def test_a_register_that_is_said_to_be_restored_lets_nobody_in_before_a_start(tmp_path: Path) -> None:
     """The server had not looked at it in between, and whoever was revoked is not revoked again yet."""
     with federation(tmp_path) as guarded:
@@ -171,11 +285,11 @@ def test_a_restore_counts_every_time(authority: Authority) -> None:
     ages = []
     for _ in range(3):
         authority.declare_restored()
-        ages.append(authority.changes)
+        ages.append(authority.point.changes)
     assert ages == sorted(set(ages))
-    before = authority.changes
+    before = authority.point.changes
     authority.invite("a", DAY_S)
-    assert authority.changes == before + 1
+    assert authority.point.changes == before + 1
 
 
 def test_with_a_new_authority_everybody_joins_anew_and_the_run_goes_on(tmp_path: Path) -> None:
