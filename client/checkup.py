@@ -39,6 +39,7 @@ from anabranch.workloads.calls import data_of, model_of, train
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.objective import Objective
 from anabranch.workloads.resident import place
+from anabranch.workloads.splits import doubting
 from anabranch.workloads.streams import Streamed
 from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
 
@@ -152,9 +153,11 @@ class Checkup:
 
     def _data(self) -> Iterator[Finding]:
         shard = shard_of(self._config, 0, self._shards)
-        self._mine = data_of(self._app, shard)
+        doubts: list[str] = []
+        with doubting(doubts.append):
+            self._mine = data_of(self._app, shard)
         yield Finding(OK, "data", f"shard 0/{self._shards}: {self._described(self._mine)}")
-        yield from (Finding(WARN, "data", flaw) for flaw in self._not_finite())
+        yield from (Finding(WARN, "data", flaw) for flaw in (*doubts, *self._not_finite()))
         yield from self._another_shard()
         if isinstance(self._mine, Streamed) and self._mine.is_loader:
             yield Finding(WARN, "data", "a DataLoader's batches are its own: client.batch_size says nothing")

@@ -40,6 +40,7 @@ from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, gathered, scatter
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
+from anabranch.host.build import warn_once
 from anabranch.host.first import FirstModel
 from anabranch.protos.convert import submodel_to_proto
 from anabranch.strategies.submodels.progressive import Progressive
@@ -51,6 +52,7 @@ from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import arrived_of, data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
+from anabranch.workloads.splits import doubting
 from anabranch.workloads.trainer import Hook, cheaper, cut, only, smaller, trainer_for, warn_of_arrays
 
 if TYPE_CHECKING:
@@ -214,7 +216,7 @@ class LocalTrainer:
 
     def load(self, shard: Shard) -> Examples:
         """The App's data of the shard, from now on trained on. Raises `DataError`."""
-        with on_device(self._device):
+        with on_device(self._device), doubting(warn_once):
             self.examples = data_of(self._app, shard)
         return self.examples
 

@@ -208,3 +208,19 @@ def test_a_program_that_ends_without_a_word_to_its_server_was_not_killed(tmp_pat
         )
         assert (done.returncode, "which had it before" in done.stderr) == (0, False), done.stderr
     assert (tmp_path / "served" / "data" / "lock").read_text() == ""
+
+
+def test_a_device_hears_that_its_split_is_crude_and_another_one_not_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of one process, that is: there are fewer examples of a class than devices."""
+    fleet = ab.Fleet(clients=1050, split=ab.Dirichlet(0.3))
+    with (
+        ab.Server.local(Synthetic, **FEW, fleet=fleet, until=ab.Until(updates=4)) as server,
+        ab.Client(Synthetic, server, id="device-0") as one,
+        ab.Client(Synthetic, server, id="device-1") as two,
+    ):
+        for device in (one, two):
+            device.wait(LONG_S)
+    said = [r.getMessage() for r in caplog.records if "fewer than there are devices" in r.getMessage()]
+    assert len(said) == 1

@@ -14,7 +14,7 @@ from commands import anabranch
 from torch.utils.data import DataLoader, TensorDataset
 
 from anabranch.client.checkup import Checkup, Finding, _has_all
-from anabranch.core.config.tables import Config
+from anabranch.core.config.tables import Config, FleetTable
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import batches
@@ -370,3 +370,15 @@ def test_the_command_checks_the_app_of_a_file_with_all_that_the_file_sets(tmp_pa
         "error: name an App, such as digits or path.py:App, the folder of a Flower app by --flower, "
         "or a TOML file\n"
     )
+
+
+def test_a_split_that_is_cruder_than_it_says_is_told() -> None:
+    """Of each of Synthetic's ten classes there are some thousand rows."""
+
+    def told(shards: int) -> list[str]:
+        run = Config(fleet=FleetTable(split="dirichlet", clients=shards)).to_json()
+        found = Checkup(Synthetic(), run, LocalPlan(steps=1), shards)
+        return [f.text for f in found if f.level == "warn" and f.about == "data"]
+
+    assert told(900) == []
+    assert [text.partition(":")[0] for text in told(1050)] == ["fleet.split = 'dirichlet'"]
