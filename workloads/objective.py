@@ -64,6 +64,12 @@ class Objective:
             raise AppError(
                 f"{self.name}.optimizer returned {type(made).__name__}: return a torch.optim.Optimizer"
             )
+        if _needs(made.step):  # a step here is of one gradient, which a scale and a proximal term may change
+            raise AppError(
+                f"{self.name}.optimizer returned {type(made).__name__}, whose step() wants a closure that "
+                "evaluates the loss again and again: return one that steps by a gradient, such as "
+                "torch.optim.Adam, or give the App a train(self, model, examples, plan, seed) of its own"
+            )
         return made
 
     def batch_loss(self, output: Any, y: Any) -> torch.Tensor:

@@ -345,6 +345,10 @@ class NoOptimizer(Line):
         return "adam"
 
 
+class Searching(Line):
+    optimizer = torch.optim.LBFGS
+
+
 class NotCalled(Line):
     loss: Any = "mse"
 
@@ -413,6 +417,10 @@ def pair(y: Any) -> Any:
     [
         (Vector(), r"Vector\.loss returned shape \(8,\): return one number as a tensor, the mean"),
         (NoOptimizer(), r"NoOptimizer\.optimizer returned str: return a torch\.optim\.Optimizer"),
+        (
+            Searching(),
+            r"Searching\.optimizer returned LBFGS, whose step\(\) wants a closure .*torch\.optim\.Adam",
+        ),
         (NotCalled(), r"NotCalled\.loss is a str: give something to be called"),
         (ClassOfLosses(), r"\.loss is the class MSELoss: give an object of it, such as MSELoss\(\)"),
         (NoLoss(), r"y is float64, and the default loss, the cross entropy, wants class numbers"),
