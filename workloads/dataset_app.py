@@ -22,6 +22,7 @@ import numpy as np
 
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.rng import stream
+from anabranch.core.spelling import spelled
 from anabranch.workloads.app import App, Array, Examples, Model, Shard
 from anabranch.workloads.splits import Rows, class_numbers, take, train_validation
 
@@ -47,6 +48,7 @@ class Table(Protocol):
         ...
 
 
+@spelled()
 def app(
     model: Any,
     data: Any,

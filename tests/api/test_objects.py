@@ -440,6 +440,29 @@ def test_an_argument_that_there_is_not_is_said(name: str, argument: str, said: s
         TAKERS[name]("synthetic", until=ab.Until(updates=1), **{argument: None})
 
 
+@pytest.mark.parametrize(
+    ("taker", "argument", "said"),
+    [
+        (ab.simulate, "stratgy", r"^simulate\(\) got an .*'stratgy': did you mean 'strategy'\?$"),
+        (
+            ab.simulate,
+            "nonsense",
+            r"^simulate\(\) got .*: it takes source, strategy, .*, checkpoint_s, resume$",
+        ),
+        (ab.join, "state_dri", r"^join\(\) got .*did you mean 'state_dir'\?$"),
+        (ab.Client, "tokn", r"^Client\(\) got .*did you mean 'token'\?$"),
+        (ab.JobServer, "addres", r"^JobServer\(\) got .*did you mean 'address'\?$"),
+        (ab.app, "optimiser", r"^app\(\) got .*did you mean 'optimizer'\?$"),
+    ],
+)
+def test_whoever_takes_arguments_of_its_own_says_which_is_near(
+    taker: Callable[..., Any], argument: str, said: str
+) -> None:
+    """Before it does anything: the others are nothing that it could begin with."""
+    with pytest.raises(TypeError, match=said):
+        taker(None, None, **{argument: None})
+
+
 def test_arguments_of_its_own_are_near_as_well_and_none_that_is_refused() -> None:
     with pytest.raises(TypeError, match="did you mean 'fresh_seeds'"):
         ab.tune("synthetic", fresh_seds=3)  # type: ignore[call-arg]

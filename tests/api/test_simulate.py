@@ -61,9 +61,9 @@ def test_an_app_is_given_itself(app: Any) -> None:
 
 
 def test_a_run_without_an_end_gets_one_and_says_so() -> None:
-    with pytest.warns(UserWarning, match=r"no end was set, so 200 updates: until=Until"):
+    with pytest.warns(UserWarning, match=r"no end was set, so 200 updates: until=Until") as said:
         run = ab.simulate("synthetic", fleet=SMALL, settings={"run.evaluate_every_versions": 0})
-    assert run.result.updates_applied == 200
+    assert (run.result.updates_applied, said[0].filename) == (200, __file__)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert small(until=ab.Until(versions=2)).result.versions == 2

@@ -238,6 +238,8 @@ def test_a_proximal_term_pulls_to_the_runs_weights() -> None:
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ConfigError, match="give one of them"):
         ab.LightningCallback("127.0.0.1:1", epochs=1, steps=2)
+    with pytest.raises(TypeError, match="did you mean 'state_dir'"):  # not once it has begun to train
+        ab.LightningCallback("127.0.0.1:1", state_dri="here")  # type: ignore[call-arg]
     with ab.Server.local(Line(), strategy="fedasync") as server, pytest.raises(ConfigError, match="how long"):
         trainer_of([ab.LightningCallback(server)], max_epochs=-1).fit(Line(), DataLoader(POINTS))
 

@@ -299,6 +299,8 @@ def test_a_proximal_term_pulls_to_the_runs_weights(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give one of them"):
         ab.TransformersCallback("127.0.0.1:1", epochs=1, steps=2)
+    with pytest.raises(TypeError, match="did you mean 'state_dir'"):  # not once it has begun to train
+        ab.TransformersCallback("127.0.0.1:1", state_dri="here")  # type: ignore[call-arg]
     with ab.Server.local(Line(), strategy="fedasync") as server:
         device = ab.TransformersCallback(server, id="a")
         late = Trainer(Line(), arguments(tmp_path, max_steps=1), train_dataset=POINTS)

@@ -24,6 +24,7 @@ from anabranch.client.trust import trusted
 from anabranch.client.waiting import WaitingNotice
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import COHORT_MIN
+from anabranch.core.spelling import spelled
 from anabranch.workloads.app import App, Shard, load_app
 
 
@@ -42,6 +43,7 @@ class Client(Background):
     while its server does not answer. What ends it without hope comes out of `wait`, or of the context's end.
     """
 
+    @spelled()
     def __init__(
         self,
         app: Any,

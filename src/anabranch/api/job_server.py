@@ -14,12 +14,13 @@ from anabranch.api.configuration import load_config
 from anabranch.api.jobs import add_job, read_job
 from anabranch.api.listening import Listening
 from anabranch.api.live import ANY_PORT
-from anabranch.api.objects import RunObjects, Settings, Source, check_objects, plan_run, setting_layers
+from anabranch.api.objects import RunObjects, Settings, Source, plan_run, setting_layers
 from anabranch.api.operated import Operated, first_model, run_of_data
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError, FolderMissing, Unavailable
+from anabranch.core.spelling import spelled
 from anabranch.identity.addresses import checked_job
 from anabranch.identity.files import write_private
 from anabranch.server.job import JobState
@@ -43,6 +44,7 @@ class JobServer(Listening):
     with one job stops nothing else.
     """
 
+    @spelled()
     def __init__(
         self,
         folder: str | Path | None = None,
@@ -65,6 +67,7 @@ class JobServer(Listening):
         self._said: dict[str, tuple[JobState, str]] = {}
         self._done = False
 
+    @spelled(RunObjects)
     def add(
         self,
         name: str,
@@ -80,7 +83,6 @@ class JobServer(Listening):
         patterns such as `ward-*`; none for all. `bundle`: the file from which they may have the App. Raises
         `ConfigError` and `AppError`.
         """
-        check_objects(JobServer.add, objects)
         plan = plan_run(source, objects, ends=False, name=checked_job(name))
         app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
         with tempfile.TemporaryDirectory() as made:

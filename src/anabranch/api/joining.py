@@ -37,6 +37,7 @@ from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.limits import COHORT_MIN
 from anabranch.core.model.updates import LocalPlan
+from anabranch.core.spelling import spelled
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import each_step
 from anabranch.workloads.frozen_tensors import training_only
@@ -317,6 +318,7 @@ class JoinedFederation:
         self.close()
 
 
+@spelled()
 def join(
     server: str | Operated | InProcessServer,
     model: Any,

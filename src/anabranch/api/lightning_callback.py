@@ -17,6 +17,7 @@ from anabranch.api.operated import Operated
 from anabranch.api.participation import JoinOptions, Participation
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import ConfigError
+from anabranch.core.spelling import spelled
 from anabranch.workloads.objective import rows_of
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:  # the same, by its former name
@@ -36,6 +37,7 @@ class LightningCallback(Callback):
     task's training is sent along. `options` are those of `join`. Raises `ConfigError`.
     """
 
+    @spelled(JoinOptions)
     def __init__(
         self,
         server: str | Operated | InProcessServer,

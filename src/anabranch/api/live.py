@@ -13,13 +13,14 @@ from typing import Any, Unpack
 
 from anabranch.api.background import Background
 from anabranch.api.listening import Listening
-from anabranch.api.objects import RunObjects, Source, check_objects, plan_run
+from anabranch.api.objects import RunObjects, Source, plan_run
 from anabranch.api.operated import Operated, first_model, run_of_data
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.local import LocalServer
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
+from anabranch.core.spelling import spelled
 from anabranch.workloads.app import App, load_app
 
 ANY_PORT = "127.0.0.1:0"
@@ -74,6 +75,7 @@ class Server(Listening, Operated):
     `ConfigError` and `AppError`, and when it starts `PortInUse` and the errors of its store.
     """
 
+    @spelled(RunObjects)
     def __init__(
         self,
         source: Source,
@@ -85,7 +87,6 @@ class Server(Listening, Operated):
         bundle: str | Path | None = None,
         **objects: Unpack[RunObjects],
     ) -> None:
-        check_objects(Server, objects)
         super().__init__("anabranch-server")
         named = Path(data_dir or "").absolute()  # what an App does may change the working directory
         plan = plan_run(source, objects, ends=False)
@@ -100,6 +101,7 @@ class Server(Listening, Operated):
         self._devices = DevicesHere()
 
     @staticmethod
+    @spelled(RunObjects)
     def local(source: Source, **objects: Unpack[RunObjects]) -> InProcessServer:
         """A server without a network, for devices in this process: `Client(app, server)`.
 
@@ -171,7 +173,6 @@ class InProcessServer(Background):
     """See `Server.local`. `local` is the server itself: its engine, its journal, orders of operators."""
 
     def __init__(self, source: Source, **objects: Unpack[RunObjects]) -> None:
-        check_objects(Server.local, objects)
         super().__init__("anabranch-local-server")
         plan = plan_run(source, objects, ends=False)
         app: App = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)

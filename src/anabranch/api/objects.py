@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack
@@ -18,7 +18,7 @@ from anabranch.core.engine.strategy import AsyncStrategy, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import is_data
 from anabranch.core.plain import of_python
-from anabranch.core.spelling import did_you_mean
+from anabranch.core.spelling import spelled
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.workloads.app import App, app_of
 
@@ -99,29 +99,13 @@ def plan_run(source: Source, objects: RunObjects, ends: bool = True, name: str =
     return RunPlan(*with_end(config), app) if ends else RunPlan(config, "", app)
 
 
+@spelled(RunObjects)
 def configure(source: Source, **objects: Unpack[RunObjects]) -> Config:
     """The configuration of a run that `simulate` would make of the same arguments, without the run.
 
     Raises `ConfigError` and `AppError`.
     """
-    check_objects(configure, objects)
     return plan_run(source, objects).config
-
-
-def check_objects(
-    taker: Callable[..., Any], objects: Mapping[str, object], but: Collection[str] = ()
-) -> None:
-    """Raises `TypeError`, as Python does, for what is no argument of `taker`.
-
-    It takes its own, and all objects of a run `but` these, which it refuses in its own words.
-    """
-    unknown = [name for name in objects if name not in RunObjects.__annotations__]
-    if not unknown:
-        return
-    own = [p.name for p in inspect.signature(taker).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    known = [name for name in (*own, *RunObjects.__annotations__) if name not in ("self", *but)]
-    hint = did_you_mean(unknown[0], known) or f"it takes {', '.join(known)}"
-    raise TypeError(f"{taker.__qualname__}() got an unexpected keyword argument {unknown[0]!r}: {hint}")
 
 
 def app_source(source: Any) -> tuple[App, str]:

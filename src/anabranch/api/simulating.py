@@ -21,6 +21,7 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import AsyncStrategy, Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import members
+from anabranch.core.spelling import spelled
 from anabranch.reports.folders import claimed
 from anabranch.reports.metrics import nothing_learned
 from anabranch.reports.origin import StopRun
@@ -37,6 +38,7 @@ Teller = Callable[[RunProgress], object]
 Callback = Teller | Tracker
 
 
+@spelled()
 def simulate(
     source: Source,
     *,
@@ -101,7 +103,7 @@ def simulate(
         raise ConfigError(f"callbacks={callbacks!r}: give a list of functions")
     plan = plan_run(source, objects)
     if plan.said:
-        warnings.warn(f"{plan.said}: until=Until(updates=...) says otherwise", stacklevel=2)
+        warnings.warn(f"{plan.said}: until=Until(updates=...) says otherwise", stacklevel=3)
     folder = None if out is None else Path(out)
     with LiveBar() if progress else nullcontext() as bar:
         heard = [*callbacks] if bar is None else [*callbacks, RunBar(plan.config.run, bar)]

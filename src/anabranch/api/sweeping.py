@@ -19,7 +19,7 @@ from typing import Any, Unpack
 from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
-from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, check_objects, plan_run
+from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
 from anabranch.api.pool import PROCESSES, check_place, run_pool
 from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
@@ -32,6 +32,7 @@ from anabranch.core.config.tables import Config, RunTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB
 from anabranch.core.plain import of_python
+from anabranch.core.spelling import spelled
 from anabranch.reports.compare import Against
 from anabranch.reports.folders import FolderBusy, has_ended, wait_until_free
 from anabranch.reports.result import Result
@@ -109,6 +110,7 @@ class Sweep:
         return self.comparison._repr_html_()
 
 
+@spelled(RunObjects, but=("seed",))
 def sweep(
     source: Source,
     grid: Grid | OptunaStudy | None = None,
@@ -146,7 +148,6 @@ def sweep(
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
-    check_objects(sweep, objects, but=("seed",))
     _check_seedless(objects)
     source, said = _swept(source)
     if is_study(grid):
@@ -166,7 +167,7 @@ def sweep(
     for *_, plan in plans:
         check_place(place, "sweep.on", plan.config)
     if told := plans[0][2].said:
-        warnings.warn(f"{told} each: until=Until(updates=...) says otherwise", stacklevel=2)
+        warnings.warn(f"{told} each: until=Until(updates=...) says otherwise", stacklevel=3)
     folder = SweepFolder(out)
     jobs = [folder.job(plan) for *_, plan in plans]
     with LiveBar(progress) as bar:

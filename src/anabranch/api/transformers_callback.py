@@ -21,6 +21,7 @@ from anabranch.api.operated import Operated
 from anabranch.api.participation import JoinOptions, Participation
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import ConfigError
+from anabranch.core.spelling import spelled
 from anabranch.workloads.batches import batches_per_epoch
 from anabranch.workloads.trainer import ENDLESS_STEPS
 
@@ -34,6 +35,7 @@ class TransformersCallback(TrainerCallback):
     `join`. It must be among the trainer's `callbacks` when that is made. Raises `ConfigError`.
     """
 
+    @spelled(JoinOptions)
     def __init__(
         self,
         server: str | Operated | InProcessServer,

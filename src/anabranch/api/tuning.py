@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
 from anabranch.api.halving import Halving, Leg, score
-from anabranch.api.objects import FileTables, RunObjects, Source, check_objects
+from anabranch.api.objects import FileTables, RunObjects, Source
 from anabranch.api.pool import PROCESSES, RunPool, run_pool
 from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
@@ -29,6 +29,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.plain import of_python
+from anabranch.core.spelling import spelled
 from anabranch.reports.folders import CHECKPOINT, FRESH_RUNS, locked
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.spreads import spread
@@ -139,6 +140,7 @@ class Tuning:
         return f"{self.front._repr_html_()}{self.plot()._repr_html_()}"
 
 
+@spelled(RunObjects)
 def tune(
     source: Source,
     ranges: Mapping[str, Any] | None = None,
@@ -185,7 +187,6 @@ def tune(
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
-    check_objects(tune, objects)
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     source, said = tune_source(source)
