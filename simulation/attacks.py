@@ -301,13 +301,19 @@ def hostile_devices(fleet: FleetTable, seed: int) -> tuple[int, ...]:
     return tuple(sorted(order[:count]))
 
 
+def hastes(fleet: FleetTable, seed: int) -> dict[int, float]:
+    """How many times as fast as its profile says each of those is that attack."""
+    hostile = hostile_devices(fleet, seed)
+    return dict.fromkeys(hostile, float(ATTACKS.find(fleet.attack).haste)) if hostile else {}
+
+
 def hurried(profiles: DeviceProfiles, fleet: FleetTable, seed: int) -> DeviceProfiles:
     """The profiles of the fleet, in which those whose attack is hasty are fast."""
-    haste = ATTACKS.find(fleet.attack).haste
-    if haste == 1.0:
+    found = hastes(fleet, seed)
+    if not found:
         return profiles
     step_time_s = profiles.step_time_s.copy()
-    step_time_s[list(hostile_devices(fleet, seed))] /= haste
+    step_time_s[[*found]] /= [*found.values()]
     return replace(profiles, step_time_s=step_time_s)
 
 

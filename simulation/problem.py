@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from anabranch.compress.codec import Raw
 from anabranch.compress.feedback import Memory, Uplink, make_uplink
+from anabranch.core.config.ranges import AS_WHOLE
 from anabranch.core.config.tables import Config, FleetTable
 from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.errors import AppError
@@ -283,7 +284,7 @@ class Problem:
     def step_cost(self, task: Task) -> float:
         """Time of a step of the task relative to one of the whole model, as `fleet.submodel_step` says."""
         submodel = cheaper(task)
-        if submodel is None or self.config.fleet.submodel_step == "whole":
+        if submodel is None or self.config.fleet.submodel_step == AS_WHOLE:
             return 1.0
         return self.trainer.step_cost(submodel, self.examples(0))
 

@@ -34,6 +34,7 @@ EXACT, ZEROTH = "exact", "zeroth"  # client.gradient
 ENERGY = ("train_w", "up_j_per_mb", "down_j_per_mb")  # of [fleet], and columns of a trace
 BY_SPEED, BY_CHANCE = "speed", "chance"  # fleet.widths_max_by
 ASKED, UNASKED = "asked", "unasked"  # fleet.fetch
+BY_OPERATIONS, AS_WHOLE = "operations", "whole"  # fleet.submodel_step
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
@@ -45,7 +46,7 @@ CHOICES = {
     "submodel.pattern": ("balanced", "strided", "sequential"),
     "submodel.step_time": (LINEAR, PROPORTIONAL),
     "model.buffers": ("average", "latest", "local"),
-    "fleet.submodel_step": ("operations", "whole"),
+    "fleet.submodel_step": (BY_OPERATIONS, AS_WHOLE),
     "fleet.waiting": (AUTO, "ask", "called"),
     "server.lapsed": (TURNS, LOT),
     "server.windows": (PLACES, TASKS, MINUTE),

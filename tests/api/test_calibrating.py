@@ -13,6 +13,7 @@ import anabranch as ab
 from anabranch.api.simulating import Callback
 from anabranch.core.errors import ConfigError, DataError, FolderMissing
 from anabranch.host.idle import idle
+from anabranch.simulation.attacks import FLOOD, hostile_devices
 from anabranch.strategies.registry import strategy_of
 
 STEPS_S, LATENCIES_S, RATES = (0.02, 0.11, 0.05), (0.03, 0.2, 0.07), (4.0, 0.5, 0.0)
@@ -130,6 +131,31 @@ def test_the_file_is_the_run_s_settings_with_the_fleet_found(tmp_path: Path) -> 
     assert (config.strategy.name, config.client.steps, config.run.updates_max) == ("fedasync", 4, 60)
 
 
+def test_steps_of_sub_models_are_not_cheaper_once_more() -> None:
+    quarter = {"submodel.name": "fedrolex", "submodel.widths": [0.25]}
+    run, whole = simulated(KNOWN, settings=quarter), simulated(KNOWN)
+    found = ab.calibrate(run)
+    step_s = {event["client"]: event["metrics"]["train_s"] / 4 for event in run.events("decided")}
+    assert max(step_s.values()) < 0.5 * max(STEPS_S), "a quarter costs less"
+    assert [d.step_time_s for d in found.devices] == pytest.approx([step_s[d.name] for d in found.devices])
+    seconds = found.foretell()[0]
+    assert seconds.foretold == pytest.approx(seconds.measured, rel=0.02)
+    assert not list(idle(found.config, strategy_of(found.config)))
+    assert ab.calibrate(whole).config.fleet.submodel_step == whole.config.fleet.submodel_step == "operations"
+
+
+def test_attackers_in_haste_are_not_hurried_once_more() -> None:
+    run = simulated(KNOWN, settings={"fleet.attack": "flood", "fleet.attackers": 0.34})
+    found = ab.calibrate(run)
+    hostile = hostile_devices(run.config.fleet, run.config.run.seed)
+    expected = [step_s / (FLOOD if i in hostile else 1) for i, step_s in enumerate(STEPS_S)]
+    assert len(hostile) == 1
+    assert [d.step_time_s for d in found.devices] == pytest.approx(expected)
+    assert found.config.fleet.step_times_s == pytest.approx(STEPS_S), "the simulator hurries it by itself"
+    seconds = found.foretell()[0]
+    assert seconds.foretold == pytest.approx(seconds.measured, rel=0.02)
+
+
 def test_a_run_s_folder_will_do(tmp_path: Path) -> None:
     simulated(KNOWN).save(tmp_path / "run")
     assert len(ab.calibrate(tmp_path / "run").devices) == 3
@@ -142,15 +168,19 @@ def test_a_run_without_updates_says_nothing() -> None:
         ab.calibrate(simulated(ab.Measured((1e4,)), settings={"run.virtual_s_max": 1.0}))
 
 
-@pytest.mark.parametrize("place", ["workload", "strategy"])
+@pytest.mark.parametrize("place", ["workload", "strategy", "attack"])
 def test_code_that_a_folder_names_is_not_run_unasked(tmp_path: Path, place: str) -> None:
     """The folder is another's: that it was simulated here, in this process, is no word of its reader."""
     folder = simulated(KNOWN, updates=6).save(tmp_path / "run").folder
     lines = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     first = json.loads(lines[0])
-    table, key = {"workload": ("run", "workload"), "strategy": ("strategy", "name")}[place]
+    table, key = {"strategy": ("strategy", "name"), "attack": ("fleet", "attack")}.get(place, ("run", place))
     first["config"][table][key] = f"{tmp_path}/stranger.py:Stranger"
+    first["config"]["fleet"]["attackers"] = 0.34
     (tmp_path / "stranger.py").write_text("raise SystemExit('it was run')\n", encoding="utf-8")
     (folder / "journal.jsonl").write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"which is code: look at it, then say --load-code"):
         ab.calibrate(folder).foretell()
+    if place == "attack":  # whose haste the settings hang on
+        with pytest.raises(ConfigError, match="which is code: look at it"):
+            ab.calibrate(folder).save(tmp_path / "fleet.toml")

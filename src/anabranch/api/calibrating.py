@@ -17,6 +17,7 @@ A live device has the model with its task unless `client.connection` is `calls`,
 So whatever a device does beside its steps, such as loading examples, is taken to be travel in proportion to
 bytes: what is foretold for the same codecs does not depend on that, what is foretold for others does. Of a
 device that has had one task g and w are not known: its link is the fleet's median, its step time exact.
+Steps of sub-models and of attackers in haste are simulated as long as they were, and not quicker once more.
 All of this is ours.
 """
 
@@ -34,13 +35,16 @@ import numpy as np
 from anabranch.api.fleets import Fleet, Links, Measured
 from anabranch.api.run import Run, open_run
 from anabranch.api.simulating import Callback, run_simulation
-from anabranch.core.config.ranges import ASKED, BY_CALLS, UNASKED
+from anabranch.core.config.ranges import AS_WHOLE, ASKED, BY_CALLS, UNASKED
 from anabranch.core.config.tables import Config, FleetTable, merge
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import DataError
 from anabranch.core.journal import Record
+from anabranch.core.parts import is_code
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import ClientShare
+from anabranch.simulation.attacks import ATTACKS, hastes, hostile_devices
+from anabranch.support.code import let_in
 from anabranch.workloads.app import App
 
 TASKS_MIN = 5  # of a device, for its spread
@@ -82,11 +86,15 @@ class Foretold:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The devices of a run. `config` simulates it again; `silent` are devices that have sent no update."""
+    """The devices of a run. `config` simulates it again; `silent` are devices that have sent no update.
+
+    `of_submodels`: the steps that were measured are of sub-models.
+    """
 
     run: Run = field(repr=False)
     devices: tuple[MeasuredDevice, ...]
     silent: tuple[str, ...] = ()
+    of_submodels: bool = False
 
     @property
     def speed(self) -> Measured:
@@ -102,14 +110,18 @@ class Calibration:
 
     @property
     def config(self) -> Config:
-        """The settings of the run with this fleet; without a budget of its own, as many updates as it had."""
+        """The settings of the run with this fleet; without a budget of its own, as many updates as it had.
+
+        Raises `ConfigError` where its attack is code that nobody has said to run.
+        """
         before = self.run.config
         links = replace(Links(), fetch=_fetch(self.run))  # these of each device stand for the fleet's one
         fleet = replace(Fleet.of(before.fleet), clients=len(self.devices), speed=self.speed, links=links)
-        tables: dict[str, Any] = {"fleet": _SPEED_UNSAID | fleet.keys()}
+        steps = {"submodel_step": AS_WHOLE} if self.of_submodels else {}
+        tables: dict[str, Any] = {"fleet": _SPEED_UNSAID | fleet.keys() | steps}
         if not (before.run.updates_max or before.run.versions_max):
             tables["run"] = {"updates_max": self.run.result.updates_applied}
-        return merge([("run", before.to_json()), ("calibration", tables)])
+        return self._unhurried(merge([("run", before.to_json()), ("calibration", tables)]))
 
     def save(self, path: str | Path) -> Path:
         """Write `config` as a file of settings, for `anabranch simulate`."""
@@ -132,6 +144,16 @@ class Calibration:
         config = merge([("calibration", self.config.to_json()), ("foretelling", {"run": length})])
         simulated = run_simulation(config, app=app or self.run.app, callbacks=callbacks)
         return tuple(_side_by_side(RunCourse.of(self.run), RunCourse.of(simulated)))
+
+    def _unhurried(self, config: Config) -> Config:
+        """With longer steps of those in haste, so that they take what was measured once they are hurried."""
+        fleet, seed = config.fleet, config.run.seed
+        if is_code(fleet.attack) and hostile_devices(fleet, seed):
+            self.run.check_code()
+            let_in(config, [ATTACKS])
+        found = hastes(fleet, seed)
+        steps = tuple(found.get(i, 1.0) * step_s for i, step_s in enumerate(fleet.step_times_s))
+        return replace(config, fleet=replace(fleet, step_times_s=steps))
 
 
 @dataclass(frozen=True)
@@ -223,7 +245,7 @@ def calibrate(run: Run | str | Path) -> Calibration:
     """
     known = run if isinstance(run, Run) else open_run(run)
     times: dict[str, _Times] = {}
-    asks_for_models = _fetch(known) == ASKED
+    asks_for_models, of_submodels = _fetch(known) == ASKED, False
     for _, record in JournalReader(known.folder).records():
         if record["kind"] in ("enrolled", "asked"):
             seen = times.setdefault(record["client_id"], _Times())
@@ -231,6 +253,7 @@ def calibrate(run: Run | str | Path) -> Calibration:
                 seen.ask(record)
         elif record["kind"] == "update" and record["client_id"] in times:
             times[record["client_id"]].update(record, asks_for_models)
+            of_submodels |= bool(record.get("submodel"))
     names = sorted((name for name, seen in times.items() if seen.steps_s), key=_in_order)
     if not names:
         raise DataError(
@@ -241,7 +264,8 @@ def calibrate(run: Run | str | Path) -> Calibration:
     shares: Mapping[str, ClientShare] = known.result.clients
     between_s = median(gaps) if gaps else 0.0
     devices = tuple(times[name].device(name, shares.get(name), between_s) for name in names)
-    return Calibration(known, devices, tuple(sorted(set(times) - set(names), key=_in_order)))
+    silent = tuple(sorted(set(times) - set(names), key=_in_order))
+    return Calibration(known, devices, silent, of_submodels)
 
 
 def _fetch(run: Run) -> str:
