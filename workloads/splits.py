@@ -185,21 +185,27 @@ def _classes(pool: Examples, seed: int) -> _Classes:
 
 @dataclass(frozen=True)
 class _Classes:
-    """The rows of all classes, one class after the other, (count,); where each begins and its size, (C,)."""
+    """The rows of all classes, one class after the other, (count,); where each begins and its size, (C,).
+
+    `fractions`: see `_fractions`.
+    """
 
     rows: Rows
     starts: Rows
     sizes: Rows
+    fractions: str
 
     @classmethod
     def of(cls, labels: Labels) -> _Classes:
         labels = class_numbers(labels)
         _, starts, sizes = np.unique(np.sort(labels), return_index=True, return_counts=True)
-        return cls(np.argsort(labels, kind="stable"), starts, sizes)
+        return cls(np.argsort(labels, kind="stable"), starts, sizes, _fractions(labels))
 
 
 def _drawn(classes: _Classes, device: int, fleet: FleetTable, seed: int) -> Rows:
     check_split(fleet)
+    if len(classes.rows) < len(classes.sizes) * fleet.examples_per_client:  # a class alone comes to repeats
+        _check_whole(classes.fractions, DRAWS)
     draws = stream(seed, "split", DRAWS, device)
     mix = draws.dirichlet(fleet.dirichlet_alpha * classes.sizes / classes.sizes.mean())
     of = np.repeat(np.arange(len(mix)), draws.multinomial(fleet.examples_per_client, mix))
@@ -240,7 +246,7 @@ def _dirichlet(
     labels = class_numbers(labels)
     classes, of = np.unique(labels, return_inverse=True)  # what is no number is a class, too
     if doubt := _doubt_of(len(labels), len(classes), count):
-        _check_whole(labels)
+        _check_whole(_fractions(labels), fleet.split)
         if say := _say.get():
             say(doubt)
     for number, label in enumerate(classes.tolist()):
@@ -252,11 +258,17 @@ def _dirichlet(
     return _fed([np.concatenate(p) for p in pieces], min(EXAMPLES_MIN, len(labels) // count), seed)
 
 
-def _check_whole(labels: Labels) -> None:
+def _fractions(labels: Labels) -> str:
+    """The type of labels that have fractions, as a regression's; empty: they have none."""
+    has = labels.dtype.kind == "f" and np.any(np.mod(labels[np.isfinite(labels)], 1))
+    return str(labels.dtype) if has else ""
+
+
+def _check_whole(fractions: str, split: str) -> None:
     """Raises `DataError` for labels with fractions, where there are too many for classes."""
-    if labels.dtype.kind == "f" and np.any(np.mod(labels[np.isfinite(labels)], 1)):
+    if fractions:
         raise DataError(
-            f"fleet.split = 'dirichlet' needs a class number for each example, not {labels.dtype} with "
+            f"fleet.split = {split!r} needs a class number for each example, not {fractions} with "
             "fractions, as of a regression: set fleet.split = 'iid', or 'shards', which goes by their order, "
             "or number them by np.unique(y, return_inverse=True)[1] where each is a class"
         )

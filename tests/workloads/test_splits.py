@@ -285,6 +285,27 @@ def test_ratings_are_classes_though_they_have_fractions(count: int) -> None:
         partition(ratings, 21, FleetTable(split="dirichlet"), 1)
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_labels_of_a_regression_are_not_drawn_as_classes(kind: str) -> None:
+    """Each was a class of one example, and at a small alpha a device had one of them twenty times."""
+    labels, fleet = (np.arange(120) / 128).astype(kind), draws(dirichlet_alpha=0.1)
+    pool = Examples(np.zeros((120, 1), np.float32), labels)
+    for deal in (
+        lambda: partition(labels, 4, fleet, 1),
+        lambda: take(pool, Shard("train", 2, 4, fleet, 1)),
+    ):
+        with pytest.raises(DataError, match=rf"'draws' needs a class number .*, not {kind} with fractions"):
+            deal()
+    assert len(take(pool, Shard("validation", 0, 4, fleet, 1))) == 12
+    numbers = np.unique(labels, return_inverse=True)[1]
+    assert {len(part) for part in partition(numbers, 4, fleet, 1)} == {20}
+    ratings = (np.arange(120) % 6 + 1) / 2  # twenty examples each
+    drawn = [part.tolist() for part in partition(ratings, 9, fleet, 1)]
+    assert drawn == [part.tolist() for part in partition((2 * ratings).astype(int), 9, fleet, 1)]
+    with pytest.raises(DataError, match="with fractions"):
+        partition(ratings, 9, draws(examples_per_client=21), 1)
+
+
 def test_what_has_no_number_for_a_label_is_dealt_all_the_same() -> None:
     labels = np.where(np.arange(120) % 3, labels_of(120).astype(float), np.nan)
     parts = partition(labels, 4, FleetTable(split="dirichlet"), 1)
