@@ -58,6 +58,12 @@ def test_runs_of_an_older_release_are_found_again(limits: dict[str, Any], name: 
     assert _name(merge([("test", {"strategy": {"name": "fedasync"}, **of_then})])) == name
 
 
+def test_a_seed_that_is_named_twice_is_one() -> None:
+    found = ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=[3, 5, 3], **SMALL)
+    assert found.rows.column("seed") == [3, 5]
+    assert len(found.runs) == 2
+
+
 def test_every_choice_is_run_from_every_seed() -> None:
     found = ab.sweep("synthetic", GRID, seeds=[3, 5], **SMALL)
     expected = itertools.product(["fedasync", "fedbuff(buffer_size=3)"], [2, 4], [3, 5])

@@ -295,12 +295,12 @@ def _carry_out(jobs: Sequence[SweepJob], parallel: int, on: str, bar: LiveBar) -
 
 
 def numbers_of(seeds: int | Iterable[int] | None) -> list[int]:
-    """The seeds that were asked for. Raises `ConfigError`."""
+    """The seeds that were asked for, each once. Raises `ConfigError`."""
     wanted = SEEDS if seeds is None else of_python(seeds)
     numbers = list(range(wanted)) if isinstance(wanted, int) else of_python(list(wanted))
     if not numbers:
         raise ConfigError("sweep(seeds=...): give at least one seed")
-    return numbers
+    return list(dict.fromkeys(numbers))
 
 
 def _swept(source: Source) -> tuple[Source, SweepTable]:
