@@ -164,6 +164,8 @@ class Register:
                 f"{path} is of format {version}, this program reads {FORMAT}: "
                 "use the version of anabranch that wrote it"
             )
+        # By default the journal may be back after a power cut, and take a revocation back.
+        self._connection.execute("PRAGMA synchronous = EXTRA")
 
     @classmethod
     def create(cls, path: Path) -> Register:

@@ -57,7 +57,8 @@ class KeeperStore:
                 path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
             opening.callback(self.close)
-            self._connection.execute("PRAGMA synchronous = FULL")
+            # With FULL the journal may be back after a power cut, and undo what was said.
+            self._connection.execute("PRAGMA synchronous = EXTRA")
             self._open()
             opening.pop_all()  # it stays open
 
