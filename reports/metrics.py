@@ -74,6 +74,8 @@ def nothing_learned(r: Result) -> str:
     seconds = r.config["run"]["virtual_s_max"]
     if r.kind != "simulated" or r.status != "finished" or r.given_up or r.updates_rejected or not seconds:
         return ""
+    if r.virtual_s is not None and r.virtual_s < seconds:  # more of it is of no use
+        return f"nothing was learned: {r.why}"
     lasted = duration_text(seconds)
     return f"nothing was learned: no update came within {lasted} of virtual time; give the run more of it"
 

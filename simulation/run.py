@@ -78,6 +78,7 @@ from anabranch.workloads.arrival import Arrivals
 from anabranch.workloads.traces import read_trace
 
 PROGRESS_S = 1.0  # of real time, at least so often
+NOTHING_MORE = "nothing more can happen: no device is at work, and none will be"
 LEAVINGS = (JOURNAL, INITIAL, PAYLOADS, EVENTS_FILE, NOISE_KEY)  # of a run that has not begun
 
 
@@ -307,6 +308,8 @@ def _recorder(
 class Simulation:
     """The parts of one run, put together. `world.observers` may be added to before `run`."""
 
+    _is_idle = False  # nothing is to come, before the time is up
+
     def __init__(
         self,
         config: Config,
@@ -387,7 +390,8 @@ class Simulation:
         with nullcontext() if searched else passed_over():
             self.begin_devices()
             self.clock.run(until_s)
-        if self.room is not None and not self.clock.is_stopped and self.clock.now < until_s:
+        self._is_idle = not self.clock.is_stopped and self.clock.now < until_s
+        if self.room is not None and self._is_idle:
             standstill.ended(len(self.room))
         self._evaluator.finish()
 
@@ -410,7 +414,7 @@ class Simulation:
         """What the run came to, after `wall_s` real seconds."""
         self._recorder.until(self.clock.now)
         found = self._recorder.result(
-            digest(self.engine.vector), self._journal.sha256, wall_s, status, why or self._time_is_up()
+            digest(self.engine.vector), self._journal.sha256, wall_s, status, why or self._ended_by()
         )
         return found if self._checkpoint is None else replace(found, code=self._checkpoint.origin.code)
 
@@ -437,10 +441,13 @@ class Simulation:
         if self._checkpoint is not None and result.status == "finished":
             self._checkpoint.remove()
 
-    def _time_is_up(self) -> str:
+    def _ended_by(self) -> str:
+        """What ended it; empty where the engine says so."""
         if self.engine.finished:
             return ""
-        return "the target was reached" if self._evaluator.stopped else "the virtual time is up"
+        if self._evaluator.stopped:
+            return "the target was reached"
+        return NOTHING_MORE if self._is_idle else "the virtual time is up"
 
     def _names(self) -> list[str]:
         return [device_name(i) for i in range(self._config.fleet.clients)]

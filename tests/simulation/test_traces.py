@@ -166,6 +166,22 @@ def test_a_run_without_any_of_it_is_what_it_was() -> None:
     assert wide.updates_applied == plain.updates_applied
 
 
+@pytest.mark.parametrize("ends", [{"virtual_s_max": 1000.0}, {"virtual_s_max": 0.0}])
+def test_a_run_that_nobody_comes_back_to_does_not_say_that_its_time_is_up(
+    tmp_path: Path, ends: dict[str, float]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("device,time_s,state\na,0,on\na,30,off\nb,0,on\nb,30,off\n")
+    left = simulate(settings(run={"updates_max": 10**6, **ends}, fleet={"trace": str(trace)}))
+    assert left.why == "nothing more can happen: no device is at work, and none will be"
+    assert left.status == "finished"
+    assert left.updates_applied > 0
+    assert left.virtual_s is not None
+    assert left.virtual_s < 1000.0
+    soon = simulate(settings(run={"updates_max": 10**6, "virtual_s_max": 20.0}, fleet={"trace": str(trace)}))
+    assert (soon.why, soon.virtual_s) == ("the virtual time is up", 20.0)
+
+
 def test_a_trace_that_is_gone_or_says_no_step_time_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.csv cannot be read"):
         simulate(settings(fleet={"trace": str(tmp_path / "nowhere.csv")}))
