@@ -16,7 +16,15 @@ from anabranch.reports.compression import compression_cards, saving
 from anabranch.reports.coverage import coverage_cards
 from anabranch.reports.devices import PARTS, devices_card, heard_cards
 from anabranch.reports.groups import fairness_card, group_cards
-from anabranch.reports.metrics import axis_of, heading, metric_names, metric_text, units_of, value
+from anabranch.reports.metrics import (
+    axis_of,
+    heading,
+    left_out_by,
+    metric_names,
+    metric_text,
+    units_of,
+    value,
+)
 from anabranch.reports.page import (
     SCRIPTS,
     TRAFFIC,
@@ -297,7 +305,7 @@ def _config_card(r: Result) -> str:
 
 
 def _left_out_text(r: Result) -> str:
-    return f"{count_text(r.updates_left_out)} left out by rollbacks" if r.updates_left_out else ""
+    return f"{count_text(r.updates_left_out)} left out by {left_out_by(r)}" if r.updates_left_out else ""
 
 
 def _changes(r: Result) -> str:

@@ -80,6 +80,11 @@ def nothing_learned(r: Result) -> str:
     return f"nothing was learned: no update came within {lasted} of virtual time; give the run more of it"
 
 
+def left_out_by(r: Result) -> str:
+    """What has left updates out that were applied: in a simulation it is a fault."""
+    return "rollbacks" if r.kind == "live" else "losses of its server"
+
+
 def final_text(r: Result) -> str:
     """The last measurement in words: what the run is judged by with the best of it, then the rest.
 

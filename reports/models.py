@@ -28,10 +28,14 @@ Model = TypeVar("Model")
 
 
 class Best(Generic[Model]):
-    """The best version so far by the run's goal: of equal ones the earliest."""
+    """The best version so far by the run's goal: of equal ones the earliest.
 
-    def __init__(self, goal: Goal) -> None:
-        self._goal = goal
+    With `goes_back` those that were the best before are kept as well: a run may lose its newest versions.
+    """
+
+    def __init__(self, goal: Goal, goes_back: bool = False) -> None:
+        self._goal, self._goes_back = goal, goes_back
+        self._before: list[tuple[int | None, Metrics, Model | None]] = []
         self.version: int | None = None
         self.metrics: Metrics = {}
         self.model: Model | None = None
@@ -40,8 +44,15 @@ class Best(Generic[Model]):
         """Take a measured version if it is better; `model` is called only then. Whether it was."""
         if not self._goal.is_better(metrics, None if self.version is None else self.metrics):
             return False
+        if self._goes_back:
+            self._before.append((self.version, self.metrics, self.model))
         self.version, self.metrics, self.model = version, dict(metrics), model()
         return True
+
+    def taken_back(self, version: int) -> None:
+        """The run goes on from this version: what was the best then is it again."""
+        while self.version is not None and self.version > version:
+            self.version, self.metrics, self.model = self._before.pop()
 
 
 def write_model(path: Path, tensors: Tensors, version: int, metrics: Metrics | None = None) -> None:

@@ -131,6 +131,7 @@ class Recorder:
     _given_up: str = field(default="", init=False)
     _cohorts_lost: int = field(default=0, init=False)
     _left_out: int = field(default=0, init=False)  # updates, by rollbacks
+    _lost: int = field(default=0, init=False)  # updates, with what was taken back
     _unfit: set[str] = field(default_factory=set, init=False)
     _measured: dict[int, Measured] = field(default_factory=dict, init=False)
     _ended_by: str = field(default="", init=False)
@@ -295,11 +296,15 @@ class Recorder:
             tally.heard_sum, tally.judged = tally.heard_sum + share, tally.judged + 1
         self._emit(now, "published", {"version": version} | ({"heard": told} if told else {}))
 
-    def taken_back(self, now: float, version: int) -> None:
-        """The run goes on from an earlier version: later ones are lost, and their numbers come again."""
+    def taken_back(self, now: float, version: int, lost: int, left_out: int) -> None:
+        """The run goes on from an earlier version: later ones are lost, and their numbers come again.
+
+        So many applied updates are `lost` with them; rollbacks have `left_out` so many of those before.
+        """
+        self._lost, self._left_out = self._lost + lost, left_out
         self._marks = {v: mark for v, mark in self._marks.items() if v <= version}
         self._measured = {v: metrics for v, metrics in self._measured.items() if v <= version}
-        self._emit(now, "taken_back", {"version": version})
+        self._emit(now, "taken_back", {"version": version, "updates_left_out": lost})
 
     def evaluated(self, now: float, version: int, metrics: Mapping[str, float]) -> None:
         """A version was measured on held-out data; of two measurements the later one counts.
@@ -351,7 +356,7 @@ class Recorder:
             versions=max(self._marks),
             updates_applied=self._total.updates,
             updates_rejected=self._total.rejected,
-            updates_left_out=self._left_out,
+            updates_left_out=self._left_out + self._lost,
             uplink_bytes=self._total.uplink_bytes,
             downlink_bytes=self._total.downlink_bytes,
             uplink_bytes_raw=self._total.uplink_bytes_raw,

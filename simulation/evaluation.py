@@ -79,9 +79,10 @@ class Evaluator:
         if every and any(isinstance(e, Published) and e.version % every == 0 for e in effects):
             self._measure()
 
-    def taken_back(self, _: Engine, __: int) -> None:
+    def taken_back(self, engine: Engine, _: int) -> None:
         """The newest versions are about to be lost, and others will have their numbers."""
         self._settle()
+        self._best.taken_back(engine.version)
         self._last_version, self.newest = -1, None
 
     def finish(self) -> None:

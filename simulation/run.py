@@ -354,7 +354,7 @@ class Simulation:
         self.devices, self._newcomers = self._fleet()
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
-        self.best: Best[Vector] = Best(Goal.of(config.run))
+        self.best: Best[Vector] = Best(Goal.of(config.run), config.faults.takes_back)
         self._evaluator = Evaluator(
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
         )

@@ -237,6 +237,7 @@ class World:
     def restart(self) -> None:
         """Go on with the engine that the disk holds. Raises what `Disk.rebuild` does."""
         assert self.disk is not None, "only a run with faults has a disk"
+        applied = self.engine.counters.applied
         self.host = Run(self.disk.rebuild(self.engine), self._line(), self._limits)
         self.versions.engine = self.engine
         self.time.restart(self.disk.last_now)
@@ -245,7 +246,9 @@ class World:
             self.versions.go_back()
             for tell_where in self.taken_back:
                 tell_where(self.engine, self.disk.seq)
-            self._recorder.taken_back(self.clock.now, self.engine.version)
+            counters = self.engine.counters
+            lost = applied - counters.applied
+            self._recorder.taken_back(self.clock.now, self.engine.version, lost, counters.left_out)
         for tell in self.restarted:
             tell(self.engine)
         if self.engine.ledger.live:

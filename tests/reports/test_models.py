@@ -42,6 +42,20 @@ def test_the_best_version(measured: list[dict[str, float]], best: int | None) ->
     assert found.version == found.model == best
 
 
+def test_the_best_version_of_a_run_that_goes_back() -> None:
+    found: Best[int] = Best(Goal(), goes_back=True)
+    for version, accuracy in enumerate([0.1, 0.5, 0.4, 0.7, 0.9]):
+        found.offer(version, {"accuracy": accuracy}, partial(int, version))
+    for back_to, best in [(4, 4), (3, 3), (2, 1)]:
+        found.taken_back(back_to)
+        assert (found.version, found.model) == (best, best)
+    assert found.metrics == {"accuracy": 0.5}
+    assert not found.offer(3, {"accuracy": 0.3}, partial(int, 3)), "another one of this number"
+    assert found.offer(4, {"accuracy": 0.6}, partial(int, 4))
+    found.taken_back(0)
+    assert (found.version, found.model) == (0, 0)
+
+
 def test_a_model_goes_into_plain_torch_with_its_buffers(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file

@@ -12,12 +12,18 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from disasters import NOTES, disastrous, prove_disaster
-from fleets import config
+from fleets import Ones, config, events
 from rough import prove
+from safetensors import safe_open
 
+from anabranch.cli.summary import summary
 from anabranch.core.clock import EventClock
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.sessions import Sessions
@@ -25,9 +31,12 @@ from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
 from anabranch.core.journal import Record
 from anabranch.host import held
 from anabranch.host.chain import Mark
+from anabranch.reports.models import BEST
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk, _read
+from anabranch.simulation.run import open_simulation
 from anabranch.simulation.server_time import SteppedTime
+from anabranch.workloads.app import Examples
 
 SHORT = 12
 LONG, AT_ONCE = int(os.environ.get("ANABRANCH_PROVE_SEEDS", "500")), 100
@@ -162,6 +171,37 @@ def test_a_server_that_comes_back_believes_its_clock_if_that_can_be() -> None:
     time.restart(last)  # nobody is away for so long
     assert time.now() == pytest.approx(last)
     assert [time.true(at) for at in (5.0, 12.0, 225.0 + 3.0)] == pytest.approx([5.0, 15.0, 28.0])
+
+
+class Swinging(Ones):
+    """Better and worse again from version to version: the best is somewhere on the way."""
+
+    def evaluate(self, model: dict[str, Any], examples: Examples) -> dict[str, float]:
+        return {"accuracy": swing(model["w"])}
+
+
+def swing(w: npt.NDArray[np.float32]) -> float:
+    return float(37 * w.mean() % 1)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_what_a_run_leaves_is_of_what_was_not_taken_back(seed: int, tmp_path: Path) -> None:
+    run = {"virtual_s_max": 20.0, "seed": seed, "evaluate_every_versions": 1}
+    faults = {"restore_every_s": 6.0, "restore_age_s": 5.0, "server_down_s": 1.0}
+    settings = config("fedasync", run=run, fleet={"examples_per_client": 0}, faults=faults)
+    with open_simulation(settings, tmp_path, Swinging()) as simulation:
+        simulation.run()
+        result = simulation.result(0.0)
+        simulation.leave(result, tmp_path)
+        counters = simulation.engine.counters
+    gone = [event["updates_left_out"] for event in events(tmp_path, "taken_back")]
+    assert result.updates_left_out == sum(gone) > 0
+    assert result.updates_applied - result.updates_left_out == counters.applied
+    best = max(result.history, key=lambda point: (point.accuracy, -point.version))
+    with safe_open(tmp_path / BEST, "np") as file:
+        assert int(file.metadata()["version"]) == best.version
+        assert swing(file.get_tensor("w")) == best.accuracy == result.best_value
+    assert f"{sum(gone)} of them left out by losses of its server" in summary(result, None)
 
 
 def test_a_fault_that_is_off_is_no_part_of_a_configuration() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.reports.metrics import final_text, metric_text, nothing_learned
+from anabranch.reports.metrics import final_text, left_out_by, metric_text, nothing_learned
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, counted, duration_text, energy_text
@@ -23,7 +23,7 @@ def summary(result: Result, folder: Path | None) -> str:
     left_out, rejected = result.updates_left_out, count_text(result.updates_rejected)
     updates = (
         f"{counted(result.versions, 'version')} of {counted(result.updates_applied, 'update')}, "
-        + (f"{count_text(left_out)} of them left out by rollbacks, " if left_out else "")
+        + (f"{count_text(left_out)} of them left out by {left_out_by(result)}, " if left_out else "")
         + f"{rejected} rejected"
         + (f" ({reasons})" if reasons else "")
     )
