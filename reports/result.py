@@ -201,9 +201,9 @@ class Result:
     have, and empty in results of older versions. `privacy`: of a private run, what it promises.
     `masked`: of one with masked sums, whose they were. `devices_unfit`: of a simulated fleet, how many were
     not let in, as their memory bears none of the run's tasks. `energy`: of a simulated fleet whose devices'
-    powers are known. `code`: of a simulation that keeps its folder, a digest of the file of its App, and of
-    each part of one's own that it names. `updates_left_out`: of those applied, by rollbacks,
-    and by losses of a simulated server.
+    powers are known. `code`: of a simulation that keeps its folder, a digest of the file of its App, of
+    each part of one's own that it names, and of its trace. `updates_left_out`: of those applied, by
+    rollbacks, and by losses of a simulated server.
     """
 
     strategy: str

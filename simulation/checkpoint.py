@@ -37,7 +37,7 @@ from anabranch.reports.origin import started_now
 from anabranch.reports.result import Result
 from anabranch.reports.settings import told_apart
 from anabranch.simulation.executors.base import LocalResult
-from anabranch.simulation.parts import PARTS, code_digests
+from anabranch.simulation.parts import PARTS, code_digests, is_trace, trace_digest
 from anabranch.simulation.problem import Problem
 from anabranch.support.code import changed_code, let_in
 from anabranch.workloads.app import App, load_app
@@ -59,7 +59,10 @@ Outcome = LocalResult | InvalidUpdate | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """What a run's results follow from: its settings, the code of its parts, its first weights, its files."""
+    """What a run's results follow from: its settings, the code of its parts, its first weights.
+
+    Its trace is beside the code.
+    """
 
     config: Mapping[str, Any]
     code: Mapping[str, str]  # place -> digest
@@ -73,7 +76,7 @@ class RunOrigin:
         """That of a run which begins now."""
         initial, code = digest(problem.spec.flatten(problem.initial)), code_of(config, problem.app)
         release, began = installed_version("anabranch"), started_now()
-        return cls(config.to_json(), code, initial, release, began, _beside(config, problem))
+        return cls(config.to_json(), code, initial, release, began, _beside(problem))
 
     def differences(self, now: RunOrigin) -> list[str]:
         """In words, what is not the same now."""
@@ -90,24 +93,26 @@ class RunOrigin:
 
 
 def code_of(config: Config, app: App | None) -> dict[str, str]:
-    """The digests of the code that a run's results follow from, by its places; `app` None: as it names it."""
+    """The digests of the code that a run's results follow from, by its places, and that of its trace.
+
+    `app` None: as it names it.
+    """
     let_in(config, PARTS)
-    return code_digests(config, app or load_app(config.run.workload, config.run.data_path))
+    app = app or load_app(config.run.workload, config.run.data_path)
+    return code_digests(config, app) | trace_digest(config)
 
 
 def _changed_code(known: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [f"the code of {place} has changed" for place in changed_code(known, now)]
+    changed = changed_code(known, now)
+    return [f"{place if is_trace(place) else f'the code of {place}'} has changed" for place in changed]
 
 
-def _beside(config: Config, problem: Problem) -> dict[str, str]:
+def _beside(problem: Problem) -> dict[str, str]:
     """What results follow from and neither settings nor code nor the trained weights have."""
     found = {}
     if problem.frozen:
         parts = (f"{name} {digest(array)}" for name, array in sorted(problem.frozen.items()))
         found["the App's frozen weights have"] = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    if config.fleet.trace:
-        trace = Path(config.fleet.trace)
-        found[f"fleet.trace = {str(trace)!r} has"] = hashlib.sha256(trace.read_bytes()).hexdigest()
     return found
 
 
@@ -320,13 +325,14 @@ def check_same(folder: Path, ended: Result, config: Config, app: App | None) -> 
 def check_code(folder: Path, ended: Result, config: Config, app: App | None) -> None:
     """Raises `ConfigError` where the run that has ended in the folder was of other code than this one is.
 
-    Nothing is said where that is not known, nor of our own code once it is another release's.
+    A trace that is another one counts as other code. Nothing is said where that is not known, or the trace
+    gone, nor of our own code once it is another release's.
     """
     if not ended.code:
         return
-    now = code_of(config, app)
+    now = {place: known for place, known in ended.code.items() if is_trace(place)} | code_of(config, app)
     if ended.anabranch_version != installed_version("anabranch"):
-        now = {place: known if is_code(place) else ended.code.get(place, "") for place, known in now.items()}
+        now = {p: known if is_code(p) or is_trace(p) else ended.code.get(p, "") for p, known in now.items()}
     if changed := _changed_code(ended.code, now):
         raise ConfigError(
             f"{folder} has a run of other code, which has ended: {'; '.join(changed)}; name another folder, "

@@ -22,7 +22,7 @@ from anabranch.host.log import WholeLog
 from anabranch.identity.noise_key import kept_key
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
-from anabranch.simulation.parts import REPLAYED, code_digests
+from anabranch.simulation.parts import REPLAYED, code_digests, is_trace
 from anabranch.simulation.run import open_simulation
 from anabranch.support.code import changed_code, check_trusted, is_of, let_in
 from anabranch.support.shelf import ScratchShelf
@@ -100,7 +100,8 @@ def replay_run(
 
 def _changed(result: Result, config: Config, app: App | None) -> list[str]:
     """Parts of others with other code than the run was made with; of the App's, where it is there."""
-    known = {p: d for p, d in result.code.items() if app is not None or not is_of(p, config.run.workload)}
+    followed = {place: known for place, known in result.code.items() if not is_trace(place)}
+    known = {p: d for p, d in followed.items() if app is not None or not is_of(p, config.run.workload)}
     return changed_code(known, code_digests(config, app))
 
 

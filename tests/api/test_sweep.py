@@ -22,6 +22,7 @@ from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError
 from anabranch.reports.folders import locked
 from anabranch.reports.result import RESULT_FILE
+from anabranch.simulation.run import simulate
 
 SMALL: dict[str, Any] = {
     "fleet": ab.Fleet(clients=4, examples_per_client=40),
@@ -169,6 +170,30 @@ def test_runs_of_an_app_that_was_changed_are_not_mixed(tmp_path: Path) -> None:
     older.write_text(json.dumps({**json.loads(older.read_text()), "code": {}}))
     file.write_text(OWN.replace("1.0", "0.9"))
     assert ab.sweep(f"{file}:App", {"strategy": ["fedasync"]}, seeds=1, out=out, **SMALL)
+
+
+def test_runs_of_a_trace_that_was_changed_are_not_mixed(tmp_path: Path) -> None:
+    """The same file, by its settings: another line, and all the rest is as it was."""
+    trace, out = tmp_path / "day.csv", tmp_path / "runs"
+    fast, slow = ("device,time_s,up_mbps\na,0,1\n", "device,time_s,up_mbps\na,0,0.001\n")
+    given = {**SMALL, "fleet": ab.Fleet(clients=4, trace=str(trace)), "out": out}
+    trace.write_text(fast)
+    first = ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=1, **given)
+    said = r"seed0 has a run of other code.*: fleet\.trace = '.*day\.csv' has changed"
+    trace.write_text(slow)
+    with pytest.raises(ConfigError, match=said):
+        ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=2, **given)
+    ended = first.runs[0]
+    with pytest.raises(ConfigError, match=said):
+        simulate(ended.config, ended.folder, resume=True)
+    assert ended.replay().matches, "which reads no trace"
+    other = ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=1, **{**given, "out": tmp_path / "slow"})
+    assert len(ab.compare([*first.runs, *other.runs]).rows) == 2
+    trace.write_text(fast)
+    again = ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=2, **given)
+    assert again.runs[0].result == ended.result
+    trace.unlink()  # nobody can tell, and what has ended is there
+    assert ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=1, **given).runs[0].result == ended.result
 
 
 def test_runs_of_an_app_whose_neighbour_was_changed_are_not_mixed(tmp_path: Path) -> None:
