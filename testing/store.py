@@ -420,6 +420,17 @@ class StoreConformance:
         assert found.applied_through_seq == 3
         assert list(found.tail) == numbered(entries[3:], 4)
 
+    def test_one_that_is_written_stays_until_it_is_named(self, store: Store) -> None:
+        """What no snapshot needs goes meanwhile, in the writer's thread."""
+        publish(store, range(1, 9))
+        written = store.write_snapshot(snapshot(9))
+        store.retain(Keep(versions=1))
+        store.save_snapshot(snapshot(9), 8, 9.0, written=written)
+        found = store.load().snapshot
+        assert found is not None
+        assert same(found, snapshot(9))
+        assert store.problems() == []
+
     def test_a_snapshot_is_a_copy(self, store: Store) -> None:
         mine = snapshot(0)
         store.save_snapshot(mine, 0, 5.0)

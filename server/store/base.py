@@ -254,6 +254,8 @@ class Store(Log, Protocol):
     def write_snapshot(self, snapshot: Snapshot) -> str:
         """Make what is not in rows durable: a file that counts for nothing until `save_snapshot` names it.
 
+        Until then, or until another is written, it stays: no `retain` may take it for one that is superseded.
+
         Returns its SHA-256. From any thread, one at a time. Raises `StoreFull`.
         """
         ...

@@ -127,8 +127,7 @@ class ChunkedSnapshots(SnapshotFiles):
         super().__init__(data_dir, limits)
         self._database, self._chunks = database, Chunks(database, SNAPSHOT)
 
-    def remove_all_but(self, kept: set[str]) -> None:
-        """Remove the snapshots that no row names any more."""
+    def _remove_all_but(self, kept: set[str]) -> None:
         gone = delete(chunks).where(chunks.c.kind == SNAPSHOT, chunks.c.sha256.not_in(kept))
         with self._database.writing() as connection:
             connection.execute(gone)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,11 +35,17 @@ NO_ROWS = {"shelf": "none"}
 
 
 class SnapshotFiles:
-    """Writes durably, reads with the digest checked."""
+    """Writes durably, reads with the digest checked. One is written at a time, in whatever thread.
+
+    It lies there before a row names it, and old ones may be removed meanwhile. So the newest that this
+    process has written stays, whatever the rows say.
+    """
 
     def __init__(self, data_dir: Path, limits: Limits) -> None:
         self.folder = data_dir / "snapshots"
         self._limits = limits
+        self._lock = threading.Lock()  # whoever removes, against whoever is about to put a file there
+        self._newest = ""  # that this process has written, or is about to
 
     def prepare(self) -> None:
         """Make the folder, and remove what a crash left half written."""
@@ -63,6 +70,8 @@ class SnapshotFiles:
         try:
             with disk_errors("writing a snapshot"):
                 sha256 = _save(tensors, temporary, notes)
+                with self._lock:
+                    self._newest = sha256
                 self._keep(temporary, sha256)
         except BaseException:
             with suppress(OSError):  # a disk that fails fails here as well: what it said first is what counts
@@ -119,6 +128,10 @@ class SnapshotFiles:
 
     def remove_all_but(self, kept: set[str]) -> None:
         """Remove the files that no row names any more: after the commit that superseded them."""
+        with self._lock:
+            self._remove_all_but(kept | {self._newest})
+
+    def _remove_all_but(self, kept: set[str]) -> None:
         with disk_errors("removing old snapshots"):
             gone = [p for p in self.folder.glob("*.safetensors") if p.stem not in kept]
             for path in gone:

@@ -6,7 +6,8 @@ import hashlib
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from stores import BACKENDS, LIMITS, ON_DISK, Backend, row_counts
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import merge
-from anabranch.core.errors import ConfigError, DataError, StoreCorrupt, UnknownVersion
-from anabranch.core.model.updates import Reason, Verdict
+from anabranch.core.errors import ConfigError, DataError, StoreCorrupt, StoreFull, UnknownVersion
+from anabranch.core.model.updates import Reason, Task, Verdict
+from anabranch.core.retention import Keep
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
 from anabranch.server import verify as verify_module
@@ -113,6 +115,69 @@ def test_a_server_that_was_killed_as_it_dropped_drops_on(
         again.enrol(f"d{device}")  # no version of the model
     assert seqs(again.store)[0] >= left + 2
     again.drop()
+
+
+class Unheard(Executor):
+    """Does what it is given at once, which it looks as if it were at still: until somebody waits for it."""
+
+    class Outcome(Future[Any]):
+        def done(self) -> bool:
+            return False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        made = self.Outcome()
+        made.set_result(fn(*args, **kwargs))
+        return made
+
+
+def killed_and_back(place: Place) -> tuple[Desk, Task]:
+    """The answer to this task makes a snapshot due, whose file is there before anybody hears of it."""
+    desk = place.open("all")
+    desk.busy(15)  # every second one makes a version, and every second version a snapshot
+    task = desk.ask("c0", "last")
+    desk.drop()
+    again = place.open("versions:1")
+    again.books.saving.executor = Unheard()
+    return again, task
+
+
+def check_sound(desk: Desk, place: Place) -> None:
+    """The newest snapshot is of the end, and a start goes on from it."""
+    assert desk.store.load().applied_through_seq == desk.books.seq
+    assert desk.store.problems() == []
+    before = desk.digest
+    desk.drop()
+    again = place.open("versions:1")
+    assert (again.digest, again.found.saved.seq) == (before, again.found.seq)
+    again.drop()
+
+
+def test_a_start_drops_no_snapshot_that_is_being_written(place: Place) -> None:
+    """What its `keep` lets go goes with the first batch, and that may be the one with which one is due."""
+    desk, task = killed_and_back(place)
+    desk.push(task, 1.0)
+    assert desk.books.saving._taken is not None
+    desk.books._named(wait=True)
+    check_sound(desk, place)
+
+
+def test_nor_does_a_rollback_that_drops_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, task = killed_and_back(place)
+
+    def no_room(_: Keep) -> None:
+        monkeypatch.undo()
+        raise StoreFull("no room")
+
+    monkeypatch.setattr(desk.store, "retain", no_room)
+    desk.push(task, 1.0)
+    assert desk.books.saving._taken is not None
+    order = ev.RolledBack(desk.tick(), 7, 0, ("c1",))
+    call = Call(order, folding=desk.books.begin_rollback(order))
+    assert desk.store.first().snapshot is None
+    desk.books.commit([call])
+    assert call.error is None
+    assert desk.store.first().snapshot is not None
+    check_sound(desk, place)
 
 
 @pytest.mark.parametrize("before", ["all", "versions:20"])
