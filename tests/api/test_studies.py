@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import statistics
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from left import loggers_put_back
 from optuna.distributions import FloatDistribution, IntDistribution
 
 import anabranch as ab
+from anabranch.api.studies import PROGRAM
 from anabranch.core.errors import ConfigError
 
 SMALL: dict[str, Any] = {
@@ -136,3 +140,75 @@ def test_what_is_wrong_is_said(given: dict[str, Any], said: str, tmp_path: Path)
     study = study_in(tmp_path, direction=given.pop("direction", "maximize"))
     with pytest.raises(ConfigError, match=said):
         ab.sweep("synthetic", study, **{"space": SPACE, "trials": 1, "seeds": 1, **SMALL, **given})
+
+
+def test_what_another_program_has_in_hand_is_its_own_until_it_has_ended(tmp_path: Path) -> None:
+    """As of several that share the work: the other one is a process that goes on until it is told to end."""
+    other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    study = study_in(tmp_path)
+    in_hand = study.ask(SPACE)
+    in_hand.set_user_attr(PROGRAM, f"{socket.gethostname()}:{other.pid}")
+    elsewhere = study.ask(SPACE)
+    elsewhere.set_user_attr(PROGRAM, f"not-{socket.gethostname()}:{other.pid}")
+    try:
+        ab.sweep("synthetic", study, space=SPACE, trials=1, seeds=1, **SMALL)
+        assert [trial.state.name for trial in study.trials] == ["RUNNING", "RUNNING", "COMPLETE"]
+    finally:
+        other.communicate()
+    ab.sweep("synthetic", study, space=SPACE, trials=2, seeds=1, **SMALL)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "RUNNING", "COMPLETE", "COMPLETE"]
+    assert study.trials[3].params == in_hand.params
+    assert study.trials[3].user_attrs[PROGRAM] == f"{socket.gethostname()}:{os.getpid()}"
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [lambda: optuna.samplers.GridSampler({"client.steps": [1, 2]}), optuna.samplers.BruteForceSampler],
+    ids=["grid", "brute force"],
+)
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_sampler_that_has_tried_everything_ends_the_sweep(sampler: Callable[[], Any]) -> None:
+    """Both stop the study with their last choice, which Optuna lets its own loop alone do."""
+    study = optuna.create_study(direction="maximize", sampler=sampler())
+    space = {"client.steps": IntDistribution(1, 2)}
+    found = ab.sweep("synthetic", study, space=space, trials=5, seeds=1, **SMALL)
+    assert sorted(found.rows.column("client.steps")) == [1, 2]
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]
+
+
+def test_a_choice_that_the_space_does_not_want_is_pruned() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        if (steps := trial.suggest_int("steps", 1, 3)) == 2:
+            raise optuna.TrialPruned
+        return {"client.steps": steps}
+
+    study = optuna.create_study(direction="maximize")
+    for steps in (2, 3):
+        study.enqueue_trial({"steps": steps})
+    found = ab.sweep("synthetic", study, space=space, trials=2, seeds=1, **SMALL)
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
+    assert found.rows.column("client.steps") == [3]
+
+
+def test_a_choice_that_cannot_be_run_is_not_tried_again() -> None:
+    study = optuna.create_study(direction="maximize")
+    with pytest.raises(ConfigError, match="learning_rate must be greater than 0"):
+        ab.sweep(
+            "synthetic",
+            study,
+            space={"client.learning_rate": FloatDistribution(-2, -1)},
+            trials=1,
+            seeds=1,
+            **SMALL,
+        )
+    steps = {"client.steps": IntDistribution(1, 2)}
+    found = ab.sweep("synthetic", study, space=steps, trials=1, seeds=1, **SMALL)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+    assert len(found.runs) == 1
+
+
+def test_a_study_of_several_values_is_refused() -> None:
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    with pytest.raises(ConfigError, match="several directions"):
+        ab.sweep("synthetic", study, space=SPACE, trials=1, seeds=1, **SMALL)
+    assert study.trials == []

@@ -7,6 +7,8 @@ comes, so a pruner of the study ends choices that lag behind others at the same 
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +24,7 @@ from anabranch.reports.origin import StopRun
 from anabranch.reports.result import Result
 from anabranch.simulation.run import RunProgress
 
+PROGRAM = "program"  # a trial's attribute: who has it in hand, HOST:PID
 SEED_STEPS = 10**9  # the step of a measurement is its number from 0, and so many more for each seed before
 
 
@@ -44,6 +47,11 @@ class OptunaStudy(Protocol):
     @property
     def direction(self) -> Any:
         """What it strives for."""
+
+    @property
+    def directions(self) -> list[Any]:
+        """The same of each of its values."""
+        ...
 
     @property
     def trials(self) -> list[Any]:
@@ -84,11 +92,16 @@ class StudySweep:
     simulate: Simulate
     bar: LiveBar
     choices: list[Choice] = field(default_factory=list)
+    _exhausted: bool = False
 
     def run(self) -> None:
         """Raises `ConfigError` where the study strives the other way, and what `simulate` raises."""
+        if len(self.study.directions) > 1:
+            raise ConfigError(
+                "the study has several directions, and a choice has one value: create_study(direction=...)"
+            )
         self._take_up()
-        while (done := len(self._ended())) < self.trials:
+        while (done := len(self._ended())) < self.trials and not self._exhausted:
             self.bar.show(done / self.trials, f"{done} of {self.trials} choices")
             fixed = None if callable(self.space) else dict(self.space)
             self._try(self.study.ask(fixed))
@@ -107,17 +120,45 @@ class StudySweep:
         return [trial for trial in self.study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
 
     def _take_up(self) -> None:
-        """What a sweep had in hand that was broken off comes first, with the same parameters."""
+        """What a sweep had in hand that was broken off comes first, with the same parameters.
+
+        What others have in hand, as programs that share the work, is theirs.
+        """
         from optuna.trial import TrialState
 
         for trial in self.study.trials:
-            if trial.state == TrialState.RUNNING:
+            if trial.state == TrialState.RUNNING and _is_over(trial.user_attrs.get(PROGRAM, "")):
                 self.study.tell(trial.number, state=TrialState.FAIL)
                 self.study.enqueue_trial(trial.params)
 
     def _try(self, trial: Any) -> None:
+        from optuna.exceptions import TrialPruned
         from optuna.trial import TrialState
 
+        trial.set_user_attr(PROGRAM, f"{socket.gethostname()}:{os.getpid()}")
+        try:
+            value = self._value(trial)
+        except TrialPruned:  # which the space raises of what it does not want
+            value = None
+        except ConfigError:  # it would be no other the next time
+            self._tell(trial, state=TrialState.FAIL)
+            raise
+        if value is None:
+            self._tell(trial, state=TrialState.PRUNED)
+        else:
+            self._tell(trial, value)
+
+    def _tell(self, trial: Any, value: float | None = None, state: Any = None) -> None:
+        try:
+            self.study.tell(trial, value, state)
+        except RuntimeError:
+            # So a sampler ends a study, as GridSampler does where nothing is left: the value is there then.
+            if not self.study.trials[trial.number].state.is_finished():
+                raise
+            self._exhausted = True
+
+    def _value(self, trial: Any) -> float | None:
+        """The mean over the seeds; None of a choice that is not worth going on, or has diverged."""
         choice = self.space(trial) if callable(self.space) else dict(trial.params)
         values = []
         for place, seed in enumerate(self.seeds):
@@ -126,11 +167,10 @@ class StudySweep:
             teller.tell_all(result)
             if result.status == "finished":
                 self._check_direction(result)
-            if teller.pruned or result.final_value is None:  # or it has diverged
-                self.study.tell(trial, state=TrialState.PRUNED)
-                return
+            if teller.pruned or result.final_value is None:
+                return None
             values.append(result.final_value)
-        self.study.tell(trial, mean(values))
+        return mean(values)
 
     def _check_direction(self, result: Result) -> None:
         if result.metric == AUTO:
@@ -143,6 +183,20 @@ class StudySweep:
                 f"the study is to {strives}, and of {result.metric} the {result.mode}imum is best: "
                 f"create_study(direction='{result.mode}imize')"
             )
+
+
+def _is_over(program: str) -> bool:
+    """Whether a program of this machine has ended, or is this one, which begins anew."""
+    host, _, number = program.rpartition(":")
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return int(number) == os.getpid()
 
 
 class TrialTeller:
