@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from outages import counted, outage
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import anabranch as ab
@@ -126,6 +127,7 @@ def local_run(tmp_path: Path, updates: int, extra: Any = (), **more: Any) -> tup
     strategy = more.pop("strategy", ab.strategies.FedAvg(clients_per_round=1))
     options, trains = more.pop("options", {}), more.pop("trains", 1)
     data, resumed, given = (more.pop(name, None) for name in ("eval_dataset", "resumed", "optimizers"))
+    points = more.pop("train_dataset", POINTS)
     model = given[0] if given else Line()
     with ab.Server.local(Line(), strategy=strategy, until=ab.Until(updates=updates)) as server:
         device = ab.TransformersCallback(server, id="line", **options)
@@ -137,7 +139,7 @@ def local_run(tmp_path: Path, updates: int, extra: Any = (), **more: Any) -> tup
         trainer = Trainer(
             model,
             args,
-            train_dataset=POINTS,
+            train_dataset=points,
             eval_dataset=data,
             callbacks=[device, *extra],
             optimizers=given[1:] if given else (None, None),
@@ -158,6 +160,29 @@ def test_a_task_is_what_the_arguments_say_from_the_runs_weights(tmp_path: Path) 
     assert [(r["examples"], r["local_steps"]) for r in pushed] == [(8, 4)] * 3
     losses = [r["metrics"]["loss"] for r in pushed]
     assert losses == sorted(losses, reverse=True)
+
+
+class Unnumbered(IterableDataset[Any]):
+    """Points that do not say how many they are."""
+
+    def __iter__(self) -> Any:
+        return iter(POINTS)
+
+
+def test_data_without_a_length_begin_anew_where_they_end(tmp_path: Path) -> None:
+    """A pass is a step here, or half of one: a task is four of them."""
+    for accumulated in (1, 2):
+        server, trainer, device = local_run(
+            tmp_path / str(accumulated),
+            updates=3,
+            train_dataset=Unnumbered(),
+            max_steps=4,
+            gradient_accumulation_steps=accumulated,
+        )
+        assert (device.summary.applied, trainer.state.global_step) == (3, 12)
+        expected = by_hand(tasks=3, steps=4, rate=0.1)
+        for name, array in server.weights().items():
+            assert np.allclose(array, expected[name], atol=1e-6), name
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from itertools import count
 from typing import Any, Unpack
 
 from transformers import ProgressCallback, TrainerCallback, get_scheduler
@@ -87,6 +89,8 @@ class TransformersCallback(TrainerCallback):
         if self._begun_with is not args:
             raise ConfigError("give the callback to the trainer when that is made, among its callbacks")
         self._plan(args, train_dataloader)
+        if not _length(train_dataloader):
+            _go_round(train_dataloader)
         state.compute_steps(args, self._planned)  # what is logged and saved every part of a training
         self._renew(args, optimizer, lr_scheduler, was_used=state.global_step > 0)
         if not self._device.begin(model, args.world_size):
@@ -213,6 +217,32 @@ def _span(schedule: Any, optimizer: Any, args: Any, steps: int, goes_on: bool) -
     schedule.load_state_dict(made.state_dict())
     for group, other in zip(optimizer.param_groups, alike.param_groups, strict=True):
         group["lr"] = other["lr"]
+
+
+def _go_round(dataloader: Any) -> None:
+    """Let it begin anew where it ends.
+
+    Of data that do not say how many they are a pass is to a trainer as many steps as the training has: here
+    it would look for more of them without an end.
+    """
+    kind = type(dataloader)
+
+    class Circling(kind):  # type: ignore[misc, valid-type]
+        """The same one, whose iterator has no end."""
+
+        def __iter__(self) -> Iterator[Any]:
+            for number in count():
+                if number and hasattr(self, "set_epoch"):
+                    self.set_epoch(number)
+                none = True
+                for batch in super().__iter__():
+                    none = False
+                    yield batch
+                if none:
+                    return
+
+    # Those of accelerate say another class than they have, and let none be given.
+    vars(object)["__class__"].__set__(dataloader, Circling)
 
 
 def _length(sized: Any) -> int:
