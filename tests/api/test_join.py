@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,60 @@ def test_a_model_keeps_its_form(name: str, tensor: Any, told: str) -> None:
             del model[name]
         with pytest.raises(ConfigError, match=told):
             fed.push(examples=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda m: setattr(m, "weight", torch.nn.Parameter(torch.zeros(3, 4))),
+            r"'weight' is \(3, 4\), and was \(2, 4\)",
+        ),
+        (
+            lambda m: setattr(m, "more", torch.nn.Parameter(torch.zeros(3))),
+            r"'more' is \(3,\), and was not there",
+        ),
+    ],
+)
+def test_a_model_keeps_its_form_between_tasks_too(change: Callable[[Any], None], told: str) -> None:
+    """It is no sub-model of the run's."""
+    model = torch.nn.Linear(4, 2)
+    server = ab.Server.local(torch.nn.Linear(4, 2), strategy=ab.strategies.FedAvg(clients_per_round=1))
+    with server, ab.join(server, model, id="script") as fed:
+        tasks = iter(fed)
+        next(tasks)
+        fed.push(examples=1)
+        change(model)
+        with pytest.raises(ConfigError, match=f"the next task: the model's tensor {told}"):
+            next(tasks)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"examples": math.nan}, r"push\(examples=nan\): give at least 1"),
+        ({"examples": math.inf}, r"push\(examples=inf\)"),
+        ({"steps": -1}, r"push\(steps=...\): there were -1.0"),
+        ({"steps": math.nan}, r"push\(steps=...\): there were nan"),
+        ({"steps": "many"}, "'steps' is 'many', and no number"),
+        ({"metrics": {"steps": -2}}, r"push\(steps=...\): there were -2.0"),
+        ({"metrics": {"version": 1}}, r"push\(metrics=...\): the name of metric 'version' must be another"),
+        ({"metrics": {"x" * 65: 1}}, "must have 1 to 64 characters"),
+        ({"metrics": {f"m{n}": n for n in range(62)}}, "62 metrics, and 61 is the most"),
+        ({"metrics": {"loss": 10**400}}, "'loss' is 1000.*, and no number"),
+    ],
+)
+def test_what_no_device_can_send_is_refused_at_once(given: dict[str, Any], told: str) -> None:
+    """The device would end by it; here it is pushed again, with all that there may be."""
+    model, most = ones(), {f"m{n}": 1.0 for n in range(61)}
+    with ab.Server.local(ones, strategy=ab.strategies.FedAvg(clients_per_round=1)) as server:
+        fed = ab.join(server, model, id="script", tasks_max=1)
+        for _ in fed:
+            with pytest.raises(ConfigError, match=told):
+                fed.push(**{"examples": 1, **given})
+            fed.push(examples=1, metrics=most, steps=1)
+    assert fed.summary is not None
+    assert fed.summary.applied == 1
 
 
 def test_a_list_in_the_place_of_an_array_counts_and_a_metric_that_is_no_number_is_named() -> None:
@@ -355,6 +411,8 @@ def test_what_is_wrong_is_said() -> None:
                 next(iter(fed))
         with pytest.raises(ManifestMismatch, match="another model"):
             next(iter(ab.join(server, {"w": np.ones(2)}, id="b")))
+        with pytest.raises(AppError, match=r"the class Linear: give an object of it, Linear\(\.\.\.\)"):
+            ab.join(server, torch.nn.Linear, id="c")
         with pytest.raises(AppError, match="return a torch"):
             next(iter(ab.join(server, 3, id="c")))
         with pytest.raises(ConfigError, match=r"server is a dict: give HOST:PORT, or an ab\.Server"):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import copy
 import logging
+import math
 import queue
 import sys
 import threading
@@ -36,6 +37,7 @@ from anabranch.client.stopping import Interrupted
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.limits import COHORT_MIN
+from anabranch.core.model.metrics import TRAINED_MAX, names_flaw
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.spelling import spelled
 from anabranch.workloads.app import App, Examples, Shard
@@ -45,6 +47,8 @@ from anabranch.workloads.trainer import ENDLESS_STEPS
 
 log = logging.getLogger(__name__)
 
+COUNTS = ("steps", "examples")  # metrics that mean something else to a server
+METRICS_MAX = TRAINED_MAX - len(COUNTS) - 1  # and the time that it took
 SHORT = "torch.bfloat16"  # of a script's model: what travels is float32
 LOOK_S = 0.1  # so often it is looked whether the task at hand is still wanted
 
@@ -252,6 +256,7 @@ class JoinedFederation:
             if handed is None:
                 self._client.wait()
                 return
+            _check_form("the next task", form_of(self._model), self._form)
             put(handed.weights, self._model)
             if handed.part:
                 self._still.enter_context(training_only(self._model, handed.trained))
@@ -265,14 +270,15 @@ class JoinedFederation:
         `steps`: local steps, where that is not what the plan says. It returns once the result is in the
         device's folder, before the server has it: from there it is sent as soon as it can be, again and again
         if need be. Raises `ConfigError` where no task is at hand, the model has other tensors than when it
-        joined, or a frozen one has changed; and in a process that was forked inside the loop.
+        joined, a frozen one has changed, or what is said of it cannot be sent: then the task is still at
+        hand; and in a process that was forked inside the loop.
         """
         self._client.check_here()
         if self._handed is None:
             raise ConfigError("push() is once for each task of `for task in fed:`: there is none at hand")
-        told = _metrics(metrics) | {"examples": _count(examples)} | ({"steps": float(steps)} if steps else {})
+        told = _told(examples, metrics, steps)
         weights = taken(self._model)
-        _check_form(weights, self._form)
+        _check_form("push()", form_of(weights), self._form)
         _check_still(weights, self._handed, self._model)
         result = _Trained(self._handed.task, _as_handed(weights, self._handed.weights), told)
         if not self._told_unmoved and not _has_moved(result.weights, self._handed.weights):
@@ -343,6 +349,8 @@ def join(
     a process has one loop: a later one ends it.
     Raises `AppError` for a model that is none.
     """
+    if isinstance(model, type):
+        raise AppError(f"model is the class {model.__name__}: give an object of it, {model.__name__}(...)")
     script = _Script(model, examples)
     client = _Device(
         script,
@@ -399,14 +407,15 @@ def form_of(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(np.shape(tensor)) for name, tensor in tensors.items()}
 
 
-def _check_form(weights: Tensors, joined: Mapping[str, tuple[int, ...]]) -> None:
-    found = form_of(weights)
+def _check_form(
+    where: str, found: Mapping[str, tuple[int, ...]], joined: Mapping[str, tuple[int, ...]]
+) -> None:
     for name in dict.fromkeys([*joined, *found]):
         if found.get(name) != joined.get(name):
             now, then = (str(form.get(name, "not there")) for form in (found, joined))
             raise ConfigError(
-                f"push(): the model's tensor {name!r} is {now}, and was {then} when it joined: a model keeps "
-                "its tensors and their shapes"
+                f"{where}: the model's tensor {name!r} is {now}, and was {then} when it joined: a model "
+                "keeps its tensors and their shapes"
             )
 
 
@@ -441,6 +450,19 @@ def _has_moved(weights: Tensors, handed: Tensors) -> bool:
     return any(not np.array_equal(now, handed[name]) for name, now in weights.items())
 
 
+def _told(examples: Any, metrics: Any, steps: Any) -> dict[str, float]:
+    """What a push says of its training. Raises `ConfigError`: the device would end by it."""
+    told = _metrics(metrics)
+    if flaw := names_flaw(told, METRICS_MAX):
+        raise ConfigError(f"push(metrics=...): {flaw}")
+    told |= {"examples": _count(examples)} | ({"steps": _metric("steps", steps)} if steps else {})
+    if not 0 <= told.get("steps", 0) < math.inf:
+        raise ConfigError(
+            f"push(steps=...): there were {told['steps']!r}: give how many local steps were made"
+        )
+    return told
+
+
 def _count(examples: Any) -> float:
     try:
         count = float(examples)
@@ -450,8 +472,8 @@ def _count(examples: Any) -> float:
             f"push(examples=...) is a {what}: give on how many examples the model was trained; which model, "
             "join() was told"
         ) from None
-    if count < 1:
-        raise ConfigError(f"push(examples={examples!r}): give at least 1")
+    if not 1 <= count < math.inf:
+        raise ConfigError(f"push(examples={examples!r}): give at least 1, and as many as there were")
     return count
 
 
@@ -459,13 +481,13 @@ def _metrics(metrics: Any) -> dict[str, float]:
     if not isinstance(metrics, Mapping | None):
         what = type(metrics).__name__
         raise ConfigError(f'push(metrics=...) is a {what}: give numbers by name, such as {{"loss": loss}}')
-    return {name: _metric(name, value) for name, value in (metrics or {}).items()}
+    return {str(name): _metric(name, value) for name, value in (metrics or {}).items()}
 
 
 def _metric(name: str, value: Any) -> float:
     try:
         return number(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ConfigError(f"push(metrics=...): {name!r} is {value!r}, and no number") from error
 
 

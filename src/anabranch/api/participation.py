@@ -13,16 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from anabranch.api.joining import JoinedFederation, JoinedTask, check_alone, join
+from anabranch.api.joining import COUNTS, METRICS_MAX, JoinedFederation, JoinedTask, check_alone, join
 from anabranch.api.live import InProcessServer
 from anabranch.api.operated import Operated
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import AppError
-from anabranch.core.model.metrics import TRAINED_MAX, name_flaw
+from anabranch.core.model.metrics import name_flaw
 from anabranch.workloads.metrics import number
-
-COUNTS = ("steps", "examples")  # metrics that mean something else to a server
-OWN_METRICS = len(COUNTS) + 1  # and the time that it took
 
 
 class JoinOptions(TypedDict, total=False):
@@ -135,4 +132,4 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             found[name] = number(value, name)
         except AppError:
             continue
-    return dict(islice(found.items(), TRAINED_MAX - OWN_METRICS))
+    return dict(islice(found.items(), METRICS_MAX))
