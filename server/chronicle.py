@@ -159,6 +159,8 @@ class Chronicle:
         self._phase = glance().phase
         if why := glance().finished:
             _say(logging.INFO, f"the run had ended before: {why}", why=why)
+        if glance().paused:
+            _say(logging.WARNING, "the run is paused, as it was: `anabranch admin resume` has it go on")
 
     def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002
         """Take note of what came of an event; a `Listener` of the writer."""
@@ -176,7 +178,7 @@ class Chronicle:
                 case Published():
                     self._published(effect, now)
                     self._switched(effect.version)
-                case LeaseEnded(task, end, diverged) if end in (LeaseEnd.EXPIRED, LeaseEnd.DROPPED):
+                case LeaseEnded(task, end, diverged) if end is not LeaseEnd.CANCELLED:  # as its round says
                     lost = self._lost.setdefault("diverged" if diverged else end.value, _Gathered())
                     lost.clients[task.client_id] += 1
                     lost.detail = diverged

@@ -207,6 +207,31 @@ def test_leases_that_end_without_an_update_are_counted(caplog: pytest.LogCapture
     assert log.lines() == [("INFO", "5 leases expired without an update: a, b, c, 2 others")]
 
 
+def test_a_device_that_takes_task_after_task_and_sends_nothing_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Logged(caplog)
+    log.bench.enrol("a")
+    for second in range(3):
+        log.ask("a", float(second))
+    log.look(12.0)
+    assert log.lines() == [
+        ("INFO", "1 lease superseded without an update: a"),
+        ("INFO", "1 lease superseded without an update: a"),
+    ]
+
+
+def test_a_run_that_is_still_paused_says_so_at_a_start(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog)
+    log.do(ev.Paused(1.0))
+    Chronicle(log.glance, 50.0)
+    said = ("WARNING", "the run is paused, as it was: `anabranch admin resume` has it go on")
+    assert log.lines() == [said]
+    log.do(ev.Resumed(60.0))
+    Chronicle(log.glance, 70.0)
+    assert log.lines() == []
+
+
 def test_a_training_that_diverged_is_a_warning_with_what_its_device_says(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
