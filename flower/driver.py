@@ -147,6 +147,12 @@ class GridRun:
         self._evaluate()
         self._logbook.sync()
 
+    def wait_no_longer(self) -> bool:
+        """The version that nodes judge, if any, is judged by what has come; whether there was one."""
+        waited = bool(self._evaluation.waiting)
+        self._evaluation.conclude()
+        return waited
+
     # --- nodes -------------------------------------------------------------------------------
 
     def meet(self, node_ids: Iterable[int]) -> None:

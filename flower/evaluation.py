@@ -88,9 +88,21 @@ class GridEvaluation:
             asked.replies.append(Reply.of(message, EVALUATE))
         except AppError as error:
             log.warning("evaluation of version %d: %s", asked.version, error)
-        if asked.waiting:
+        if not asked.waiting:
+            self.conclude()
+
+    def conclude(self) -> None:
+        """Whoever has not answered by now is waited for no more: a version is judged by the others."""
+        asked, self._under_way = self._under_way, None
+        if asked is None:
             return
-        self._under_way, self.judged = None, asked.version
+        self.judged = asked.version
+        if asked.waiting and asked.replies:
+            log.warning(
+                "version %d is measured without %d of the nodes that were asked, which do not answer",
+                asked.version,
+                len(asked.waiting),
+            )
         if not asked.replies:
             log.warning("version %d could not be measured: no node answered", asked.version)
             return

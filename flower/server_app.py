@@ -192,14 +192,18 @@ def _leave(
 
 
 def _until_done(grid_run: GridRun, poll_s: float) -> None:
-    finished_at: float | None = None
+    waits_since: float | None = None
     while not grid_run.done:
         grid_run.step()
         if grid_run.engine.finished:
-            finished_at = finished_at or time.monotonic()
-            if time.monotonic() - finished_at > LAST_WORD_S:
-                log.warning("the last version was not measured: no node answered in %.0f s", LAST_WORD_S)
-                return
+            waits_since = waits_since or time.monotonic()
+            if time.monotonic() - waits_since > LAST_WORD_S:
+                if not grid_run.wait_no_longer():
+                    log.warning(
+                        "the last version was not measured: no node was there for %.0f s", LAST_WORD_S
+                    )
+                    return
+                waits_since = None  # an older version may have been in the last one's way
         time.sleep(poll_s)
 
 

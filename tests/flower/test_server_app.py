@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,45 @@ def test_a_run_that_an_earlier_server_app_has_begun_goes_on(tmp_path: Path) -> N
     measured = json.loads((out / "result.json").read_text())["history"]
     assert [row["version"] for row in told] == [point["version"] for point in measured], "each told once"
     assert [row["loss"] for row in told] == [point["loss"] for point in measured]
+
+
+class Silent(LocalGrid):
+    """A Grid whose node 3 judges no trained version; how long the run waits is set with each message.
+
+    Nobody is waited for once the others have answered.
+    """
+
+    def __init__(self, nodes: dict[int, Node], waits_s: Callable[[float], None]) -> None:
+        super().__init__(nodes)
+        self._waits_s = waits_s
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self._waits_s(math.inf)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = {i: self._waiting[i].metadata for i in message_ids if i in self._waiting}
+        judged = {i for i, asking in asked.items() if asking.message_type == "evaluate"}
+        held = {i for i in judged if asked[i].dst_node_id == 3 and asked[i].group_id != "0"}
+        if judged - held:
+            self._waits_s(-1.0)
+        return super().pull_messages([i for i in asked if i not in held])
+
+
+@pytest.mark.parametrize(("every", "measured"), [(0, [3]), (2, [2, 3])], ids=["the last", "one before too"])
+def test_a_node_that_does_not_answer_at_the_end_takes_no_word_from_the_others(
+    every: int, measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own is missing in the mean: of 10 and 20 examples with accuracies of 0 and 0.1."""
+    folder = write_app(tmp_path)
+    grid, project = app_grid(folder, 3)
+    silent = Silent(grid.nodes, partial(monkeypatch.setattr, server_app, "LAST_WORD_S"))
+    out = tmp_path / "run"
+    more = {"run.evaluate_every_versions": every}
+    server_app.main(silent, new_context(0, 3, {**project.fused({}), **options(out, folder.name, **more)}))
+    history = json.loads((out / "result.json").read_text())["history"]
+    assert [row["version"] for row in history if row["version"]] == measured
+    assert history[-1]["accuracy"] == pytest.approx((10 * 0.0 + 20 * 0.1) / 30)
 
 
 @pytest.mark.parametrize("falls", ["result", "rest"])
