@@ -2,19 +2,24 @@
 
 Nothing is changed but the Grid that the ServerApp is given: it passes everything on, and counts. So
 `result.json` and the report are those of any run. A version is a round whose replies have come; times are
-real.
+real. What the ServerApp itself judges, where nobody else does, is in no message: its frames have it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import Goal
-from anabranch.core.errors import AppError
+from anabranch.core.config.tables import build
+from anabranch.core.errors import AnabranchError, AppError
+from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.model.params import ParamSpec, Tensors, digest
 from anabranch.core.model.updates import Decision, Verdict
 from anabranch.flower.installed import flwr_version
@@ -26,9 +31,17 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.supercore.run import Run  # noqa: E402
 
 from anabranch.flower.app import mean_metrics, named  # noqa: E402
-from anabranch.flower.messages import EVALUATE, TRAIN, Reply, ServerAppMessage  # noqa: E402
+from anabranch.flower.messages import (  # noqa: E402
+    EVALUATE,
+    EXAMPLES_KEYS,
+    ROUND_KEYS,
+    TRAIN,
+    Reply,
+    told_by,
+)
+from anabranch.flower.played import Played, StrategyOutcome, outcome_in, played_in  # noqa: E402
 from anabranch.flower.project import load  # noqa: E402
-from anabranch.flower.records import arrays_of  # noqa: E402
+from anabranch.flower.records import NPY, arrays_of  # noqa: E402
 from anabranch.flower.server_app import PREFIX, unflattened  # noqa: E402
 from anabranch.reports.folders import claimed  # noqa: E402
 from anabranch.reports.html import write_report  # noqa: E402
@@ -36,6 +49,8 @@ from anabranch.reports.models import BEST, FINAL, Best, write_model  # noqa: E40
 from anabranch.reports.origin import reason  # noqa: E402
 from anabranch.reports.recorder import EVENTS_FILE, Recorder  # noqa: E402
 from anabranch.reports.result import FLOWER, Status  # noqa: E402
+
+log = logging.getLogger(__name__)
 
 app = ServerApp()
 
@@ -62,10 +77,8 @@ def _run(serverapp: ServerApp, grid: Grid, context: Context, tables: Mapping[str
         kind="live",
         events_path=folder / EVENTS_FILE,
     )
-    flower = tables.get("flower", {})
-    chosen = {what: str(flower.get(what, "")) for what in ("accuracy", "loss")}
     with recorder:
-        counting = CountingGrid(grid, recorder, chosen)
+        counting = CountingGrid(grid, recorder, build(FlowerTable, tables.get("flower", {}), "flower"))
         began = time.perf_counter()
         try:
             serverapp(counting, context)
@@ -84,10 +97,12 @@ def _leave(
     status: Status = "finished",
     why: str = "",
 ) -> None:
-    """Write the result, its page and the models that were sent."""
-    result = recorder.result(counting.model_sha256, "", time.perf_counter() - began, status, why)
-    if counting.model:
-        write_model(folder / FINAL, counting.model, result.versions)
+    """Write the result, its page and the models."""
+    model = counting.model()
+    sha256 = digest(recorder.spec.flatten(model)) if recorder.spec and model else ""
+    result = recorder.result(sha256, "", time.perf_counter() - began, status, why)
+    if model:
+        write_model(folder / FINAL, model, result.versions)
     if counting.best.model is not None and counting.best.version is not None:
         write_model(folder / BEST, counting.best.model, counting.best.version, counting.best.metrics)
     result.write(folder)
@@ -95,17 +110,25 @@ def _leave(
 
 
 class CountingGrid(Grid):
-    """A Grid that tells a recorder what passes through it. `chosen` names the accuracy and the loss."""
+    """A Grid that tells a recorder what passes through it, and is in nobody's way, whatever that is.
 
-    def __init__(self, grid: Grid, recorder: Recorder, chosen: dict[str, str]) -> None:
-        self._grid, self._recorder, self._chosen = grid, recorder, chosen
-        self._began = time.perf_counter()
+    `flower` names the accuracy and the loss, and says who judges. It is made in the thread that plays the
+    ServerApp.
+    """
+
+    def __init__(self, grid: Grid, recorder: Recorder, flower: FlowerTable) -> None:
+        self._grid, self._recorder, self._flower = grid, recorder, flower
+        self._began, self._thread = time.perf_counter(), threading.get_ident()
         self._lock = threading.Lock()  # the legacy API sends each message from a thread of its own
         self._phase = ("", "")  # what is sent at the moment: its type and its round
+        self._out: set[str] = set()  # the messages that are under way and will be pulled
         self._round, self._came, self._last_s = 0, 0, 0.0
         self._judged: list[Reply] = []
-        self.model_sha256 = ""
-        self.model: Tensors = {}  # as it was sent last
+        self._played = Played()
+        self._outcome: StrategyOutcome | None = None
+        self._known: set[int] = set()  # the rounds whose central metrics were looked at
+        self._sent: Tensors = {}  # the model as it was sent last
+        self._is_unnamed = False
         self.best: Best[Tensors] = Best(recorder.goal)
 
     # --- Flower's own ------------------------------------------------------------------------
@@ -138,7 +161,10 @@ class CountingGrid(Grid):
         """See `Grid`."""
         sent = list(messages)
         self._told(sent)
-        return list(self._grid.push_messages(sent))
+        ids = list(self._grid.push_messages(sent))
+        with self._lock:
+            self._out.update(ids)
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See `Grid`."""
@@ -163,14 +189,18 @@ class CountingGrid(Grid):
 
     def _told(self, sent: Iterable[Message]) -> None:
         with self._lock:
+            is_answered = not self._out
             for message in sent:
                 what, client = message.metadata.message_type, f"node-{message.metadata.dst_node_id}"
                 if what not in (TRAIN, EVALUATE):
                     continue
-                if (phase := (what, message.metadata.group_id)) != self._phase:
-                    self.finish()
+                phase = (what, _round_of(message))
+                # A loop of one's own need say no round: then there is a new one once all have answered.
+                if phase != self._phase or (is_answered and not phase[1]):
+                    self._conclude()
                     self._phase = phase
-                    self._note_model(message.content)
+                    self._begin(message.content)
+                is_answered = False
                 if what == TRAIN:
                     self._recorder.granted(self._now(), client, message.metadata.message_id, self._round)
                     self._recorder.downloaded(self._now(), client, _array_bytes(message.content))
@@ -178,6 +208,7 @@ class CountingGrid(Grid):
     def _heard(self, replies: Iterable[Message]) -> None:
         with self._lock:
             for message in replies:
+                self._out.discard(message.metadata.reply_to_message_id)
                 self._take(message)
 
     def _take(self, message: Message) -> None:
@@ -185,34 +216,93 @@ class CountingGrid(Grid):
         if what not in (TRAIN, EVALUATE):
             return
         try:
-            reply = Reply.of(message, what)
+            metrics = told_by(message, what)
         except AppError as error:
             self._recorder.note(self._now(), "failed", client=client, why=str(error))
             return
         self._last_s = self._now()
+        weight = next((metrics.pop(k) for k in (self._played.weighted_by, *EXAMPLES_KEYS) if k in metrics), 1)
+        examples = max(1, int(weight)) if weight > 0 else 0
         if what == EVALUATE:
-            self._judged.append(reply)
+            self._judged += [Reply({}, examples, metrics)] if examples else []
             return
         self._came += 1
         size_bytes, decision = _array_bytes(message.content), Decision(Verdict.HELD, 0, 1.0)
-        self._recorder.decided(self._last_s, client, self._round, decision, size_bytes, reply.examples)
+        self._recorder.decided(self._last_s, client, self._round, decision, size_bytes, examples)
 
     def finish(self) -> None:
+        """The ServerApp has ended: all replies are here."""
+        with self._lock:
+            self._conclude()
+
+    def _conclude(self) -> None:
         """All replies of what was sent are here: a round of training makes a version."""
         if self._came:
             self._came, self._round = 0, self._round + 1
             self._recorder.published(self._last_s, self._round)
-        if self._judged:
-            metrics, self._judged = mean_metrics(self._judged), []
-            metrics |= named(metrics, self._chosen, "the app", self._recorder.goal)
-            self._recorder.evaluated(self._last_s, self._round, metrics)
-            self.best.offer(self._round, metrics, lambda: self.model)
+        replies, self._judged = self._judged, []
+        if self._is_central:
+            self._take_central()
+        elif replies:
+            self._measured(mean_metrics(replies), self._sent)
 
-    def _note_model(self, content: RecordDict) -> None:
-        arrays: dict[str, Any] = arrays_of(content.array_records[ServerAppMessage.of(content).arrays])
-        self._recorder.spec = spec = ParamSpec.of(arrays)
-        self.model, self.model_sha256 = arrays, digest(spec.flatten(arrays))
+    @property
+    def _is_central(self) -> bool:
+        """Whether it is the ServerApp who judges."""
+        return self._flower.central or self._played.is_central
+
+    def _take_central(self) -> None:
+        """What the ServerApp itself has found of the newest version since it was asked last."""
+        judged = {} if self._outcome is None else self._outcome.judged()
+        if new := set(judged) - self._known:
+            self._known |= new
+            self._measured(dict(judged[max(new)]), self.model())
+
+    def _measured(self, metrics: dict[str, float], model: Tensors) -> None:
+        chosen = {ACCURACY: self._flower.accuracy, LOSS: self._flower.loss}
+        try:
+            metrics |= named(metrics, chosen, "the app", self._recorder.goal)
+        except AppError as error:
+            if not self._is_unnamed:  # what an app calls its metrics is no reason to end it
+                log.warning("metrics are written down as they are: %s", error)
+            self._is_unnamed = True
+        self._recorder.evaluated(self._last_s, self._round, metrics)
+        self.best.offer(self._round, metrics, lambda: model)
+
+    def _begin(self, content: RecordDict) -> None:
+        """Look at the model that is sent, the first one of several, and at the strategy that sends it."""
+        for record in list(content.array_records.values())[:1]:
+            with contextlib.suppress(AnabranchError):  # of what is no model for us there is no file
+                arrays: dict[str, Any] = arrays_of(record)
+                self._recorder.spec, self._sent = ParamSpec.of(arrays), arrays
+        self._played, found = played_in(self._thread), outcome_in(self._thread)
+        if found is not None and (self._outcome is None or found.of is not self._outcome.of):
+            self._outcome, self._known = found, set()
+            if self._is_central:
+                self._take_central()  # of the model that it starts from
+
+    def model(self) -> Tensors:
+        """The newest one, as far as it can be known; else as it was sent last."""
+        made = [] if self._outcome is None else self._outcome.model()
+        known = [(array.shape, array.dtype) for array in self._sent.values()]
+        if [(array.shape, array.dtype) for array in made] != known:
+            return self._sent
+        return dict(zip(self._sent, made, strict=True))
+
+
+def _round_of(message: Message) -> str:
+    """The round that a message says it is of: as its group in the legacy API, or in its config; or ""."""
+    if message.metadata.group_id:
+        return str(message.metadata.group_id)
+    said = [
+        record[key]
+        for record in message.content.config_records.values()
+        for key in ROUND_KEYS
+        if key in record
+    ]
+    return str(said[0]) if said else ""
 
 
 def _array_bytes(content: RecordDict) -> int:
-    return sum(array.numpy().nbytes for record in content.array_records.values() for array in record.values())
+    arrays = [array for record in content.array_records.values() for array in record.values()]
+    return sum(array.numpy().nbytes if array.stype == NPY else len(array.data) for array in arrays)

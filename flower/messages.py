@@ -129,14 +129,8 @@ class Reply:
     @classmethod
     def of(cls, message: Message, what: str) -> Reply:
         """A reply to a message of this type. Raises `AppError`, naming what is missing, or `NodeAway`."""
-        if message.has_error():
-            _raise(message.error, what)
+        metrics = told_by(message, what)
         content = message.content
-        config = list(content.config_records.items())  # Flower gathers them at each look
-        for name, record in config:
-            if name.endswith(LEGACY_STATUS) and record.get("code", 0) != 0:
-                raise AppError(f"the ClientApp's {what} failed: {record.get('message', record)}")
-        metrics = _numbers([*content.metric_records.items(), *config])
         examples = next((metrics.pop(k) for k in EXAMPLES_KEYS if k in metrics), None)
         if examples is None or not examples >= 1:
             told = "has no metric 'num-examples'" if examples is None else f"says num-examples = {examples:g}"
@@ -147,6 +141,17 @@ class Reply:
         encoded = None if record is None else encoded_in(record)
         arrays = {} if record is None or encoded is not None else arrays_of(record)
         return cls(arrays, int(examples), metrics, encoded)
+
+
+def told_by(message: Message, what: str) -> dict[str, float]:
+    """The numbers of a reply. Raises `AppError` for one that says what went wrong, or `NodeAway`."""
+    if message.has_error():
+        _raise(message.error, what)
+    config = list(message.content.config_records.items())  # Flower gathers them at each look
+    for name, record in config:
+        if name.endswith(LEGACY_STATUS) and record.get("code", 0) != 0:
+            raise AppError(f"the ClientApp's {what} failed: {record.get('message', record)}")
+    return _numbers([*message.content.metric_records.items(), *config])
 
 
 def _raise(error: Error, what: str) -> NoReturn:

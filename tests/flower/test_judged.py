@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
 
-from flower_apps import COUNTING, LEGACY_SERVER, NUMPY_CLIENT, write_app
+from flower_apps import CENTRAL, COUNTING, LEGACY_CENTRAL, NUMPY_CLIENT, TRAINS_ONLY, write_app
 from flwr.app import Message
 from left import loggers_put_back
 
@@ -25,37 +25,6 @@ from anabranch.flower.project import Project
 from anabranch.simulation.run import simulate
 from anabranch.workloads import load_app
 from anabranch.workloads.calls import join_run, settings_of
-
-CENTRAL = """
-    import numpy as np
-    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
-    from flwr.serverapp import ServerApp
-    from flwr.serverapp.strategy import FedAvg
-
-    app = ServerApp()
-    played = []
-
-    def judged(round, arrays):
-        if round < 0:
-            return None
-        mean = float(np.mean([a.numpy().mean() for a in arrays.values()]))
-        return MetricRecord({"central_loss": mean, "round": round, "all": [1.0, 2.0]})
-
-    @app.main()
-    def main(grid, context):
-        played.append(context)
-        FedAvg(fraction_evaluate=context.run_config["fraction-evaluate"]).start(
-            grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=3,
-            train_config=ConfigRecord({"lr": 0.5}), evaluate_fn=judged,
-        )
-"""
-
-TRAINS_ONLY = COUNTING[: COUNTING.index("    @app.evaluate()")]
-
-LEGACY_CENTRAL = LEGACY_SERVER.replace(
-    "FedAvg(",
-    "FedAvg(fraction_evaluate=0.0, evaluate_fn=lambda r, a, c: (float(a[0].mean()), {'round': r}), ",
-)
 
 
 def configured(folder: Path, **flower: Any) -> Config:

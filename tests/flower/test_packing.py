@@ -13,8 +13,17 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
 
 from commands import anabranch
-from flower_apps import LEGACY_SERVER, NUMPY_CLIENT, write_app
+from flower_apps import (
+    CENTRAL,
+    COUNTING,
+    LEGACY_CENTRAL,
+    LEGACY_SERVER,
+    NUMPY_CLIENT,
+    TRAINS_ONLY,
+    write_app,
+)
 from flwr.common.config import flatten_dict
+from safetensors.numpy import load_file
 
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.flower import baseline
@@ -23,6 +32,7 @@ from anabranch.flower.messages import handled, new_context
 from anabranch.flower.packing import ASYNCHRONOUS, BASELINE, pack
 from anabranch.flower.project import Project
 from anabranch.flower.server_app import Options
+from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
 
 TABLES: dict[str, dict[str, Any]] = {
@@ -65,21 +75,28 @@ def test_an_app_without_a_server_app_is_refused(tmp_path: Path) -> None:
         pack(app, tmp_path / "packed", ASYNCHRONOUS, tmp_path / "run", {})
 
 
+def watched(app: Path, folder: Path, run_config: dict[str, Any], count: int = 3, **tables: Any) -> Result:
+    """What is written down of the app's own ServerApp with so many nodes."""
+    given = {"run": {"workload": "counting"}, **tables}
+    packed = pack(app, folder / "packed", BASELINE, folder / "run", given)
+    client, own = Project.read(app).client_app(), Project.read(app).fused(run_config)
+
+    def node(part: int) -> Node:
+        context = new_context(part, count, own)
+        return lambda message: handled(client, message, context, 1)
+
+    context = new_context(0, count, {**packed.run_config, **own})
+    baseline.main(LocalGrid({i + 1: node(i) for i in range(count)}), context)
+    return Result.read(folder / "run")
+
+
 @pytest.mark.parametrize("legacy", [False, True], ids=["messages", "NumPyClient"])
 def test_the_apps_own_server_app_is_watched(
     legacy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     app = write_app(tmp_path, NUMPY_CLIENT, LEGACY_SERVER) if legacy else write_app(tmp_path)
-    packed = pack(app, tmp_path / "packed", BASELINE, tmp_path / "run", {"run": {"workload": "counting"}})
-    client, own = Project.read(app).client_app(), Project.read(app).run_config
-
-    def node(part: int) -> Node:
-        context = new_context(part, 3, own)
-        return lambda message: handled(client, message, context, 1)
-
-    baseline.main(LocalGrid({i + 1: node(i) for i in range(3)}), new_context(0, 3, packed.run_config))
-    result = Result.read(tmp_path / "run")
+    result = watched(app, tmp_path, {})
     rounds = 2 if legacy else 3
     assert (result.strategy, result.workload, result.versions) == ("flower", "counting", rounds)
     assert result.updates_applied == 3 * rounds
@@ -87,6 +104,81 @@ def test_the_apps_own_server_app_is_watched(
     assert result.final_accuracy == pytest.approx(8 / 60)
     assert {share.examples // share.updates for share in result.clients.values()} == {10, 20, 30}
     assert (tmp_path / "finished.txt").exists() is not legacy  # it came to its own end
+
+
+# Nodes of 10, 20 and 30 examples move by 0.5, 1 and 1.5: in the older API each round, else times its number.
+STEP = (10 * 0.5 + 20 * 1.0 + 30 * 1.5) / 60
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "moved"),
+    [
+        (TRAINS_ONLY, CENTRAL, [0, STEP, 3 * STEP, 6 * STEP]),
+        (NUMPY_CLIENT, LEGACY_CENTRAL, [5, 5 + STEP, 5 + 2 * STEP]),
+    ],
+    ids=["messages", "NumPyClient"],
+)
+def test_of_an_app_that_only_its_server_app_judges_each_round_is_written_down(
+    client: str, server: str, moved: list[float], tmp_path: Path
+) -> None:
+    """With what it found, which is in no message, and the model of the last round, which nobody was sent."""
+    app = write_app(tmp_path, client, server)
+    result = watched(app, tmp_path, {"fraction-evaluate": 0.0})
+    rounds = len(moved) - 1
+    assert (result.versions, result.updates_applied) == (rounds, 3 * rounds)
+    assert [(point.version, point.loss) for point in result.history] == [
+        (version, pytest.approx(mean)) for version, mean in enumerate(moved)
+    ]
+    final, best = (load_file(tmp_path / "run" / file) for file in (FINAL, BEST))
+    assert next(iter(final.values())).mean() == pytest.approx(moved[-1])
+    assert next(iter(best.values())).mean() == pytest.approx(moved[0]), "the least loss is that of the first"
+
+
+def test_who_judges_a_watched_app_is_what_is_said(tmp_path: Path) -> None:
+    app = write_app(tmp_path, COUNTING, CENTRAL)
+    by_nodes = watched(app, tmp_path / "nodes", {})
+    assert ["eval_loss" in point.metrics for point in by_nodes.history] == [True] * 3
+    central = watched(app, tmp_path / "central", {}, flower={"central": True})
+    assert ["central_loss" in point.metrics for point in central.history] == [True] * 4
+
+
+def test_an_app_is_not_ended_by_what_its_metrics_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    client = COUNTING.replace('"eval_acc": 0.1 * part, "eval_loss": mean', '"f1": 0.1 * part, "auc": 0.5')
+    result = watched(write_app(tmp_path, client), tmp_path, {})
+    assert (result.status, result.versions) == ("finished", 3)
+    assert [point.metrics["f1"] for point in result.history] == [pytest.approx(8 / 60)] * 3
+
+
+# No strategy, no round in its messages, and two ArrayRecords in each.
+OWN_LOOP = """
+    import numpy as np
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        for round in range(4):
+            own = np.full(3, round, np.float32)
+            records = {name: ArrayRecord({"w": Array(own)}) for name in ("arrays", "more")}
+            records["config"] = ConfigRecord({"lr": 0.5, "key": b"bytes"})
+            ids = []
+            for node in grid.get_node_ids():
+                ids += grid.push_messages([Message(RecordDict(records), node, "train")])
+            for one in ids:
+                list(grid.pull_messages([one]))
+"""
+
+
+def test_a_loop_of_ones_own_is_watched_whatever_it_sends(tmp_path: Path) -> None:
+    client = COUNTING.replace(', "round": config["server-round"]', "")
+    result = watched(write_app(tmp_path, client, OWN_LOOP), tmp_path, {})
+    assert (result.status, result.versions, result.updates_applied) == ("finished", 4, 12)
+    assert load_file(tmp_path / "run" / FINAL)["w"].tolist() == [3.0] * 3, "as it was sent last"
 
 
 def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:

@@ -105,6 +105,38 @@ LEGACY_SERVER = """
     app = ServerApp(server_fn=server_fn)
 """
 
+# Its ServerApp judges, too.
+CENTRAL = """
+    import numpy as np
+    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+
+    app = ServerApp()
+    played = []
+
+    def judged(round, arrays):
+        if round < 0:
+            return None
+        mean = float(np.mean([a.numpy().mean() for a in arrays.values()]))
+        return MetricRecord({"central_loss": mean, "round": round, "all": [1.0, 2.0]})
+
+    @app.main()
+    def main(grid, context):
+        played.append(context)
+        FedAvg(fraction_evaluate=context.run_config["fraction-evaluate"]).start(
+            grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=3,
+            train_config=ConfigRecord({"lr": 0.5}), evaluate_fn=judged,
+        )
+"""
+
+TRAINS_ONLY = COUNTING[: COUNTING.index("    @app.evaluate()")]
+
+LEGACY_CENTRAL = LEGACY_SERVER.replace(
+    "FedAvg(",
+    "FedAvg(fraction_evaluate=0.0, evaluate_fn=lambda r, a, c: (float(a[0].mean()), {'round': r}), ",
+)
+
 
 def write_app(folder: Path, client: str = COUNTING, server: str = FEDAVG, config: str = "") -> Path:
     """Write an app; its run config has learning-rate 0.5, 3 rounds, and whatever lines `config` adds."""
