@@ -24,14 +24,15 @@ def pack(
 ) -> Project:
     """Copy the app to `out`, with `serverapp` in the place of its own, which that one is told the name of.
 
-    `tables` is our configuration; results go to `run_folder`. With a codec for the uplink, a ClientApp of
-    ours is around the app's own. Raises `AppError` where `out` is there, and `ConfigError` for settings that
-    no run on a Grid can have.
+    `tables` is our configuration; results go to `run_folder`. What it says as `flower.run_config` is in the
+    copy's own run config, which nodes have. With a codec for the uplink, a ClientApp of ours is around the
+    app's own. Raises `AppError` where `out` is there, and `ConfigError` for settings that no run on a Grid
+    can have.
     """
     flwr_version()
     import tomli_w
 
-    from anabranch.flower.server_app import Options
+    from anabranch.flower.server_app import Options, unflattened
 
     project = Project.read(folder)
     if not project.serverapp:
@@ -45,9 +46,10 @@ def pack(
     if serverapp == ASYNCHRONOUS and tables.get("uplink", {}).get("codec", RAW) != RAW:
         given["clientapp"] = project.clientapp
         app["components"]["clientapp"] = COMPRESSED
-    app.setdefault("config", {})["anabranch"] = given
+    overrides = tables.get("flower", {}).get("run_config", {})
+    app["config"] = {**unflattened(project.fused(overrides)), "anabranch": given}
     if serverapp == ASYNCHRONOUS:
-        Options.of(flat({"anabranch": given}, "--set"))  # what would end the run a minute later, in its log
+        Options.of(flat(app["config"], "--set"))  # what would end the run a minute later, in its log
     shutil.copytree(project.folder, out, ignore=LEFT_OUT)
     (out / PROJECT).write_text(tomli_w.dumps(data), encoding="utf-8")
     return Project.read(out)

@@ -46,7 +46,7 @@ from anabranch.flower.driver import GridRun  # noqa: E402
 from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
 from anabranch.flower.messages import ServerAppMessage, seeded  # noqa: E402
 from anabranch.flower.played import Judge, Played, judge_of  # noqa: E402
-from anabranch.flower.project import load  # noqa: E402
+from anabranch.flower.project import flat, load  # noqa: E402
 from anabranch.flower.rehearsal import Rehearsed, hear  # noqa: E402
 from anabranch.host.build import WHOLE  # noqa: E402
 from anabranch.reports.html import write_report  # noqa: E402
@@ -97,6 +97,7 @@ class Options:
         layers = (("flower", PRESETS), ("anabranch.serverapp", own), ("run config", tables))
         config = merge(layers)
         strategy_of(config)
+        _check_run_config(config.flower.run_config, run_config)
         run = config.run
         if not (run.versions_max or run.updates_max):
             raise ConfigError(
@@ -128,6 +129,16 @@ class Options:
         return cls(
             serverapp, Path(out or f"runs/flower-{config.strategy.name}-seed{run.seed}"), poll_s, config
         )
+
+
+def _check_run_config(said: Mapping[str, Any], run_config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where the settings say another run config than Flower hands its nodes."""
+    for key, value in flat(said, "anabranch.flower.run_config").items():
+        if (own := run_config.get(key)) != value:
+            raise ConfigError(
+                f"anabranch.flower.run_config: {key} is {value!r}, but nodes have the app's own run config, "
+                f"where it is {own!r}: write it there, [tool.flwr.app.config], or pack the app anew"
+            )
 
 
 @app.main()

@@ -61,6 +61,28 @@ def test_a_packed_app_has_our_server_app_and_the_settings(tmp_path: Path) -> Non
     assert {p: p.read_bytes() for p in app.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.parametrize("serverapp", [ASYNCHRONOUS, BASELINE])
+def test_a_run_config_that_is_set_is_the_copys_own(serverapp: str, tmp_path: Path) -> None:
+    """Which is what Flower hands out, to nodes and to the ServerApp that is rehearsed."""
+    app = write_app(tmp_path, config="model.width = 3\nanabranch.out = 'of another copy'\n")
+    overrides = {"learning-rate": 9.0, "model": {"width": 5}}
+    tables = {"run": {"updates_max": 5}, "flower": {"run_config": overrides}}
+    packed = pack(app, tmp_path / "packed", serverapp, tmp_path / "run", tables)
+    own = {k: v for k, v in packed.run_config.items() if not k.startswith("anabranch.")}
+    usual = {"num-server-rounds": 3, "fraction-evaluate": 1.0}
+    assert own == {**usual, "learning-rate": 9.0, "model.width": 5}
+    assert packed.run_config["anabranch.out"] == str(tmp_path / "run")
+    with pytest.raises(AppError, match="has no key 'learning_rate'"):
+        pack(
+            app,
+            tmp_path / "no",
+            serverapp,
+            tmp_path / "run",
+            {"flower": {"run_config": {"learning_rate": 1}}},
+        )
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     app = write_app(tmp_path)
     with pytest.raises(AppError, match="is there already"):

@@ -205,6 +205,7 @@ def test_the_first_weights_are_on_the_disk_before_the_journal_that_speaks_of_the
         ({"submodel.name": "random"}, ConfigError, "trains the whole model"),
         ({"run.initial": "built"}, ConfigError, "a node that builds one saves nothing"),
         ({"strategy.nane": "x"}, ConfigError, "nane"),
+        ({"flower.run_config.lr": 2.0}, ConfigError, r"lr is 2\.0, but nodes have .* where it is None"),
         ({"serverapp": ""}, AppError, "must name the app's own ServerApp"),
         ({"serverapp": "json:dumps"}, AppError, "is a function, no ServerApp"),
         ({"serverapp": "no_such:app"}, AppError, "cannot be loaded"),
