@@ -100,8 +100,11 @@ class FlowerApp(App):
         self._told = {}
 
     def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:
-        """What the ServerApp tells its ClientApps, where the run's configuration does not say it."""
-        return {"flower": self._heard(seed).settings}
+        """What the ServerApp tells its ClientApps, where the run's configuration does not say it.
+
+        And the run config that it was told of, which goes with its messages.
+        """
+        return {"flower": {**self._heard(seed).settings, "run_config": dict(self._table.run_config)}}
 
     def model(self, seed: int = 0) -> dict[str, Array]:
         """The ServerApp's first arrays, by name."""

@@ -19,10 +19,12 @@ from live_server import live_server
 from nursery import Process
 from telling_device import told
 
+from anabranch.api.configuration import load_model_run, load_run
 from anabranch.client.operator import OperatorClient
 from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import OUTCOMES, ConfigError
 from anabranch.core.model.params import Tensors
+from anabranch.reports.journal_files import JournalReader
 from anabranch.server.manifest import read_manifest
 
 
@@ -94,11 +96,12 @@ def test_a_server_is_started_of_an_app_and_brings_its_settings(tmp_path: Path) -
     anabranch(
         *("demo", "--flower", str(app), "--clients", "2", "--strategy", "fedasync", "--out", "run"),
         *("--set", "run.updates_max=6", "--set", "fleet.step_time_s=0.01"),
+        *("--set", "flower.run_config={ learning-rate = 0.25 }"),
         cwd=tmp_path,
     )
     found = json.loads((tmp_path / "run" / "result.json").read_text())
     assert found["updates_applied"] == 6
-    assert found["config"]["flower"]["train"]["records"]["config"]["lr"] == 0.5
+    assert found["config"]["flower"]["train"]["records"]["config"]["lr"] == 0.25
     # A device that starts late may find the run over.
     worked = {client: share for client, share in found["clients"].items() if share["updates"]}
     shares = {client: share["examples"] // share["updates"] for client, share in worked.items()}
@@ -121,6 +124,53 @@ def test_a_server_takes_a_folder_as_it_is_written(tmp_path: Path) -> None:
     refused = commands.anabranch(tmp_path, "server", "--flower", other.name, *given)
     assert refused.returncode == OUTCOMES[ConfigError].exit_code
     assert "name another --model DIR" in refused.stderr
+
+
+def run_file(folder: Path, name: str, app: Path, **run_config: float) -> Path:
+    """Settings of a run of the app, with this in its run config."""
+    told = ", ".join(f"{key.replace('_', '-')} = {value}" for key, value in run_config.items())
+    file = folder / name
+    file.write_text(f"run.workload = 'flower:{app}'\nflower.run_config = {{ {told} }}\n")
+    return file
+
+
+def rates(config: Config) -> tuple[Any, Any]:
+    """The learning rate that ClientApps have in their run config, and the one that messages tell them."""
+    return config.flower.run_config.get("learning-rate"), config.flower.train["records"]["config"]["lr"]
+
+
+def test_the_run_config_of_a_file_is_what_the_devices_of_a_server_are_told(tmp_path: Path) -> None:
+    """As in a simulation of the file; also where the server makes the model itself, which it finds again."""
+    app = write_app(tmp_path)
+    file, other = (
+        run_file(tmp_path, name, app, learning_rate=rate) for name, rate in (("a.toml", 2), ("b.toml", 3))
+    )
+    assert rates(load_run(file)) == (2, 2)
+    anabranch("init", str(file), "--out", "model", cwd=tmp_path)
+    assert rates(load_model_run(tmp_path / "model", f"flower:{app}", file)) == (2, 2)
+    assert rates(load_model_run(tmp_path / "model", f"flower:{app}", None)) == (2, 2), "it brings it along"
+    with pytest.raises(ConfigError, match=r"is \{'learning-rate': 3\}, but .*model was made with .*: 2\}"):
+        load_model_run(tmp_path / "model", f"flower:{app}", other)
+    ports = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0")
+    for _ in range(2):
+        with serving(tmp_path, str(file), "--flower", str(app), *ports):
+            pass
+    anabranch("report", "anabranch-data", cwd=tmp_path)
+    assert rates(JournalReader(tmp_path / "anabranch-data" / "run").config) == (2, 2)
+    refused = commands.anabranch(tmp_path, "server", str(other), "--flower", str(app), *ports)
+    assert refused.returncode == OUTCOMES[ConfigError].exit_code
+    assert f"anabranch init {other} --out anabranch-model" in refused.stderr
+
+
+def test_a_model_that_an_earlier_release_made_is_served_as_it_was(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    anabranch("init", "--flower", str(app), "--out", "model", cwd=tmp_path)
+    brought = tmp_path / "model" / "settings.json"
+    tables = json.loads(brought.read_text())
+    del tables["flower"]["run_config"]
+    brought.write_text(json.dumps(tables))
+    file = run_file(tmp_path, "run.toml", app, learning_rate=2)
+    assert rates(load_model_run(tmp_path / "model", f"flower:{app}", file)) == (2, 0.5)
 
 
 def test_a_simulation_of_an_app_is_the_same_in_worker_processes(tmp_path: Path) -> None:

@@ -82,14 +82,32 @@ def _check_uplink(config: Config) -> None:
         )
 
 
-def model_presets(model: Path, app: str) -> list[Layer]:
-    """Of a run of a model: it bears the App's name, and has the settings that the App brings along.
+def load_model_run(
+    model: Path,
+    app: str,
+    path: Path | str | None,
+    overrides: Iterable[str] = (),
+    presets: Iterable[Layer] = (),
+    flags: Iterable[Layer] = (),
+) -> Config:
+    """As `load_config`, of a run of a model that `anabranch init` wrote to a folder.
 
-    `model`: the folder that `anabranch init` wrote. Raises `ConfigError`.
+    It bears the App's name, and has the settings that the App brings along; `presets` lie over both. Raises
+    `ConfigError` where a Flower app was heard with another run config than these settings say.
     """
     file, run = model / BROUGHT, {"name": run_name(app), "workload": app}
-    brought = [(str(file), read_settings(file))] if file.is_file() else []
-    return [(str(model), {"run": run}), *brought]
+    brought = read_settings(file) if file.is_file() else {}
+    layers: list[Layer] = [(str(model), {"run": run}), (str(file), brought), *presets]
+    config = load_config(path, overrides, layers, flags)
+    heard = _keys(brought, "flower").get("run_config")
+    said = dict(config.flower.run_config)
+    if heard is not None and heard != said:
+        raise ConfigError(
+            f"flower.run_config is {said}, but {model} was made with {heard}, of which its first weights and "
+            f"what devices are told may come: make it anew, `anabranch init {path or app} --out {model}` "
+            "with the same --set"
+        )
+    return config
 
 
 def load_run(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from anabranch.api.configuration import load_config, model_presets
+from anabranch.api.configuration import load_config, load_model_run
 from anabranch.client.bundles import read_bundle
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
@@ -48,8 +48,8 @@ def read_job(host: Config, job: Path, data_dir: Path) -> tuple[Config, Manifest]
 def settings_of_job(settings: Path | None, model: Path, name: str) -> tuple[Config, Manifest]:
     """The same before it is anybody's; the run bears the job's name unless its settings say otherwise."""
     manifest = read_manifest(model)
-    presets = [*model_presets(model, manifest.app), ("the job's name", {"run": {"name": name}})]
-    return load_config(settings, presets=presets), manifest
+    named = ("the job's name", {"run": {"name": name}})
+    return load_model_run(model, manifest.app, settings, presets=[named]), manifest
 
 
 def add_job(

@@ -12,8 +12,9 @@ import typer
 
 from anabranch.api.configuration import BROUGHT, load_config, read_settings
 from anabranch.cli.next_steps import command_line
-from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, coming_back, writing
+from anabranch.cli.options import AsJson, FlowerFolder, Overrides, coming_back, writing
 from anabranch.cli.output import Output
+from anabranch.cli.run_options import RunSource, run_source, with_an_app
 from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.growing import stage_set
@@ -41,7 +42,7 @@ UNLESS = "unless the server's settings say another model.buffers"
 
 
 def init(
-    app: AppName = "",
+    source: RunSource = "",
     flower: FlowerFolder = None,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
     seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
@@ -58,18 +59,19 @@ def init(
 ) -> None:
     """Write the manifest and the first weights of an App's model, for a server to start from.
 
-    The manifest also says which units (neurons, channels, heads) a sub-model may leave out, and which tensors
-    are buffers. Settings that the App brings along are written beside it. A folder with another
-    model stays as it is.
+    A file of settings names its App, which is told what they are. The manifest also says which units
+    (neurons, channels, heads) a sub-model may leave out, and which tensors are buffers. Settings that the App
+    brings along are written beside it. A folder with another model stays as it is.
     """
     from anabranch.server.manifest import check_free, check_frozen, read_weights, write_manifest
     from anabranch.workloads import load_app, trainer_for
     from anabranch.workloads.calls import join_run, settings_of
 
-    app = app_spec(app, flower)
+    config, _, named = run_source(source, flower)
     with coming_back():
-        settings = load_config(None, overrides or ())
-        found = load_app(app, data_path)
+        settings = with_an_app(load_config(config, overrides or (), flags=named), None)
+        app = settings.run.workload
+        found = load_app(app, data_path or settings.run.data_path)
         join_run(found, settings.to_json())
         trainer = trainer_for(found)
         initial, brought = trainer.initial(seed), settings_of(found, seed)
@@ -86,18 +88,28 @@ def init(
         write_manifest(out, app, first, *parts, built_from, spec.stages)
         if brought:
             (out / BROUGHT).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
-    _tell_model(Output(as_json), out, app, spec, trainer, settings.model.buffers)
+    _tell_model(Output(as_json), out, app, spec, trainer, settings.model.buffers, config)
 
 
-def _settings_of(app: str) -> list[str]:
-    """The settings of runs of this App that lie here, as `anabranch new` makes them."""
+def _settings_of(app: str, config: Path | None) -> list[str]:
+    """The file that was named, or that of runs of this App which lies here, as `anabranch new` makes it."""
+    if config is not None:
+        return [str(config)]
     run = None
     with suppress(AnabranchError):  # a file that is broken is told of by the server
         run = read_settings(RUN_FILE).get("run")
     return [str(RUN_FILE)] if isinstance(run, dict) and run.get("workload") == app else []
 
 
-def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: Trainer, policy: str) -> None:
+def _tell_model(
+    output: Output,
+    out: Path,
+    app: str,
+    spec: ParamSpec,
+    trainer: Trainer,
+    policy: str,
+    config: Path | None,
+) -> None:
     """What was written, what a sub-model may leave out, and what becomes of buffers."""
     parameters, because = sum(t.size for t in spec.tensors), trainer.whole_because
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
@@ -120,7 +132,7 @@ def _tell_model(output: Output, out: Path, app: str, spec: ParamSpec, trainer: T
         named = [f"{w.units} of {layer_text(w.name)} ({w.because})" for w in trainer.whole_widths]
         more = f" and {len(named) - WIDTHS_MAX} more" if len(named) > WIDTHS_MAX else ""
         lines.append(f"whole in each: {', '.join(named[:WIDTHS_MAX])}{more}")
-    lines += ["start with:", f"  {command_line('server', *_settings_of(app), '--model', out)}"]
+    lines += ["start with:", f"  {command_line('server', *_settings_of(app, config), '--model', out)}"]
     output.result(
         {
             "folder": str(out),

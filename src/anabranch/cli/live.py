@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.api.configuration import Layer, load_config, model_presets
+from anabranch.api.configuration import Layer, load_config, load_model_run
 from anabranch.cli.initialise import MODEL_FOLDER, AppName, DataPath
 from anabranch.cli.jobs import (
     BundleFile,
@@ -218,10 +218,10 @@ def server(
         serve_folder(jobs, host, insecure, Output(as_json, serves=True), beside)
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
-        _init_once(model, flower, overrides or ())
+        _init_once(model, flower, config, overrides or ())
     read = [read_manifest(_there(model, config))]
     app = read[0].app
-    settings = _settings(config, overrides, model_presets(model, app), flags)
+    settings = _settings(model, app, config, overrides, flags)
     _check_model(model, app, flower)
 
     voice = _ServerVoice(Output(as_json, serves=True), settings, insecure)
@@ -497,7 +497,7 @@ def _handed_over(file: Path) -> tuple[str, str]:
     return read_token(file)
 
 
-def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
+def _init_once(model: Path, flower: Path, config: Path | None, overrides: Sequence[str]) -> None:
     """Write the model's folder unless it is there, in a process of its own: a server needs no framework."""
     if model.exists():
         return
@@ -506,6 +506,7 @@ def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
         "-m",
         "anabranch.cli.main",
         "init",
+        *([] if config is None else [str(config)]),
         "--flower",
         str(flower),
         "--out",
@@ -520,10 +521,10 @@ def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
 
 
 def _settings(
-    config: Path | None, overrides: list[str] | None, presets: list[Layer], flags: list[Layer]
+    model: Path, app: str, config: Path | None, overrides: list[str] | None, flags: list[Layer]
 ) -> Config:
     with coming_back():  # parts of one's own are loaded
-        return load_config(config, overrides or (), presets=presets, flags=flags)
+        return load_model_run(model, app, config, overrides or (), flags=flags)
 
 
 def _check_model(model: Path, app: str, flower: Path | None) -> None:

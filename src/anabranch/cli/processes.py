@@ -39,8 +39,8 @@ class FleetProcesses:
         config = self.folder / "config.json"
         config.write_text(json.dumps(settings.to_json(), indent=2), encoding="utf-8")
         model = self.folder / "model"
-        of_model = ["--out", str(model), "--seed", str(settings.run.seed)]
-        self._wait(self._start("init", ["init", *self._app, *of_model]))
+        of_model = ["--out", str(model), "--seed", str(settings.run.seed), *self._app[1:]]
+        self._wait(self._start("init", ["init", str(config), *of_model], secrets_environment(settings)))
         data = ["--data-dir", str(self.folder / "server")]
         command = ["server", str(config), "--model", str(model), *data, "--json"]
         self._start("server", command, secrets_environment(settings))
