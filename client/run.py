@@ -97,7 +97,8 @@ class FollowerOptions:
 
     `seed` must be the run's, so that the validation part is the one that no device trains on; None
     takes it from the operators' service, or is 0 without one. `identity`: the folder of an operator's papers,
-    which both ports want where they are guarded. `state_dir`: of a device, for its own buffers.
+    which both ports want where they are guarded. `state_dir`: of a device, for its own buffers. `options` are
+    told to the App.
     """
 
     app: str
@@ -114,6 +115,7 @@ class FollowerOptions:
     identity: Path | None = None
     insecure: bool = False
     state_dir: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_client(
@@ -237,6 +239,7 @@ def follow(options: FollowerOptions, on_end: Callable[[], None] | None = None) -
 
 def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iterator[Measurement]:
     app = load_app(options.app, options.data_path)
+    app.options = options.options
     wallet = operator_wallet(options.identity)
     if wallet is None:
         check_plain(options.server, options.insecure)

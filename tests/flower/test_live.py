@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranc
 import commands
 import telling_device
 from commands import serving
-from flower_apps import write_app
+from flower_apps import COUNTING, write_app
 from live_server import live_server
 from nursery import Process
 from telling_device import told
@@ -51,7 +51,8 @@ def prepared(app: Path, folder: Path) -> tuple[Tensors, Config]:
 
 
 def test_two_devices_work_on_and_the_state_of_one_survives_its_death(tmp_path: Path) -> None:
-    app = write_app(tmp_path)
+    its_own = ' "site": context.node_config["site"], "tasks": len(context.state)'
+    app = write_app(tmp_path, COUNTING.replace('"tasks": len(context.state)', its_own))
     tensors, settings = prepared(app, tmp_path)
     with live_server(tmp_path / "server", tensors, settings) as info:
         first = device(app, info.address, tmp_path, 0, "trained", 3)
@@ -63,7 +64,7 @@ def test_two_devices_work_on_and_the_state_of_one_survives_its_death(tmp_path: P
         evaluated = json.loads(
             anabranch(
                 *("evaluate", "--flower", str(app), "--server", info.address),
-                *("--admin", info.admin_address, "--once", "--json"),
+                *("--admin", info.admin_address, "--once", "--json", "--option", "site=7"),
                 cwd=tmp_path,
             ).splitlines()[-1]
         )
@@ -73,6 +74,7 @@ def test_two_devices_work_on_and_the_state_of_one_survives_its_death(tmp_path: P
     assert rounds == sorted(rounds)
     assert status.updates_applied == 9
     assert evaluated["version"] == status.version
+    assert evaluated["site"] == 7, "in the node config of whoever judges"
     assert evaluated["accuracy"] == pytest.approx(0.1 * 20 / 30)
     assert evaluated["round"] == status.version  # as in Flower: a round's evaluation is of what came of it
 

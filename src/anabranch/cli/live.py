@@ -133,6 +133,14 @@ StateDir = Annotated[
         metavar="DIR",
     ),
 ]
+BuffersDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="With the buffers that this device keeps (model.buffers = 'local').",
+        metavar="PATH",
+    ),
+]
 Threads = Annotated[
     int, typer.Option(help="Threads of torch on a CPU; 0: this device's part of the machine's.", min=0)
 ]
@@ -281,7 +289,7 @@ def client(
         app=device_app(app, flower, signers or (), jobs),
         shard=parse_shard(shard) if shard else None,
         state_dir=state_dir or state_dir_of(client_id),
-        options=dict(parse_setting(text) for text in app_options or ()),
+        options=_told_to_app(app_options),
         outbox=_outbox(outbox_results, outbox_mib),
         **(trains | joins | names),
     )
@@ -304,10 +312,8 @@ def evaluate(
         Path | None, typer.Option("--out", help="Append each measurement to this JSON lines file.")
     ] = None,
     data_path: DataPath = "",
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(help="With the buffers that this device keeps (model.buffers = 'local')."),
-    ] = None,
+    app_options: AppOptions = None,
+    state_dir: BuffersDir = None,
     device: Device = "auto",
     identity: Identity = None,
     insecure: Insecure = False,
@@ -332,6 +338,7 @@ def evaluate(
         identity=identity,
         insecure=insecure,
         state_dir=state_dir,
+        options=_told_to_app(app_options),
     )
     for measured in follow(options, lambda: output.say("the run has ended: that was its last version")):
         row = {"version": measured.version, **measured.metrics}
@@ -424,6 +431,10 @@ def _measured_text(metrics: Mapping[str, float]) -> str:
     """The accuracy and the loss first, where the App has them."""
     names = sorted(metrics, key=lambda name: (name != ACCURACY, name != LOSS))
     return ", ".join(f"{name} {metric_text(name, metrics[name], digits=4)}" for name in names)
+
+
+def _told_to_app(options: Sequence[str] | None) -> dict[str, Any]:
+    return dict(parse_setting(text) for text in options or ())
 
 
 def _outbox(results: int, mib: int) -> OutboxBounds:
