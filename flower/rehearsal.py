@@ -12,7 +12,7 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -91,6 +91,7 @@ class _Stage(LocalGrid):
         self.said: dict[str, ServerAppMessage] = {}
         self.played = Played()
         self.flaw: AppError | None = None
+        self.differs = False  # what nodes are told beside the model
         self.is_over = False
 
     def get_node_ids(self) -> Iterable[int]:
@@ -118,6 +119,7 @@ class _Stage(LocalGrid):
                 self._take(EVALUATE, sent[0])
             raise _Over
         content = self._take(TRAIN, sent[0])
+        self._compare([m.content for m in sent if m.metadata.message_type == TRAIN])
         if self.said[TRAIN].arrays == LEGACY_ARRAYS:  # evaluations are told nothing more as a rule
             raise _Over
         (name,) = content.array_records
@@ -129,8 +131,24 @@ class _Stage(LocalGrid):
         sent = list(messages)
         if any(message.metadata.message_type == TRAIN for message in sent):
             self._take(TRAIN, sent[0])
+            self._compare([m.content for m in sent if m.metadata.message_type == TRAIN])
             raise _Over
         return super().push_messages(sent)
+
+    def _compare(self, contents: Sequence[RecordDict]) -> None:
+        """Nodes are told one thing in a round, as tasks are: the model above all."""
+        first, name = contents[0], self.said[TRAIN].arrays
+        for other in contents[1:]:
+            if other is first:
+                continue
+            if name not in other.array_records or other[name] != first[name]:
+                self.flaw = AppError(
+                    "the ServerApp sends its nodes different models in its first round: there must be one, "
+                    "which all of them train"
+                )
+                raise _Over from self.flaw
+            if other.config_records != first.config_records:
+                self.differs = True
 
     def _take(self, what: str, message: Message) -> RecordDict:
         content: RecordDict = message.content
@@ -168,6 +186,8 @@ def hear(serverapp: ServerApp, context: Context, answer: Node, name: str) -> Reh
             name,
             ended_by,
         )
+    if stage.differs:
+        _tell_differences(name)
     _tell_strategy(stage.played.name, stage.played.weighted_by, name)
     train = stage.said[TRAIN]
     return Rehearsed(stage.arrays, train, stage.said.get(EVALUATE, train.of_evaluation()), stage.played)
@@ -183,6 +203,15 @@ def _floats_of(record: ArrayRecord) -> Mapping[str, npt.NDArray[Any]]:
             "models that travel as bytes, such as XGBoost's, have no mean, and cannot be learned here"
         )
     return found
+
+
+@lru_cache
+def _tell_differences(name: str) -> None:
+    log.warning(
+        "the ServerApp of %s tells its nodes different settings in a round: here each device is told what "
+        "the first one was; what is a node's own goes by its partition-id, or by `anabranch client --option`",
+        name,
+    )
 
 
 @lru_cache

@@ -118,6 +118,47 @@ def test_a_strategy_that_is_not_played_is_said(
     assert ("nor is its noise added" in "".join(lines)) is (said == NOISY)
 
 
+# What each node is sent depends on its place among them.
+OWN_ORDERS = """
+    import numpy as np
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+
+    class Own(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            for place, message in enumerate(super().configure_train(server_round, arrays, config, grid)):
+                model = ArrayRecord({"w": Array(np.zeros(3) + place * MODEL)})
+                told = ConfigRecord({"lr": 0.5 + place * RATE, "server-round": server_round})
+                content = RecordDict({"arrays": model, "config": told})
+                yield Message(content, message.metadata.dst_node_id, "train")
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        Own().start(grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=1)
+"""
+
+
+def orders(folder: Path, model: int, rate: int) -> Path:
+    return write_app(folder, COUNTING, OWN_ORDERS.replace("MODEL", str(model)).replace("RATE", str(rate)))
+
+
+@pytest.mark.parametrize("rate", [0, 1])
+def test_settings_of_each_nodes_own_are_said_to_be_the_first_ones(
+    rate: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = rehearse(orders(tmp_path, 0, rate), {}, 3, 0)
+    assert heard.train.records["config"]["lr"] == 0.5
+    assert ("tells its nodes different settings in a round" in caplog.text) is bool(rate)
+
+
+def test_a_server_app_that_sends_each_node_a_model_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AppError, match="sends its nodes different models in its first round"):
+        rehearse(orders(tmp_path, 1, 0), {}, 3, 0)
+
+
 def test_a_weight_of_its_own_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = FEDAVG.replace("FedAvg(", 'FedAvg(weighted_by_key="batches", ')
     rehearse(write_app(tmp_path, COUNTING, server), {}, 3, 0)
