@@ -282,8 +282,11 @@ class Checkup:
         trained = self._vector + self._result.delta
         frozen = self._trainer.spec.frozen(self._initial)
         found = self._trainer.evaluate(trained, frozen, self._held_out)
-        text = ", ".join(f"{name} {value:.4g}" for name, value in found.items()) or "no metric"
-        finite = bool(found) and all(map(math.isfinite, found.values()))
+        if not found:
+            yield Finding(WARN, "evaluation", "no metric: versions are not measured")
+            return
+        text = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+        finite = all(map(math.isfinite, found.values()))
         yield Finding(OK if finite else FAIL, "evaluation", text)
         if finite and UNNAMED.among(found).metric == AUTO:
             yield Finding(

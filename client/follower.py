@@ -127,7 +127,8 @@ class Follower:
             model = self._next(seen)
             if model.modified:
                 seen = model.version
-                yield self._measured(model)
+                if (measured := self._measured(model)).metrics:
+                    yield measured
             over = model.final and seen == model.version
             if over:
                 self._on_end()
@@ -189,7 +190,7 @@ class Follower:
         metrics = self._local.evaluate(self._local.decode(model), self._examples, stage)
         if lack := self._goal.lacking(metrics):
             raise AppError(lack)
-        if self._sink is not None:
+        if self._sink is not None and metrics:
             try:
                 self._sink.report_metrics(model.version, finite(metrics))
             except AnabranchError as error:

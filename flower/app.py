@@ -10,8 +10,10 @@ there again in the device's next task, also after a restart.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -46,6 +48,8 @@ from anabranch.workloads.trainer import ENDLESS_STEPS
 if TYPE_CHECKING:
     from anabranch.flower.rehearsal import Rehearsed
 
+log = logging.getLogger(__name__)
+
 LIKE = {ACCURACY: "acc", LOSS: "loss"}  # what the names of such metrics have in them
 
 
@@ -77,7 +81,7 @@ class FlowerApp(App):
     Raises `AppError` for a folder without a Flower app, an app that cannot be loaded, and without flwr.
     """
 
-    any_model = True
+    any_model, measures = True, False
 
     def __init__(self, folder: str | Path, data_path: str = "") -> None:
         super().__init__(data_path)
@@ -142,24 +146,24 @@ class FlowerApp(App):
         """The ClientApp's metrics, the mean over partitions weighted by their examples; no state is kept.
 
         Or the ServerApp's own, if `[flower]` says so. `accuracy` and `loss` are those that it names, or whose
-        names sound like it.
+        names sound like it. Where there is no number, as Flower wants none, the version is not measured.
         """
         if self._table.central:
             found = self._judge()(self.version, model)
-        else:
+        elif evaluates(self._client):
             found = self._by_partitions(model, _partition(examples, self.name).count)
+        else:
+            found = {}
         chosen = {ACCURACY: self._table.accuracy, LOSS: self._table.loss}
-        return {**found, **named(found, chosen, self.name, self._goal)}
+        metrics = {**found, **named(found, chosen, self.name, self._goal)}
+        if not metrics:
+            _tell_unmeasured(self.name)
+        return metrics
 
     def _judge(self) -> Judge:
         return judge_of(self._heard(self._seed).played, self.name)
 
     def _by_partitions(self, model: dict[str, Array], count: int) -> dict[str, float]:
-        if not evaluates(self._client):
-            raise AppError(
-                f"{self.name}: nothing judges a version: the ClientApp has no function under "
-                "@app.evaluate(), and the ServerApp's strategy, if any, no evaluate_fn: give it one of them"
-            )
         said, replies = self._said(EVALUATE), []
         for index in _spread(count, self._table.evaluate_partitions):
             context = new_context(index, count, *self._configs())
@@ -206,6 +210,16 @@ class FlowerApp(App):
             model[name] = array
 
 
+@lru_cache
+def _tell_unmeasured(name: str) -> None:
+    """Once in a process, whichever version it is."""
+    log.warning(
+        "%s: a version is not measured where neither the ClientApp's function under @app.evaluate() nor the "
+        "evaluate_fn of the ServerApp's strategy has given a metric that is one number",
+        name,
+    )
+
+
 def mean_metrics(replies: Iterable[Reply]) -> dict[str, float]:
     """The mean of each metric over the replies that have it, weighted by their examples."""
     sums: dict[str, float] = {}
@@ -222,8 +236,8 @@ def named(
 ) -> dict[str, float]:
     """`accuracy` and `loss`, by the names in `chosen`, or else what sounds like it, as far as there are any.
 
-    Raises `AppError` where there is neither and the run is not judged by another metric, or none of a
-    name that was chosen or is the run's.
+    Raises `AppError` where there is neither among some and the run is not judged by another metric, or none
+    of a name that was chosen or is the run's.
     """
     found: dict[str, float] = {}
     for what, like in LIKE.items():
@@ -232,7 +246,7 @@ def named(
         )
         if name in metrics:
             found[what] = metrics[name]
-        elif name or (what == LOSS and not found and goal.metric in (AUTO, *LIKE)):
+        elif name or (metrics and what == LOSS and not found and goal.metric in (AUTO, *LIKE)):
             told = ", ".join(sorted(metrics)) or "none that is one number"
             raise AppError(
                 f"{who}: the ClientApp's evaluation has no metric {name or ACCURACY!r} (it has {told}): "

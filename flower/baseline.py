@@ -266,6 +266,8 @@ class CountingGrid(Grid):
             if not self._is_unnamed:  # what an app calls its metrics is no reason to end it
                 log.warning("metrics are written down as they are: %s", error)
             self._is_unnamed = True
+        if not metrics:
+            return
         self._recorder.evaluated(self._last_s, self._round, metrics)
         self.best.offer(self._round, metrics, lambda: model)
 

@@ -123,6 +123,9 @@ class GridEvaluation:
         except AppError as error:
             log.warning("version %d: %s", asked.version, error)
             return
+        if not metrics:
+            log.warning("version %d is not measured: there is no metric that is one number", asked.version)
+            return
         self._measured(asked, metrics)
 
     def _measured(self, asked: _UnderWay, metrics: dict[str, float]) -> None:

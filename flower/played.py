@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from flwr.server.strategy import Strategy as LegacyStrategy
     from flwr.serverapp.strategy import Result
 
-Judge = Callable[[int, Arrays], dict[str, float]]  # metrics of a version, which is a round, and its arrays
+# The metrics of a version, which is a round, and its arrays; none where it is none that is judged.
+Judge = Callable[[int, Arrays], dict[str, float]]
 
 EVALUATE_FN = "the ServerApp's evaluate_fn"
 
@@ -150,9 +151,7 @@ def judge_of(played: Played, who: str) -> Judge:
 def _by_function(evaluate_fn: Callable[[int, Any], Any], version: int, arrays: Arrays) -> dict[str, float]:
     with own_part(EVALUATE_FN, seed_of(0, "flower", "central")):
         found = evaluate_fn(version, array_record(arrays))
-    if found is None:
-        raise AppError(_nothing(version))
-    return numbers_of(found)
+    return {} if found is None else numbers_of(found)
 
 
 def _by_legacy_strategy(strategy: LegacyStrategy, version: int, arrays: Arrays) -> dict[str, float]:
@@ -161,13 +160,6 @@ def _by_legacy_strategy(strategy: LegacyStrategy, version: int, arrays: Arrays) 
     with own_part(EVALUATE_FN, seed_of(0, "flower", "central")):
         found = strategy.evaluate(version, ndarrays_to_parameters(list(arrays.values())))
     if found is None:
-        raise AppError(_nothing(version))
+        return {}
     loss, metrics = found
     return {"loss": float(loss), **numbers_of(metrics)}
-
-
-def _nothing(version: int) -> str:
-    return (
-        f"{EVALUATE_FN} returned nothing for version {version}: it judges whatever "
-        "run.evaluate_every_versions asks for, and the last version"
-    )

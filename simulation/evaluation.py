@@ -114,7 +114,7 @@ class Evaluator:
         self._in_hand = None
         metrics = pending.result()
         if not metrics:
-            raise AppError("evaluate returned nothing: return a dict of metrics, such as accuracy and loss")
+            return  # the App may have none, of this version or of any, and has said so
         if lack := self._goal.lacking(metrics):
             raise AppError(lack)
         if self.newest is None and (said := self._goal.idle(metrics)):

@@ -175,6 +175,7 @@ class App:
     runtime: Any = None
     options: Mapping[str, Any] = MappingProxyType({})
     any_model: bool = False
+    measures: bool = True  # whether `evaluate` always has a metric: what an App stands for may have none
     version: int = 0
     kept: bytes = b""
     loss: Any = None

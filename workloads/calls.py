@@ -84,7 +84,10 @@ def evaluate(app: App, model: Model, examples: Examples) -> dict[str, float]:
     """`app.evaluate(...)` as numbers. Raises `AppError` where it returns something else, or nothing."""
     with own_code(app, "evaluate"), drawing(examples, 0):
         found: Any = app.evaluate(model, given(examples))
-    return metrics_of(found, f"{app.name}.evaluate", MEASURED_MAX)
+    metrics = metrics_of(found, f"{app.name}.evaluate", MEASURED_MAX)
+    if not metrics and app.measures:
+        raise AppError(f"{app.name}.evaluate returned no metric: return some, such as accuracy and loss")
+    return metrics
 
 
 def given(examples: Examples) -> Any:

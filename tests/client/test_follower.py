@@ -170,6 +170,22 @@ def test_a_loss_that_is_not_finite_is_not_reported() -> None:
     assert sink.rows == [(1, {"accuracy": 0.1})]
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_a_version_without_a_metric_is_passed_over_where_the_app_may_have_none(once: bool) -> None:
+    class Picky(Synthetic):
+        measures = False
+
+        def evaluate(self, model: Any, examples: Examples) -> dict[str, float]:
+            return {"accuracy": 0.1} if self.version == 1 else {}
+
+    publisher, sink = Publisher(2), Sink()
+    transport = Following(publisher)
+    follower = Follower(Picky(), transport, Shard("test"), sink=sink, bell=publisher.time.bell, once=once)
+    found = [] if once else [(1, {"accuracy": 0.1})]
+    assert [(m.version, m.metrics) for m in follower] == found
+    assert sink.rows == found
+
+
 # --- the trainer ---------------------------------------------------------------------------------
 
 

@@ -108,21 +108,48 @@ def test_a_run_may_choose_the_server_apps_judgement(tmp_path: Path) -> None:
     assert set(first.metrics) == {"central_loss", "round"}  # a list is no metric
 
 
-def test_where_nobody_judges_it_is_said(tmp_path: Path) -> None:
-    silent = CENTRAL.replace(", evaluate_fn=judged", "")
-    with pytest.raises(AppError, match=r"nothing judges a version: the ClientApp has no .* no evaluate_fn"):
-        simulate(configured(write_app(tmp_path, TRAINS_ONLY, silent)))
+SILENT = CENTRAL.replace(", evaluate_fn=judged", "")
+NO_NUMBER = CENTRAL.replace(
+    '{"central_loss": mean, "round": round, "all": [1.0, 2.0]}', '{"all": [mean, 2.0]}'
+)
+LISTED = COUNTING.replace('"eval_acc": 0.1 * part, "eval_loss": mean}', '"all": [0.1, mean]}').replace(
+    'metrics |= {"tasks": len(context.state), "round"', 'said = {"round"'
+)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "share"),
+    [(TRAINS_ONLY, SILENT, 1.0), (LISTED, SILENT, 1.0), (TRAINS_ONLY, NO_NUMBER, 0.0)],
+    ids=["nobody", "a list", "the ServerApp, a list"],
+)
+def test_a_run_that_nothing_measures_goes_on(
+    client: str, server: str, share: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in Flower, whose own first example has no metric that is one number. It is said once."""
+    found = simulate(configured(write_app(tmp_path, client, server), run_config={"fraction-evaluate": share}))
+    assert (found.status, found.updates_applied, found.history) == ("finished", 8, ())
+    assert [r.message.count("a version is not measured where") for r in caplog.records].count(1) == 1
+
+
+def test_a_metric_that_a_run_is_judged_by_and_nobody_has_is_an_error(tmp_path: Path) -> None:
+    folder = write_app(tmp_path, TRAINS_ONLY, SILENT)
+    config = configured(folder)
+    with pytest.raises(
+        AppError, match=r"^app-\d+: run\.metric is 'mae', and evaluate returns no such metric"
+    ):
+        simulate(merge([("app", config.to_json()), ("goal", {"run": {"metric": "mae", "mode": "min"}})]))
     with pytest.raises(
         AppError, match=r"^flower\.central: the ServerApp of .* gives its strategy no evaluate"
     ):
-        simulate(configured(write_app(tmp_path, COUNTING, silent), central=True))
+        simulate(configured(write_app(tmp_path, COUNTING, SILENT), central=True))
 
 
-def test_a_judge_that_skips_a_version_is_named(tmp_path: Path) -> None:
-    picky = CENTRAL.replace("round < 0", "round == 2")
-    folder = write_app(tmp_path, TRAINS_ONLY, picky)
-    with pytest.raises(AppError, match="evaluate_fn returned nothing for version 2: it judges whatever run"):
-        simulate(configured(folder, central=True))
+@pytest.mark.parametrize("legacy", [False, True], ids=["messages", "NumPyClient"])
+def test_a_judge_may_skip_a_version(legacy: bool, tmp_path: Path) -> None:
+    picky = LEGACY_CENTRAL.replace("lambda r, a, c: ", "lambda r, a, c: None if r == 1 else ")
+    app = (NUMPY_CLIENT, picky) if legacy else (TRAINS_ONLY, CENTRAL.replace("round < 0", "round == 1"))
+    found = simulate(configured(write_app(tmp_path, *app), central=True))
+    assert [point.version for point in found.history] == [0, 2]
 
 
 # --- on a Grid -----------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ def test_what_is_not_finite_is_a_measurement_too() -> None:
     ("found", "words"),
     [
         (None, "Told.evaluate returned nothing: return a dict of metrics, each one number"),
+        ({}, "Told.evaluate returned no metric: return some"),
         (0.3, "Told.evaluate returned a float: return a dict"),
         ({"mse": [0.1, 0.2]}, "Told.evaluate: metric 'mse' is a list: return one number"),
         ({"mse": np.ones(3)}, r"metric 'mse' is a ndarray of shape \(3,\): return one"),
