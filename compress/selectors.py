@@ -31,6 +31,7 @@ from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.params import Indices, Vector
 from anabranch.core.rng import SEED_MASK, random_words
+from anabranch.core.shares import ceil_of
 
 Flags = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.integer[Any]]
@@ -73,7 +74,7 @@ def fraction(text: str, stage: str) -> float:
 
 def kept_count(rho: float, n: int) -> int:
     """ceil(rho n), at least 1."""
-    return min(n, max(1, math.ceil(rho * n - 1e-9)))
+    return min(n, max(1, ceil_of(rho, n)))
 
 
 def largest(dense: Dense, k: int) -> Sparse:

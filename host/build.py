@@ -46,6 +46,7 @@ said = Said()
 
 # Tables of a run whose devices get the model whole and as it is.
 WHOLE = {"downlink": {"codec": RAW}, "submodel": {"name": "none"}}
+SERVERS_OWN = ("trackers", "rules")  # keys of [run] that no device goes by
 DEVICE_TABLES = ("run", "fleet", "client", "flower", "model")
 # An engine that goes on from a snapshot, or begins at version 0 (`Blueprint.engine` with its first argument).
 Begin = Callable[[Snapshot | None], Engine]
@@ -156,7 +157,7 @@ def device_tables(config: Config) -> dict[str, Any]:
     # Always, though a run's own record may leave it out: by it a device knows that the server has a stream.
     tables["client"] = {**tables["client"], "connection": config.client.connection}
     tables["fleet"] = {key: told_name(value) for key, value in tables["fleet"].items()}
-    tables["run"] = {key: value for key, value in tables["run"].items() if key != "trackers"}
+    tables["run"] = {key: value for key, value in tables["run"].items() if key not in SERVERS_OWN}
     told = told_to_devices(config.limits)
     more = {"limits": told} if told else {}
     if config.submodel.name == Progressive.name:  # a device has to know the stages

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from anabranch.core.engine.strategy import Context, State
+from anabranch.core.shares import floor_of
 from anabranch.strategies.buffer import WeighedBuffer, WeighedState
 from anabranch.strategies.optimisers import Optimiser, Sgd, outer_in_place
 from anabranch.strategies.parameters import AT_LEAST_ONE, LESS_THAN_ONE, NOT_NEGATIVE, POSITIVE
@@ -69,7 +70,7 @@ class Annealed(WeighedBuffer):
 
     def full(self, state: State, context: Context) -> bool:
         """With K updates."""
-        return bool(state.count >= max(self.buffer_size, int(self.growth * state.taken)))
+        return bool(state.count >= max(self.buffer_size, floor_of(self.growth, state.taken, context.rules)))
 
     def emptied(self, state: State, context: Context) -> State:
         """The state for the next buffer."""

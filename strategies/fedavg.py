@@ -33,7 +33,6 @@ AISTATS 2017, algorithm 1.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
@@ -47,6 +46,7 @@ from anabranch.core.model.params import Indices, Vector
 from anabranch.core.model.submodels import add_to_part
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
 from anabranch.core.rng import lowest
+from anabranch.core.shares import ceil_of
 from anabranch.strategies.buffer import Aggregate, BufferStrategy, averaged, counted, places_covered
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE
 from anabranch.strategies.robust.rows import StoredRow
@@ -103,10 +103,9 @@ class FedAvg(BufferStrategy):
         """M."""
         return self.clients_per_round
 
-    @property
-    def selected_per_draw(self) -> int:
+    def selected_per_draw(self, context: Context) -> int:
         """Devices asked in a round: ceil(over_selection * m)."""
-        return math.ceil(self.over_selection * self.clients_per_round)
+        return ceil_of(self.over_selection, self.clients_per_round, context.rules)
 
     def init(self, vector: Vector) -> FedAvgState:
         """Round 0."""
@@ -116,7 +115,7 @@ class FedAvg(BufferStrategy):
 
     def admit(self, state: FedAvgState, ask: Ask, context: Context) -> Refusal | None:
         """Members of the cohort, until all places are taken."""
-        places = self.selected_per_draw * (state.draws + 1)
+        places = self.selected_per_draw(context) * (state.draws + 1)
         round_ = context.version
         if state.cohort is not None and ask.client_id not in state.cohort:
             return Refusal(
@@ -231,5 +230,6 @@ class FedAvg(BufferStrategy):
     def _draw(self, context: Context, round_: int, draw: int, but: list[str]) -> list[str]:
         left_out = set(but)
         known = [c for c in context.clients if c not in left_out] if but else list(context.clients)
-        drawn = lowest(context.seed, "cohort", round_, draw, of=known, count=self.selected_per_draw)
+        count = self.selected_per_draw(context)
+        drawn = lowest(context.seed, "cohort", round_, draw, of=known, count=count)
         return sorted(drawn)

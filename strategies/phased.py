@@ -25,7 +25,6 @@ accuracy in its authors' own data.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cached_property, lru_cache
@@ -47,6 +46,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update, Verdict
+from anabranch.core.shares import ceil_of
 from anabranch.strategies.phases import PhaseTable, check_phases
 from anabranch.strategies.robust.rule import Rule
 
@@ -309,7 +309,7 @@ class Phased:
 
     def may_publish(self, state: State, context: Context) -> bool:
         """As in this phase, and where the next update is its last: what it holds is applied then."""
-        last = self._is_over(replace(state, updates=state.updates + 1), context.version)
+        last = self._is_over(replace(state, updates=state.updates + 1), context.version, context.rules)
         return last or may_publish(self.part(state), self.inner(state), self._seen(state, context))
 
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
@@ -320,16 +320,16 @@ class Phased:
 
     # --- the switch --------------------------------------------------------------------------
 
-    def _is_over(self, state: State, version: int) -> bool:
+    def _is_over(self, state: State, version: int, rules: int) -> bool:
         phase = self.tables[state.phase].phase
         if phase.until_versions:
             return bool(version >= phase.until_versions)
-        wanted = phase.until_updates * self.updates_max if phase.until_updates < 1 else phase.until_updates
-        return bool(phase.until_updates and state.updates >= math.ceil(wanted))
+        wanted = ceil_of(phase.until_updates, self.updates_max if phase.until_updates < 1 else 1, rules)
+        return bool(phase.until_updates and state.updates >= wanted)
 
     def _after(self, state: State, step: Step, vector: Vector, context: Context) -> Step:
         """The step, and the next phase where it was the last of this one."""
-        if not self._is_over(state, context.version + (step.vector is not None)):
+        if not self._is_over(state, context.version + (step.vector is not None), context.rules):
             return replace(step, state=self._remembers(state, step.state))
         if step.vector is None:
             step = self._flushed(state, step, vector, context)

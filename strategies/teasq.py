@@ -52,7 +52,6 @@ update for each version; at least 4 devices at a time; the flush; the lease.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -61,6 +60,7 @@ from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.strategy import Context, Plan, Refusal
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.updates import Ask, LocalPlan
+from anabranch.core.shares import ceil_of
 from anabranch.strategies.cache import CacheState, CacheStrategy
 from anabranch.strategies.compression_schedule import BITS, DIRECTIONS, Schedule, Strength
 from anabranch.strategies.parameters import (
@@ -140,7 +140,7 @@ class Teasq(CacheStrategy):
     def admit(self, state: CacheState, ask: Ask, context: Context) -> Refusal | None:
         """As long as fewer devices than may be are in training."""
         least = 1 if self.mode == "paper" else FEW
-        cap = self.cap or max(least, math.ceil(self.concurrency_fraction * len(context.clients)))
+        cap = self.cap or max(least, ceil_of(self.concurrency_fraction, len(context.clients), context.rules))
         return at_capacity(context, cap)
 
     def plan(self, state: CacheState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
@@ -161,7 +161,7 @@ class Teasq(CacheStrategy):
 
     def size(self, context: Context) -> int:
         """K."""
-        return self.cache_size or max(1, math.ceil(self.cache_fraction * len(context.clients)))
+        return self.cache_size or max(1, ceil_of(self.cache_fraction, len(context.clients), context.rules))
 
     def pull(self, tau_mean: float) -> float:
         """alpha_t, or eta S(tau_mean)."""

@@ -38,6 +38,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.strategy import Context, Plan, Refusal
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
+from anabranch.core.shares import ceil_of
 from anabranch.strategies.buffer import BufferState, BufferStrategy
 from anabranch.strategies.optimisers import Optimiser, Sgd, outer_in_place
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_FRACTION
@@ -127,8 +128,8 @@ class Waves(BufferStrategy):
 
     def full(self, state: WavesState, context: Context) -> bool:
         """With n >= q P, or K updates."""
-        expected = state.expected or _taking_part(state)
-        return bool(len(state.answered) >= self.share * expected or state.count >= self.buffer_size)
+        wanted = ceil_of(self.share, state.expected or _taking_part(state), context.rules)
+        return bool(len(state.answered) >= wanted or state.count >= self.buffer_size)
 
     def lacking(self, state: WavesState, context: Context) -> int:
         """The next update may be enough, as who trains may be lost before it comes."""

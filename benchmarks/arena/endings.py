@@ -123,7 +123,7 @@ class Closing(Phased):
     def __post_init__(self) -> None:
         """The phases have no ends of their own."""
 
-    def _is_over(self, state: State, _: int) -> bool:
+    def _is_over(self, state: State, *_: int) -> bool:
         return bool(state.phase == 0)
 
     def _after(self, state: State, step: Step, vector: Vector, context: Context) -> Step:

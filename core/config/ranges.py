@@ -16,6 +16,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.updates import NO_WIDTH, is_width
 from anabranch.core.retention import Keep
+from anabranch.core.rules import NEWEST
 
 Tables = Mapping[str, Any]  # by name, as the fields of `Config`
 
@@ -147,6 +148,11 @@ def check_ranges(tables: Tables) -> None:
         if _at(tables, path) > COUNT_MAX:
             raise ConfigError(f"{path} must be at most {COUNT_MAX}, not {_at(tables, path)!r}")
     _check_no_negatives(tables)
+    if tables["run"].rules > NEWEST:
+        raise ConfigError(
+            f"run.rules must be at most {NEWEST}, not {tables['run'].rules}: a newer release has others, "
+            "which this one does not know; leave it out of a new run's settings"
+        )
     Goal.of(tables["run"])
     check_limits(tables["limits"])
     _check_fleet(tables["fleet"], tables["run"])

@@ -55,6 +55,7 @@ from anabranch.core.plain import (
     real,
     written,
 )
+from anabranch.core.rules import NEWEST
 from anabranch.core.spelling import did_you_mean
 
 T = TypeVar("T")
@@ -75,7 +76,8 @@ class RunTable:
     version 0 is `sent` to devices, or `built` by each of them from the App and the seed (`host/first.py`).
     `frozen`: what is frozen of the model is `served` to devices that have not got it, or `local`: every
     device builds it, or is refused. `payload_digest`: what devices that can are to name their updates by
-    (`core/content.py`); the others go on with SHA-256. `none`: simulated updates have no names.
+    (`core/content.py`); the others go on with SHA-256. `none`: simulated updates have no names. `rules`: by
+    which the server computes, of older releases or of this one (`core/rules.py`).
     """
 
     name: str = "run"
@@ -99,6 +101,7 @@ class RunTable:
     initial: str = field(default="sent", metadata=LATER_KEY)
     frozen: str = field(default=SERVED, metadata=LATER_KEY)
     payload_digest: str = field(default=SHA256, metadata=LATER_KEY)
+    rules: int = NEWEST
 
 
 @dataclass(frozen=True)
@@ -449,7 +452,11 @@ LATER = ("model", "limits", "privacy", "secagg")
 # Settings by which runs of releases that did not know them were as these values make them.
 BEFORE = {"run": {"rejections_max": 0}}
 # And those that are not written either: journals of such runs stay what they were.
-UNSAID = {"server": {"lapsed": LOT, "windows": MINUTE}, "submodel": {"step_time": PROPORTIONAL}}
+UNSAID: dict[str, dict[str, Any]] = {
+    "run": {"rules": 0},
+    "server": {"lapsed": LOT, "windows": MINUTE},
+    "submodel": {"step_time": PROPORTIONAL},
+}
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:

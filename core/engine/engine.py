@@ -229,7 +229,8 @@ class Engine:
         turn = client.accepted + client.rejected + open_tasks
         slowness, step_time = self.ledger.slowness(ask.client_id), self.ledger.step_time(ask.client_id)
         width_max = client.capability.width_max
-        applicant = Applicant(slowness, self.version, seed, ask.client_id, turn, step_time, width_max)
+        rules = self.settings.rules
+        applicant = Applicant(slowness, self.version, seed, ask.client_id, turn, step_time, width_max, rules)
         found = planned(self.planner, self.planner_state, self.vector, applicant, self.spec)
         self.planner_state, submodel = found
         return submodel
@@ -604,6 +605,7 @@ class Engine:
             part_changes=self.part_changes,
             uplink_for=self._uplink_for,
             shelf=self.shelf,
+            rules=self.settings.rules,
         )
 
     def _uplink_for(self, client_id: str, wanted: str) -> str:

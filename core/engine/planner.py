@@ -20,6 +20,7 @@ from anabranch.core.model.params import Indices, ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, is_borne, unit_map
 from anabranch.core.model.units import units_at_most
 from anabranch.core.rng import stream
+from anabranch.core.rules import NEWEST
 
 PlannerState = Any
 
@@ -31,7 +32,8 @@ class Applicant:
     `slowness`: its place among the devices whose step time is known, 0 the fastest, 1 the slowest; None
     until its own is known. `seed` is of this task alone. `turn`: how many tasks it has answered or has open.
     `step_time`: how long its steps take by the part that it trains, for planners that ask; None until known.
-    `width_max`: the share of each group's units that its memory bears, 1 for the whole model.
+    `width_max`: the share of each group's units that its memory bears, 1 for the whole model. `rules`: the
+    run's (`core/rules.py`).
     """
 
     slowness: float | None
@@ -41,6 +43,7 @@ class Applicant:
     turn: int = 0
     step_time: StepTime | None = None
     width_max: float = 1.0
+    rules: int = NEWEST
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ REPORTED = "only the run's report reads it, which has what the run was started w
 FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "run.name": "its data and its devices know it by that",
     "run.seed": "every draw of the run comes of it",
+    "run.rules": "the versions so far were made by them",
     "run.workload": "it is what is learned",
     "run.data_path": JOINING,
     "run.target_accuracy": REPORTED,
@@ -73,11 +74,11 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "client": JOINING,
 }
 # Rules with another default than in older releases: a run has the one that it was started with.
-RULES = ("submodel.step_time",)
+RULES = ("run.rules", "submodel.step_time")
 # What a restart compares with the run's start, as the history is a function of it.
 KEPT = (
-    *("run.seed", "run.metric", "run.mode", "strategy", "submodel", "model.buffers", "robust", "privacy"),
-    *("secagg", "uplink.codec", "downlink.codec", "limits.receipts_max"),
+    *("run.seed", "run.rules", "run.metric", "run.mode", "strategy", "submodel", "model.buffers"),
+    *("robust", "privacy", "secagg", "uplink.codec", "downlink.codec", "limits.receipts_max"),
 )
 
 

@@ -8,6 +8,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.updates import LocalPlan
+from anabranch.core.rules import NEWEST
 from anabranch.core.secagg.ring import chain_of
 
 
@@ -21,7 +22,7 @@ class EngineSettings:
     `clipping.py` and `guard.py`; `auto` leaves the clip to the strategy. `buffers`: see `buffers.py`.
     `participations_max`: updates of one client in the whole run, which is private then; it ends when its
     `fleet` is there and can give no more. `cohorts_waiting_max`: of masked sums, while as many wait for their
-    keepers nobody gets a task.
+    keepers nobody gets a task. `rules`: see `core/rules.py`.
     """
 
     seed: int = 0
@@ -52,6 +53,7 @@ class EngineSettings:
     participations_max: int = 0
     fleet: int = 0
     cohorts_waiting_max: int = 0
+    rules: int = NEWEST
 
     def lease_of(self, task_s_ewma: float | None) -> float:
         """Seconds of the lease of a client with this mean task time, None where that is not known."""
@@ -102,6 +104,7 @@ class EngineSettings:
             rejections_max=run.rejections_max,
             buffers=config.model.buffers,
             upload_now_versions=server.upload_now_versions,
+            rules=run.rules,
         )
         made = made.privately(config) if config.privacy.on else made
         return made.masked(config) if config.secagg.on else made

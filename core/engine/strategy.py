@@ -27,6 +27,7 @@ from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import Delta, ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Update, Verdict
+from anabranch.core.rules import NEWEST
 
 State = Any
 LongPartOf = Callable[[Update], Any]
@@ -64,7 +65,8 @@ class Context:
     1 the slowest; None of others. `sums`: of a private run, whose strategy adds up by nothing else.
     `beforehand`: what came of `long_part`, where that was made before the step. `uplink_for`: by which chain
     the update of a client travels where a plan wants this one: another where `[uplink] codec` says so or the
-    device lacks a stage. `shelf`: for what a state refers to and does not hold.
+    device lacks a stage. `shelf`: for what a state refers to and does not hold. `rules`: the run's
+    (`core/rules.py`).
     """
 
     now: float
@@ -81,6 +83,7 @@ class Context:
     beforehand: Any = None
     uplink_for: Callable[[str, str], str] = lambda _, wanted: wanted
     shelf: Shelf | None = None
+    rules: int = NEWEST
 
     def staleness_of(self, submodel: Submodel | None, base_version: int) -> int:
         """By how much an update is late by now: of some tensors only by versions that changed them."""

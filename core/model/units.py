@@ -12,7 +12,6 @@ behind a flattened picture (inner = height * width) are all members.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from anabranch.core.errors import ConfigError
+from anabranch.core.shares import floor_of
 
 UNITS_MAX, MEMBERS_MAX, GROUPS_MAX = 1 << 20, 1 << 10, 1 << 12
 
@@ -107,7 +107,7 @@ def units_at_most(size: int, width_max: float) -> int:
 
     A group of a single unit cannot be less than it is: it is whole in every part.
     """
-    return size if size == 1 else math.floor(size * width_max + 1e-9)
+    return size if size == 1 else floor_of(width_max, size)
 
 
 def places(member: Member, size: int, kept: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:

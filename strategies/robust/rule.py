@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -11,6 +10,7 @@ import numpy as np
 
 from anabranch.core.engine.answers import checked_vector
 from anabranch.core.model.params import Vector
+from anabranch.core.shares import floor_of
 from anabranch.strategies.robust.rows import Floats, Row, Rows
 
 
@@ -56,4 +56,4 @@ def combine(rule: Rule, rows: Sequence[Row], vector: Vector, memory: Vector) -> 
 
 def hostile(attackers: float, rows: int) -> int:
     """F of n rows, for an assumed fraction: floor(attackers n), but for rounding."""
-    return math.floor(attackers * rows + 1e-9)
+    return floor_of(attackers, rows)

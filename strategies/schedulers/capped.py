@@ -10,12 +10,12 @@ time is in its abstract, ceil(C N) is recalled; that `least` devices may is ours
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from anabranch.core.engine.strategy import Context, Refusal, State
 from anabranch.core.model.updates import Ask, Reason
+from anabranch.core.shares import ceil_of
 from anabranch.strategies.parameters import AT_LEAST_ONE, POSITIVE_FRACTION, check_parameters
 from anabranch.strategies.schedulers.scheduler import OpenScheduler
 
@@ -44,4 +44,5 @@ class Capped(OpenScheduler):
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """As long as fewer devices than may be are in training."""
-        return at_capacity(context, max(self.least, math.ceil(self.fraction * len(context.clients))))
+        cap = ceil_of(self.fraction, len(context.clients), context.rules)
+        return at_capacity(context, max(self.least, cap))

@@ -58,10 +58,11 @@ class RandomUnits(GroupPlanner):
 
     def kept(self, state: Any, vector: Vector, applicant: Applicant) -> list[Units]:
         """All but d units of each group, drawn from the task's seed."""
-        return [
-            stream(applicant.seed, "units", g).permutation(group.size)[dropped_count(group.size, self.drop) :]
-            for g, group in enumerate(self.spec.groups)
-        ]
+        found = []
+        for g, group in enumerate(self.spec.groups):
+            d = dropped_count(group.size, self.drop, applicant.rules)
+            found.append(stream(applicant.seed, "units", g).permutation(group.size)[d:])
+        return found
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class HeteroWindows(GroupPlanner):
         found = []
         for descending in self._descending(state, vector, applicant.version):
             n = descending.size
-            d = max(dropped_count(n, self.drop), n - units_at_most(n, applicant.width_max))
+            d = max(dropped_count(n, self.drop, applicant.rules), n - units_at_most(n, applicant.width_max))
             start = round(q * (n - d))
             found.append(np.delete(descending, slice(start, start + d)))
         return found

@@ -28,6 +28,7 @@ from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
 from anabranch.core.parts import answer_text
+from anabranch.core.shares import floor_of
 
 Units = npt.NDArray[np.int64]
 UNITS_SAID = 8
@@ -147,9 +148,9 @@ class GroupPlanner:
         return np.sort(candidates[order[: chosen.size]])
 
 
-def dropped_count(n: int, drop: float) -> int:
+def dropped_count(n: int, drop: float, rules: int) -> int:
     """floor(drop n), so that at least one unit is kept."""
-    return min(n - 1, int(n * drop))
+    return min(n - 1, floor_of(drop, n, rules))
 
 
 def of_smallest_group(spec: ParamSpec) -> Narrowest:

@@ -33,7 +33,6 @@ fastest devices get s_1, the next s_2, in equal shares, and those of unknown spe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -47,6 +46,7 @@ from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import unit_map
 from anabranch.core.model.units import units_at_most
 from anabranch.core.rng import stream
+from anabranch.core.shares import ceil_of
 from anabranch.strategies.submodels.planner import GroupPlanner, Units, of_smallest_group
 
 SLOWER = 1.25  # so many times as long as a fast device's steps are hardly longer
@@ -140,4 +140,4 @@ class FjORD(HeteroFL):
 
 
 def _count(size: int, width: float) -> int:
-    return max(1, math.ceil(size * width - 1e-9))
+    return max(1, ceil_of(width, size))

@@ -55,7 +55,7 @@ class App(Synthetic):
 )
 def test_runs_of_an_older_release_are_found_again(limits: dict[str, Any], name: str) -> None:
     """These are its names, though chunks and messages are larger by default, where its line is asked for."""
-    of_then = {"server": {"windows": "tasks"}, "limits": limits}
+    of_then = {"run": {"rules": 0}, "server": {"windows": "tasks"}, "limits": limits}
     assert _name(merge([("test", {"strategy": {"name": "fedasync"}, **of_then})])) == name
 
 

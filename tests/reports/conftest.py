@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.core.config.goal import Goal
 from anabranch.core.model.updates import Decision, Reason, Verdict
+from anabranch.core.rules import NEWEST
 from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import Kind, Result
 
@@ -32,7 +33,7 @@ def record_run(
     rng = random.Random(seed)
     # What an older record does not say, and a page then does.
     of_today = {"server": {"lapsed": "turns", "windows": "places"}, "submodel": {"step_time": "linear"}}
-    settings = {"run": {"seed": seed}, **of_today} if config is None else config
+    settings = {"run": {"seed": seed, "rules": NEWEST}, **of_today} if config is None else config
     recorder = Recorder(strategy, "synthetic", seed, Goal(target=target or None), settings, kind)
     now, version, applied = 0.0, 0, 0
     for i in range(updates):

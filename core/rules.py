@@ -1,0 +1,15 @@
+"""The numbers of `run.rules`: what the server of a run computes otherwise than that of an older release.
+
+A log must lead to what it led to, so a run keeps the number that it was begun with. `NEWEST` is that of new
+ones; whoever reads it asks for at least the first number that does so.
+
+| from | what is computed                                                                                   |
+|------|----------------------------------------------------------------------------------------------------|
+| 0    | runs that say nothing of it, which older releases began                                            |
+| 1    | a fraction of a count is what its decimals say (`core/shares.py`), of rounds, caches, caps, waves, |
+|      | phases and the units that are left out                                                             |
+"""
+
+from __future__ import annotations
+
+NEWEST = 1
