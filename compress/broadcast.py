@@ -12,6 +12,7 @@ from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO, RAW, StageText, parse_chain
 from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.rules import NEWEST
 
 LOG = "log"
 FAR = 1 << 30  # a version that no schedule changes after
@@ -27,10 +28,12 @@ def is_exact(codec_at: Callable[[int], str]) -> bool:
     return codec_at(0) == codec_at(FAR) == RAW
 
 
-def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str, every: int = 1) -> Broadcast | None:
+def make_broadcast(
+    spec: ParamSpec, strategy: Strategy, codec: str, every: int = 1, rules: int = NEWEST
+) -> Broadcast | None:
     """What `[downlink]` means for a model; None: versions travel as they are. `every`-th are published.
 
-    Raises `ConfigError` or `UnknownCodec`.
+    `rules`: the run's (`core/rules.py`). Raises `ConfigError` or `UnknownCodec`.
     """
     codec_at = downlink_at(strategy, codec)
     first, last = codec_at(0), codec_at(FAR)
@@ -41,7 +44,7 @@ def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str, every: int =
     stages = parse_chain(first)
     if stages[0].name == LOG:
         step, versions_max, places = _log_arguments(stages)
-        return DeltaLog(spec, step, versions_max, strategy.needs_base, every, places)
+        return DeltaLog(spec, step, versions_max, strategy.needs_base, every, places, rules)
     if every > 1:
         raise ConfigError(
             f"downlink.publish_every_versions = {every} is for the delta log, and the downlink is {first!r}: "

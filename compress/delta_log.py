@@ -9,7 +9,7 @@
 | f      | floor         | no e is below it: all p are whole multiples of 2^f                 |
 
     d = w - p                       what devices lack, the rounding of all earlier messages included
-    2^e ~ step * rms(d)             for each group of the layout, e >= f
+    2^e ~ step * rms(d)             for each group of the layout, e >= f; half of that where all q were 0
     q = sign(d) floor(|d| / 2^e + 0.4)
     p <- p + q 2^e
 
@@ -52,6 +52,7 @@ from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.arrays import inner
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import TensorSet, UnitMap
+from anabranch.core.rules import NEWEST
 
 Entry = npt.NDArray[np.uint8]
 
@@ -89,7 +90,8 @@ class DeltaLog:
     `step` is the unit in root mean squares of what devices lack; `versions_max` bounds the messages of the
     log; `keeps_replicas`: the strategy mixes models, so no base of a live task may get lost. Of the server's
     versions each `every`-th is published. `places` are those of a lineage's first version, below its largest
-    magnitude: with fewer a snapshot is shorter, and more is left to the messages. Raises `ConfigError`.
+    magnitude: with fewer a snapshot is shorter, and more is left to the messages. `rules`: the run's
+    (`core/rules.py`). Raises `ConfigError`.
     """
 
     state_type: ClassVar[type[Any]] = DeltaLogState
@@ -102,6 +104,7 @@ class DeltaLog:
         keeps_replicas: bool = False,
         every: int = 1,
         places: int = FIRST_PLACES,
+        rules: int = NEWEST,
     ) -> None:
         if not 0 < step <= 2:
             raise ConfigError(f"downlink.codec log({step:g}): the step must be in (0, 2]")
@@ -113,7 +116,7 @@ class DeltaLog:
                 f"{PLACES.stop - 1}, not {places}"
             )
         self.spec, self.step, self.versions_max, self.places = spec, step, versions_max, places
-        self.keeps_replicas, self.every = keeps_replicas, every
+        self.keeps_replicas, self.every, self.rules = keeps_replicas, every, rules
         self.layout = Layout.of(spec)
         self._recent = Recent[tuple[Entry, Vector]](RECENT_BYTES_MAX)
 
@@ -228,7 +231,11 @@ class DeltaLog:
             rms = math.sqrt(inner(d, d) / d.size)
             finer = 0 if group.name == MAIN else FINER
             e = floor if rms == 0 else max(floor, round(math.log2(self.step * rms)) - finer)
-            grids.append(_rounded(d, e))
+            grid = _rounded(d, e)
+            if self.rules and e > floor and not grid.levels.any():
+                # The largest is the root mean square at least, so that of half the unit it has a level.
+                grid = _rounded(d, e - 1)
+            grids.append(grid)
         return Message(grids, _flips(w, state.replica, self.layout))
 
     def _fits(self, replica: Vector, floor: Sequence[int]) -> bool:

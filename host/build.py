@@ -141,8 +141,9 @@ class Blueprint:
 
         Raises `ConfigError` or `UnknownCodec` where downlink or sub-models do not fit strategy and model.
         """
-        downlink = self.config.downlink
-        broadcast = make_broadcast(self.spec, self.strategy, downlink.codec, downlink.publish_every_versions)
+        downlink, rules = self.config.downlink, self.config.run.rules
+        every = downlink.publish_every_versions
+        broadcast = make_broadcast(self.spec, self.strategy, downlink.codec, every, rules)
         if downlink.parts == OWN and isinstance(broadcast, DirectDownlink):
             raise ConfigError(
                 "downlink.parts = 'own' is for the delta log: a chain encodes versions whole. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from anabranch.core.journal import from_record, to_record
 from anabranch.core.kernels import plain
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import Reason, Verdict
+from anabranch.core.rules import NEWEST
 from anabranch.core.snapshot import Snapshot, restore, state_digest, take_snapshot
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "delta_log.json"
@@ -252,6 +254,33 @@ def test_a_model_at_rest_is_reached_to_the_floor() -> None:
     for group, floor in zip(LAYOUT.groups, state.floor, strict=True):
         assert float(np.abs(group.gather(START - state.replica)).max()) <= 0.61 * 2.0**floor
     assert floor <= -20
+
+
+@pytest.mark.parametrize("step", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3])
+def test_differences_that_are_alike_are_sent_whatever_the_step(step: float, spread: float) -> None:
+    """Though none is over 0.6 units of two root mean squares: each publish brings p nearer, to the grid."""
+    spec, rng = ParamSpec.of({"w": np.zeros((16, 16), np.float32)}), np.random.default_rng(2)
+    log = DeltaLog(spec, step=step)
+    for size in np.exp2(np.linspace(0, 1, 40, endpoint=False)):
+        w = size * (1 + spread * rng.random(256)) * rng.choice([-1, 1], 256)
+        w = w.astype(np.float32)
+        states = [log.init(np.zeros(256, np.float32))]
+        for version in range(1, 30):
+            states.append(log.publish(states[-1], version, w, ()))
+        lags = [float(np.linalg.norm(w - state.replica)) for state in states]
+        grid = 0.6 * 2.0 ** states[-1].floor[0] * 16
+        assert all(after < before or before <= grid for before, after in pairwise(lags))
+        assert lags[-1] <= grid
+
+
+def test_in_a_run_of_an_older_release_nothing_is_sent_of_them() -> None:
+    """So that its log leads to what it led to."""
+    spec = ParamSpec.of({"w": np.zeros((16, 16), np.float32)})
+    w, first = np.full(256, 1.1, np.float32), np.zeros(256, np.float32)
+    moved_by = [DeltaLog(spec, step=2.0, rules=rules) for rules in (0, NEWEST)]
+    found = [log.publish(log.init(first), 1, w, ()).replica.any() for log in moved_by]
+    assert found == [False, True]
 
 
 def test_small_tensors_have_the_finer_unit() -> None:
