@@ -54,7 +54,7 @@ def make_broadcast(
         return None
     for text in (first, last):
         make_codec(text)
-    return DirectDownlink(spec, codec_at, strategy.needs_base)
+    return DirectDownlink(spec, codec_at, strategy.needs_base, rules)
 
 
 def first_replica(spec: ParamSpec, codec: str, vector: Vector) -> Vector:

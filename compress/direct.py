@@ -10,6 +10,7 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.model.params import ParamSpec, Vector, dense
 from anabranch.core.rng import seed_of
+from anabranch.core.rules import NEWEST
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,17 @@ class DirectState:
 
 
 class DirectDownlink:
-    """A `Broadcast`. `codec_at` gives the chain of a version; `keeps_replicas`: the strategy mixes models."""
+    """A `Broadcast`. `codec_at` gives the chain of a version; `keeps_replicas`: the strategy mixes models.
+
+    `rules`: the run's (`core/rules.py`).
+    """
 
     state_type: ClassVar[type[Any]] = DirectState
 
-    def __init__(self, spec: ParamSpec, codec_at: Callable[[int], str], keeps_replicas: bool) -> None:
-        self.spec, self.codec_at, self.keeps_replicas = spec, codec_at, keeps_replicas
+    def __init__(
+        self, spec: ParamSpec, codec_at: Callable[[int], str], keeps_replicas: bool, rules: int = NEWEST
+    ) -> None:
+        self.spec, self.codec_at, self.keeps_replicas, self.rules = spec, codec_at, keeps_replicas, rules
 
     def init(self, vector: Vector) -> DirectState:
         """Version 0."""
@@ -60,7 +66,7 @@ class DirectDownlink:
 
     def encoded(self, version: int, vector: Vector) -> bytes:
         """The bytes of a version: the same whenever they are made."""
-        codec = make_codec(self.codec_at(version))
+        codec = make_codec(self.codec_at(version), self.rules)
         return codec.encode(vector, Layout.of(self.spec), seed_of(version, "downlink"))
 
     def decoded(self, version: int, data: bytes | memoryview) -> Vector:

@@ -12,8 +12,9 @@ e3m0 has a sign, three bits of exponent and no mantissa: 0 and s 2^(k-7), k = 1.
 block keep their size where int4 makes them 0, and large ones are coarser. Each goes to the nearest, a tie to
 the larger. The 4-bit floats of Streaming DiLoCo, arXiv 2501.18512; scales of blocks are ours.
 
-`sr` rounds at random, without bias. Block scales are bf16, rounded up, so that codes stay in range. Values
-are read and written block by block (`Dense`), each pass over one that is still in the cache.
+`sr` rounds at random, floor(x / s + u) with a u of 24 bits, without bias. Block scales are bf16, rounded up,
+so that codes stay in range. Values are read and written block by block (`Dense`), each pass over one that is
+still in the cache.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from anabranch.core.kernels.contract import INFINITY_BITS, BlockForm, Bytes, Cod
 from anabranch.core.kernels.plain import encode_rounded
 from anabranch.core.model.params import Vector
 from anabranch.core.rng import random_words
+from anabranch.core.rules import NEWEST
 
 Encoding = Callable[[Vector, BlockForm, Bytes, Halves], int]
 BLOCKS = (32, 64, 128, 256)
@@ -200,9 +202,9 @@ class _BlockCodes(_Quantiser):
 class BlockIntegers(_BlockCodes):
     """int8 and int4: see the module."""
 
-    def __init__(self, block: int = 256, stochastic: bool = False) -> None:
+    def __init__(self, block: int = 256, stochastic: bool = False, rules: int = NEWEST) -> None:
         super().__init__(block)
-        self.stochastic = stochastic
+        self.stochastic, self._draw = stochastic, _of_words if rules else _of_bytes
 
     def _encoding(self, context: StageContext) -> Encoding:
         if not self.stochastic:
@@ -210,9 +212,9 @@ class BlockIntegers(_BlockCodes):
         words = random_words(context.seed, self.number)
 
         def at_random(levels: Vector) -> None:
-            draws = words.random_raw(-(-levels.size // 8)).astype("<u8", copy=False).view(np.uint8)
-            levels += (draws[: levels.size].astype(np.float32) + np.float32(0.5)) / np.float32(256)
+            levels += self._draw(words, levels.size)
             np.floor(levels, out=levels)
+            np.clip(levels, -self.top, self.top, out=levels)  # x / s is rounded, and so is the sum
 
         return partial(encode_rounded, rounded=at_random)
 
@@ -251,6 +253,21 @@ class E3M0(_BlockCodes):
     code: ClassVar[Code] = Code.E3M0
     top: ClassVar[int] = 1
     wrong: ClassVar[str] = "codes must not be a minus without a value"
+
+
+def _of_words(words: np.random.Philox, count: int) -> Vector:
+    """(count,) in [0, 1): the upper 24 bits of 32 each, which a float32 has exactly."""
+    draws = words.random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
+    draws >>= np.uint32(8)
+    uniforms = draws.astype(np.float32)
+    uniforms *= np.float32(2.0**-24)
+    return uniforms
+
+
+def _of_bytes(words: np.random.Philox, count: int) -> Vector:
+    """As older releases drew, by whom values under 1/512 of a step were never rounded up."""
+    draws = words.random_raw(-(-count // 8)).astype("<u8", copy=False).view(np.uint8)[:count]
+    return (draws.astype(np.float32) + np.float32(0.5)) / np.float32(256)
 
 
 def _check_finite(block: Vector, text: str = NOT_FINITE) -> Vector:

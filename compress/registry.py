@@ -23,13 +23,14 @@ from anabranch.compress.codec import Codec, Raw
 from anabranch.compress.deadzone import DeadZone
 from anabranch.compress.entropy import Huffman, Zstd
 from anabranch.compress.indices import Bitmap, Gaps, PlainIndices
-from anabranch.compress.quantisers import BLOCKS, E3M0, BFloat16, Float32, Int4, Int8
+from anabranch.compress.quantisers import BLOCKS, E3M0, BFloat16, BlockIntegers, Float32, Int4, Int8
 from anabranch.compress.ring import RingNumbers
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import OTHERS, Stage
 from anabranch.core.errors import ConfigError, UnknownCodec
 from anabranch.core.model.chains import FEEDBACK, MOMENTUM, RAW, STEP_WORD, StageText, parse_chain
 from anabranch.core.parts import PartKind, check_is_data, members
+from anabranch.core.rules import NEWEST
 from anabranch.core.secagg.ring import RING
 
 Arguments = tuple[str, ...]
@@ -188,14 +189,17 @@ def known_stages(names: Iterable[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def make_codec(text: str) -> Codec:
-    """The codec of its text. Raises `UnknownCodec`, naming the stage and the fix."""
+def make_codec(text: str, rules: int = NEWEST) -> Codec:
+    """The codec of its text. Raises `UnknownCodec`, naming the stage and the fix.
+
+    By other `rules` (`core/rules.py`) it encodes otherwise; what it decodes is the same.
+    """
     if text == RAW:
         return Raw()
     first, *rest = parse_chain(text)
     if first.name == RING and not rest:
         return _ring(first, text)
-    return Chain(text, tuple(_stage(stage, text) for stage in _completed(text)))
+    return Chain(text, tuple(_by(_stage(stage, text), rules) for stage in _completed(text)))
 
 
 @contextmanager
@@ -219,6 +223,13 @@ def _stage(stage: StageText, text: str) -> Stage:
     if len(stage.arguments) > most:
         raise UnknownCodec(f"codec {text!r}: {stage.name} takes at most {most} arguments")
     return make(stage.arguments)
+
+
+def _by(stage: Stage, rules: int) -> Stage:
+    """A stage that encodes by the rules of a run."""
+    if isinstance(stage, BlockIntegers) and rules != NEWEST:
+        return type(stage)(stage.block, stage.stochastic, rules)
+    return stage
 
 
 def _of_others(cls: Any, text: str) -> tuple[Callable[[Arguments], Stage], int]:

@@ -8,6 +8,7 @@ ones; whoever reads it asks for at least the first number that does so.
 | 0    | runs that say nothing of it, which older releases began                                            |
 | 1    | a fraction of a count is what its decimals say (`core/shares.py`), of rounds, caches, caps, waves, |
 |      | phases and the units that are left out                                                             |
+|      | a version that a chain with `sr` encodes is rounded by 24 random bits a value, not by 8            |
 |      | a message of the delta log whose levels would all be 0 has a finer unit                            |
 """
 

@@ -13,6 +13,7 @@ from anabranch.compress.quantisers import E3M0, BFloat16, BlockIntegers, Float32
 from anabranch.compress.stage import BLOCK, Coded, Dense, Role, Sparse, StageContext, Stream
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.params import Vector
+from anabranch.core.rules import NEWEST
 
 SIZES = [1, 2, 31, 256, 257, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 301]
 INTEGERS = [*((n, 256) for n in SIZES[:6]), (BLOCK, 256), (1000, 32), (1000, 64), (BLOCK + 65, 128)]
@@ -66,7 +67,7 @@ def codes_of(
             whole = [round(float(level)) for level in levels]  # ties to even
         else:
             moved = levels + draws[start : start + block]
-            whole = [math.floor(float(level)) for level in moved]
+            whole = [min(max(math.floor(float(level)), -top), top) for level in moved]
         codes += whole
         halves.append(half)
         back += [float(np.float32(code) * np.float32(scale)) for code in whole]
@@ -97,17 +98,58 @@ def test_block_integers_are_rounded_to_the_nearest(kind: type[BlockIntegers], n:
 
 
 @pytest.mark.parametrize("kind", [Int8, Int4])
-def test_block_integers_are_rounded_at_random_by_the_seeds_bytes(kind: type[BlockIntegers]) -> None:
-    """Every value is moved up by (byte + 1/2) / 256 of a step; each `BLOCK` begins with a whole word."""
+@pytest.mark.parametrize("rules", [NEWEST, 0])
+def test_block_integers_are_rounded_at_random_by_the_seed(kind: type[BlockIntegers], rules: int) -> None:
+    """Every value is moved up by 24 bits of a step; each `BLOCK` begins with a whole word of 64 bits.
+
+    By the rules of older releases by (byte + 1/2) / 256.
+    """
     n, seed = BLOCK + 301, 5
     words = np.random.Philox(key=seed | NUMBERS[kind] << 64)
-    drawn = [words.random_raw(-(-size // 8)).astype("<u8").view(np.uint8)[:size] for size in (BLOCK, 301)]
-    draws = (np.concatenate(drawn).astype(np.float32) + np.float32(0.5)) / np.float32(256)
+    each, bits_of = (2, "<u4") if rules else (8, "u1")
+    drawn = [words.random_raw(-(-size // each)).astype("<u8").view(bits_of)[:size] for size in (BLOCK, 301)]
+    whole = np.concatenate(drawn).astype(np.float64)
+    draws = (np.floor(whole / 256) / 2**24 if rules else (whole + 0.5) / 256).astype(np.float32)
     x = values(n)
-    coded = kind(256, stochastic=True).encode(dense_of(x), StageContext(n, seed))
+    coded = kind(256, stochastic=True, rules=rules).encode(dense_of(x), StageContext(n, seed))
     codes, halves, _ = codes_of(x, 256, kind.top, draws)
     assert stream(coded, Role.CODES) == pack(codes, kind)
     assert stream(coded, Role.SCALES) == np.array(halves, "<u2").tobytes()
+
+
+@pytest.mark.parametrize("kind", [Int8, Int4])
+@pytest.mark.parametrize("level", [0.0003, 0.001, 0.0019, 0.25, 0.501, 0.9995])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_rounded_at_random_is_on_average_what_it_was(
+    kind: type[BlockIntegers], level: float, sign: int
+) -> None:
+    """Of a part of a step, however small: 1,275,000 draws, within five deviations of their mean."""
+    x = np.full((20, 256), sign * level, np.float32)
+    x[:, 0] = kind.top  # so that a step is 1
+    stage, total, times = kind(256, stochastic=True), 0.0, 250
+    for seed in range(times):
+        context = StageContext(x.size, seed)
+        found = stage.decode(stage.encode(dense_of(x.reshape(-1)), context), context)
+        assert isinstance(found, Dense)
+        total += float(found.gather().reshape(x.shape)[:, 1:].sum(dtype=np.float64))
+    draws = times * x[:, 1:].size
+    deviation = math.sqrt(level * (1 - level) / draws)
+    assert abs(total / draws - sign * level) < 5 * deviation
+
+
+@pytest.mark.parametrize("kind", [Int8, Int4])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_draw_leads_beyond_the_largest_code(kind: type[BlockIntegers], sign: int) -> None:
+    """Where a quotient was rounded up to a little over `top`: of 16 million draws some would lead beyond."""
+    step = np.float32(1.3046875)  # a bf16
+    largest = step * np.float32(kind.top)
+    assert largest * (np.float32(1) / step) > kind.top
+    x = np.full(1 << 24, sign * largest, np.float32)
+    context = StageContext(x.size, 3)
+    found = kind(256).decode(kind(256, stochastic=True).encode(dense_of(x), context), context)
+    assert isinstance(found, Dense)
+    codes = set(np.unique(found.gather() / step).tolist())
+    assert codes <= {sign * float(kind.top - 1), sign * float(kind.top)}
 
 
 def test_powers_of_two_as_the_specification_has_them() -> None:
