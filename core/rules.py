@@ -10,6 +10,7 @@ ones; whoever reads it asks for at least the first number that does so.
 |      | phases and the units that are left out                                                             |
 |      | a version that a chain with `sr` encodes is rounded by 24 random bits a value, not by 8            |
 |      | a message of the delta log whose levels would all be 0 has a finer unit                            |
+|      | `port` asks for no direction since a base that is the newest version                               |
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@
     p_i = n_i (a (1 + c_i) / 2 + b S_b / (tau_i + S_b))
     w <- w + sum p_i Delta_i / sum p_i
 
-c_i is 1 where the model is still that of the base: nothing has been learned since that an update could
-contradict. Of a part of the model c_i is of its own coordinates, and each coordinate has the mean of those
-that cover it. An update is weighed when it comes: no version is made while a buffer fills, so at its end it
-would weigh the same.
+c_i is 1 where the model is still that of the base, whatever a lossy downlink has made of it: nothing has been
+learned since that an update could contradict. Of a part of the model c_i is of its own coordinates, and each
+coordinate has the mean of those that cover it. An update is weighed when it comes: no version is made while a
+buffer fills, so at its end it would weigh the same.
 
 A device that is S_b versions behind is told to send what it has: `server.upload_now_versions`, which those
 that train on obey (`client.push = "elastic"`); `server.staleness_max` refuses what is older.
@@ -71,7 +71,10 @@ class PORT(WeighedBuffer):
         """p_i / n_i."""
         assert context.base is not None, "a direction since w_base"
         fresh = self.staleness_bound / (context.staleness + self.staleness_bound)
-        towards = (1.0 + similarity(vector, context.base, update)) / 2
+        # Of the newest version w_base is w_t but for what the downlink has rounded, which is no direction.
+        is_newest = context.rules and not context.staleness
+        c = 1.0 if is_newest else similarity(vector, context.base, update)
+        towards = (1.0 + c) / 2
         return self.similarity_weight * towards + self.staleness_weight * fresh
 
     def share_of(self, update: Update, weight: float) -> float:

@@ -10,11 +10,13 @@ import pytest
 from machines import Bench, decision
 
 import anabranch
+from anabranch.core import events as ev
 from anabranch.core.config.tables import merge
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.updates import Reason, Verdict
+from anabranch.core.model.updates import Ask, Capability, Reason, Update, Verdict
+from anabranch.core.rules import NEWEST
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.host.build import Blueprint
 from anabranch.strategies.registry import make_strategy
@@ -106,6 +108,27 @@ def test_a_device_is_told_what_age_and_direction_have_left_of_its_update() -> No
     assert with_it.weight == pytest.approx(1 + 3 * 10 / 11)
     assert against.weight == pytest.approx(0 + 3 * 10 / 12)
     assert decision(bench.push("d", "d", (0, 0, 0, 0))).weight == pytest.approx(1 + 3 * 10 / 13), "nothing"
+
+
+@pytest.mark.parametrize("codec", ["log(1)", "log(2)", "int4(256)"])
+@pytest.mark.parametrize(("rules", "is_full"), [(NEWEST, True), (0, False)])
+def test_what_the_downlink_has_rounded_is_no_direction(codec: str, rules: int, is_full: bool) -> None:
+    """An update of the newest version weighs a + b, as where versions travel as they are."""
+    rng = np.random.default_rng(0)
+    first = {"w": rng.standard_normal((64, 64)).astype(np.float32)}
+    tables = {"run": {"rules": rules}, "strategy": {"name": "port", "buffer_size": 1}}
+    config = merge([("test", {**tables, "downlink": {"codec": codec}})])
+    engine = Blueprint.of(config, ParamSpec.of(first)).engine(first)
+    engine.handle(ev.Enrolled(0.0, "a", Capability()))
+    weights = []
+    for i in range(6):
+        engine.handle(ev.TaskAsked(0.0, Ask("a", f"t{i}")))
+        delta = (0.01 * rng.standard_normal(4096)).astype(np.float32)
+        update = Update(f"u{i}", f"t{i}", "a", engine.version, 1, delta)
+        told = decision(engine.handle(ev.UpdateArrived(0.0, update, ev.Payload("", 1))))
+        assert (told.verdict, told.staleness) == (Verdict.PUBLISHED, 0)
+        weights.append(told.weight)
+    assert (weights == [4.0] * 6) is is_full
 
 
 @pytest.mark.parametrize("unit", [1e25, 1e-25])
