@@ -142,12 +142,21 @@ class Adam(Sgd):
         np.multiply(state.moment, kind(self.momentum), out=state.moment)
         add_scaled(state.moment, (1.0 - self.momentum) / count, total)
         np.multiply(state.second, kind(self.beta2), out=state.second)
-        add_scaled(state.second, (1.0 - self.beta2) / count**2, np.square(total))
+        self._add_squares(state.second, total, count)
         grown = (1.0 - state.decayed).astype(vector.dtype)
         length = np.sqrt(self.squares(state) / grown[1])
         length += kind(self.eps)
         add_scaled(vector, self.rate(state), state.moment / grown[0] / length)
         return state
+
+    def _add_squares(self, second: Vector, total: Vector, count: float) -> None:
+        """(1 - b2) D^2, of the undivided sum where its squares are numbers, as they are unless it is huge."""
+        with np.errstate(over="ignore"):
+            squares = np.square(total)
+        huge = np.flatnonzero(np.isinf(squares))
+        squares[huge] = 0
+        add_scaled(second, (1.0 - self.beta2) / count**2, squares)
+        second[huge] += (1.0 - self.beta2) * np.square(total[huge].astype(np.float64) / count)
 
     def rate(self, state: State) -> float:
         """The learning rate of this step."""

@@ -95,6 +95,24 @@ def test_adam_goes_by_the_sign_where_nothing_changes() -> None:
     assert reached == pytest.approx([10 - 0.1 * t for t in range(1, 8)])
 
 
+@pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
+def test_adam_goes_on_after_a_sum_whose_square_is_no_float(strategy: str) -> None:
+    """Of examples times a long delta: the path is that of the definition."""
+    outer, lr, mu, b2 = {"name": "adam", "lr": 0.1}, 0.1, 0.9, 0.99
+    size = "clients_per_round" if strategy == "fedavg" else "buffer_size"
+    sent = [([2e10, 1.0], 10**9), *(([1.0, 1.0], 10) for _ in range(300))]
+    updates = [
+        anabranch.Update("a", f"t{i}", i, examples, {"w": np.array(delta, np.float32)})
+        for i, (delta, examples) in enumerate(sent)
+    ]
+    found = anabranch.aggregate(strategy, {size: 1, "outer": outer}, {"w": np.zeros(2, np.float32)}, updates)
+    w, m, v = np.zeros(2), np.zeros(2), np.zeros(2)
+    for t, (delta, _) in enumerate(sent, 1):
+        m, v = mu * m + (1 - mu) * np.array(delta), b2 * v + (1 - b2) * np.array(delta) ** 2
+        w += lr * m / (1 - mu**t) / (np.sqrt(v / (1 - b2**t)) + 1e-8)
+    assert found.model["w"] == pytest.approx(w, rel=1e-4)
+
+
 def test_a_stale_update_counts_less_at_once_and_in_the_momentum() -> None:
     """Of staleness 1, S = 2^-.5: w = .7 (1 + .9 m) with m = 4 * .707107 after an update of 0."""
     sent = [
