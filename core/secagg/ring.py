@@ -124,8 +124,8 @@ class Ring:
     def quantise(self, values: Vector, uniforms: Vector) -> Integers:
         """Q: (d,) integers, none beyond `top`."""
         reached = np.clip(values, -self.reach, self.reach) * self.scale
-        # The sum may be rounded up to the next integer where u is all but 1.
-        return np.minimum(np.floor(reached + uniforms), self.top).astype(np.int64)
+        # R s may be a little more than `top`, and the sum be rounded up where u is all but 1.
+        return np.clip(np.floor(reached + uniforms), -self.top, self.top).astype(np.int64)
 
     def sent(self, delta: Vector, uniforms: Vector, seeds: Iterable[bytes]) -> Numbers:
         """Y of a delta, (d,). Raises `InvalidUpdate` as `clipped` does."""

@@ -41,6 +41,18 @@ def test_the_golden_values() -> None:
     assert GOLDEN.unmasked(total, [masks]).tolist() == [457, -368, 550, 2023]
 
 
+@pytest.mark.parametrize("value_bits", [8, 9, 12, 20])
+@pytest.mark.parametrize("size", [1, 10, 1000])
+@pytest.mark.parametrize("draw", [0.0, 0.5, np.nextafter(1.0, 0.0)])
+def test_no_integer_is_beyond_the_largest(value_bits: int, size: int, draw: float) -> None:
+    """Whatever the clip: as floats the reach times the scale may be a little more than `top`."""
+    for clip in [0.1, 0.3, 0.7, 1.0, 3.0, *np.random.default_rng(1).uniform(0.01, 10, 200)]:
+        ring = Ring(32, value_bits, float(clip), size)
+        for value in (-ring.reach, ring.reach, -2 * ring.reach, 2 * ring.reach):
+            found = ring.quantise(np.full(size, value), np.full(size, draw))
+            assert abs(int(found[0])) <= ring.top
+
+
 def test_a_mask_of_16_bits_is_the_same_stream_and_blocks_do_not_show() -> None:
     words = mask_of(KEYS[0], 70_000, 32)
     assert mask_of(KEYS[0], 140_000, 16).tobytes() == words.tobytes()
