@@ -87,6 +87,23 @@ def test_the_strategies_example() -> None:
     )
 
 
+def strategies_named(page: str, sentence: str) -> set[str]:
+    """The strategies that a sentence names: `sentence` is a pattern, whose group they stand in."""
+    found = re.search(sentence, (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert found is not None
+    return set(re.findall(r"`(\w+)`", found[1]))
+
+
+def test_the_strategies_that_take_a_rule() -> None:
+    takers = {name for name, cls in STRATEGIES.ours().items() if "rule" in cls.__dataclass_fields__}
+    assert strategies_named("robust.md", r"A rule replaces the weighted mean of ([^.]*)\.") == takers
+
+
+def test_the_strategies_that_take_sub_models() -> None:
+    takers = {name for name, cls in STRATEGIES.ours().items() if cls().supports_submodels}
+    assert strategies_named("submodels.md", r"as long as that takes sub-models \(([^)]*)\)") == takers
+
+
 def test_the_settings() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     for name, cls in TABLES.items():
