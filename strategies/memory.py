@@ -3,7 +3,11 @@
 | symbol | name        | meaning                                                       |
 |--------|-------------|---------------------------------------------------------------|
 | h_i    | state.kept  | the newest update of device i that was taken; none: h_i = 0   |
-| H      | state.total | a sum of h_i; float64, so that nothing stays of one that left |
+| H      | state.total | a sum of h_i; float64: of one that left only the rounding     |
+
+Updates are added to H and taken from it again, which rounds: of one that has left up to 2^-53 of its length
+stays each time. Beside updates of a like length that is nothing; after one that was 10^17 times longer it is
+more than all of them, for good. `robust.clip` takes no such update in.
 
 The memory is part of the state: it is there after a restart, a replay comes to it again, and a rollback makes
 it of the updates that count. `memory` says where the numbers lie.

@@ -26,10 +26,11 @@ In the robust mode an update longer than 4 times the median length is shortened 
 clip` says otherwise (`core/engine/clipping.py`): one device whose training has exploded would end the run.
 
 Composed of a cache (`cache.py`), in which a device has one update of each base version, the newest. One that
-is not full is applied `flush_s` after its oldest update. An update of more than `staleness_max` versions is
-not used. A device that died gives its place back with its lease. Outside the paper's mode at least 4 devices
-train at a time, however small the fleet: where ceil(C N) is one, each device waits for all the others, and
-one that hangs holds all of them up for a lease.
+is not full is applied `flush_s` after the first update came into it, though a newer one may have taken that
+one's place. An update of more than `staleness_max` versions is not used. A device that died gives its place
+back with its lease. Outside the paper's mode at least 4 devices train at a time, however small the fleet:
+where ceil(C N) is one, each device waits for all the others, and one that hangs holds all of them up for a
+lease.
 
 | mode   | server rule         | uplink                            | downlink                              |
 |--------|---------------------|-----------------------------------|---------------------------------------|
