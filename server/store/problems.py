@@ -22,10 +22,11 @@ from anabranch.server.store.trimming import begins_late
 PAGE = 64  # payloads in memory at a time
 
 
-def find_problems(
-    connection: Connection, blobs: BlobStore, packs: Packs, files: SnapshotFiles, after: int = 0
-) -> list[str]:
-    """Every broken invariant, in words; empty when all hold. Payloads from after an event on."""
+def find_problems(connection: Connection, blobs: BlobStore, packs: Packs, after: int = 0) -> list[str]:
+    """Every broken invariant, in words; empty when all hold. Payloads from after an event on.
+
+    Less those of snapshots, see `snapshot_problems`.
+    """
     return [
         *_pages(connection),
         *_log(connection),
@@ -33,10 +34,26 @@ def find_problems(
         *_decisions(connection),
         *_versions(connection),
         *_leases(connection),
-        *_snapshots(connection, files),
         *_payloads(connection, blobs, packs, after),
         *_mask_sums(connection, packs, after),
     ]
+
+
+def snapshot_problems(connection: Connection, files: SnapshotFiles) -> Iterator[tuple[str, str]]:
+    """What is wrong with snapshots: the digest of one, and what it is, in words."""
+    last = connection.scalar(select(func.max(events.c.seq))) or 0
+    for row in connection.execute(select(snapshots).order_by(snapshots.c.applied_through_seq)).all():
+        if row.applied_through_seq > last:
+            ahead = f"snapshot {row.applied_through_seq} is ahead of the log, which ends at event {last}"
+            yield row.sha256, ahead
+        try:
+            meta = files.read(row.sha256).meta
+        except StoreCorrupt as error:
+            yield row.sha256, str(error)
+            continue
+        if meta["version"] != row.version:
+            other = f"snapshot {row.applied_through_seq} has version {meta['version']}, not {row.version}"
+            yield row.sha256, other
 
 
 def _pages(connection: Connection) -> Iterator[str]:
@@ -144,20 +161,6 @@ def _leases(connection: Connection) -> Iterator[str]:
         select(leases.c.task_id).where(leases.c.state == "accepted", ~taken),
         "lease {!r} is accepted, but no update of it was taken",
     )
-
-
-def _snapshots(connection: Connection, files: SnapshotFiles) -> Iterator[str]:
-    last = connection.scalar(select(func.max(events.c.seq))) or 0
-    for row in connection.execute(select(snapshots).order_by(snapshots.c.applied_through_seq)).all():
-        if row.applied_through_seq > last:
-            yield f"snapshot {row.applied_through_seq} is ahead of the log, which ends at event {last}"
-        try:
-            meta = files.read(row.sha256).meta
-        except StoreCorrupt as error:
-            yield str(error)
-            continue
-        if meta["version"] != row.version:
-            yield f"snapshot {row.applied_through_seq} has version {meta['version']}, not {row.version}"
 
 
 def _payloads(connection: Connection, blobs: BlobStore, packs: Packs, seq: int) -> Iterator[str]:

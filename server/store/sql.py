@@ -63,7 +63,7 @@ from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.numbering import ids_in_sqlite, numbered, stored_ids
 from anabranch.server.store.overlay import Overlay
 from anabranch.server.store.packs import Packs, named_files, read_payload
-from anabranch.server.store.problems import find_problems
+from anabranch.server.store.problems import find_problems, snapshot_problems
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.quota import Quota
 from anabranch.server.store.row_table import TableRows
@@ -572,8 +572,19 @@ class SqlStore:
         with self._reading() as connection:
             if self._overlay.flaw is not None and str(self._overlay.flaw) not in found:
                 found.append(str(self._overlay.flaw))
-            found += find_problems(connection, self._blobs, self._packs, self._snapshots, after)
-        return [*found, *self._shelf_problems()]
+            found += find_problems(connection, self._blobs, self._packs, after)
+        return [*found, *self._snapshot_problems(), *self._shelf_problems()]
+
+    def _snapshot_problems(self) -> list[str]:
+        """Of those that are kept at the end too: a server that goes on may have dropped one meanwhile."""
+        with self._reading() as connection:
+            found = list(snapshot_problems(connection, self._snapshots))
+        kept = self._named_snapshots() if found else set()
+        return [words for sha256, words in found if sha256 in kept]
+
+    def _named_snapshots(self) -> set[str]:
+        with self._reading() as connection:
+            return set(connection.scalars(select(snapshots.c.sha256)))
 
     def _shelf_problems(self) -> list[str]:
         """Which rows that snapshots name are damaged or not there."""
@@ -587,10 +598,8 @@ class SqlStore:
         return [found[name] for name in sorted(found.keys() & self._named_rows())] if found else []
 
     def _named_rows(self) -> set[str]:
-        with self._reading() as connection:
-            known = list(connection.scalars(select(snapshots.c.sha256)))
         named: set[str] = set()
-        for sha256 in known:
+        for sha256 in self._named_snapshots():
             with suppress(StoreCorrupt):  # that is said of the snapshot
                 named |= self._snapshots.names(sha256)
         return named

@@ -10,6 +10,7 @@ import pytest
 from desks import Desk, settings
 from stores import LIMITS, ON_DISK, Backend
 
+from anabranch.core.snapshot import Snapshot
 from anabranch.server.export import export_run
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import VerifyReport, verify
@@ -27,12 +28,13 @@ class Place:
     def record(self) -> Path:
         return self.folder / "proved" / "record.json"
 
-    def work(self, updates: int, keep: str = "all") -> Desk:
+    def desk(self, keep: str = "all") -> Desk:
         config = settings(server={**EVERY, "keep": keep})
-        desk = Desk(self.backend.open(LIMITS), self.folder, config, LIMITS)
-        for number in range(self.done, self.done + updates):
-            desk.books.saving._not_before = float("-inf")
-            desk.work(1, first=number)
+        return Desk(self.backend.open(LIMITS), self.folder, config, LIMITS)
+
+    def work(self, updates: int, keep: str = "all") -> Desk:
+        desk = self.desk(keep)
+        desk.busy(updates, first=self.done)
         self.done += updates
         desk.close()
         return desk
@@ -61,6 +63,30 @@ def test_it_goes_on_from_where_it_last_proved(place: Place) -> None:
     assert (again.problems, again.proved_from, again.events) == ((), second.events, second.events)
     whole = place.verify(whole=True)
     assert (whole.problems, whole.proved_from, whole.state_sha256) == ((), 0, desk.digest)
+
+
+def test_a_snapshot_that_its_server_drops_meanwhile_is_no_damage(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.work(8)
+    reader, desk = place.backend.open(), place.desk()
+    assert isinstance(reader, SqlStore)
+    read, before = reader._snapshots.read, place.backend.snapshots()
+
+    def late(sha256: str) -> Snapshot:
+        """Between the look at the rows and the look at the files the server goes on."""
+        monkeypatch.undo()
+        desk.busy(20, first=8)
+        return read(sha256)
+
+    monkeypatch.setattr(reader._snapshots, "read", late)
+    assert reader.problems() == []
+    assert set(before).isdisjoint(place.backend.snapshots())
+    place.backend.lose(place.backend.snapshots()[0])
+    (problem,) = reader.problems()
+    assert "cannot be read" in problem
+    reader.close()
+    desk.drop()
 
 
 @ON_DISK
