@@ -16,8 +16,9 @@ from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import Replay
 from anabranch.host.parts import or_own
+from anabranch.identity.heads import follow_links
 from anabranch.identity.noise_key import kept_key
-from anabranch.server.history import History, history_at
+from anabranch.server.history import History, history_at, row_of
 from anabranch.server.job_folder import DATA
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofbook import Proofbook
@@ -31,6 +32,7 @@ from anabranch.support.folders import check_folder, from_root
 from anabranch.support.shelf import ScratchShelf
 
 LISTED = 20  # problems in a message
+LINKS_AT_ONCE = 10_000
 TRIES = 3  # of a log whose beginning its server drops meanwhile
 MOVED = (
     "the server dropped the beginning of its log (server.keep) while that was read, whenever it was: what "
@@ -160,6 +162,7 @@ def _verified(data_dir: Path, asked: _Asked) -> tuple[VerifyReport, bool]:
         replayed, events = Replay(store, begin, first, store.receipt), first.applied_through_seq
         engine = replayed.engine
         problems = [*store.problems(events if known else 0), *_first_weights(info, manifest)]
+        problems += _old_links(store, info, engine.version)
         proofs = Proofs(info.run_id, read_authorities(data_dir), ca_sha256)
         history = history_at(store, info, engine.version, events)
         try:
@@ -202,6 +205,19 @@ def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
     if manifest.initial_sha256 == info.initial_sha256:
         return []
     return ["the first weights beside the data are not those that the run started from"]
+
+
+def _old_links(store: Store, info: RunInfo, version: int) -> list[str]:
+    """Of versions before the first that is replayed: by their links, devices follow the chain."""
+    row, at, head = row_of(store, version), 0, History(info).head
+    if row is None or row.head is None:
+        return []
+    while at < version and (links := store.links(at, min(LINKS_AT_ONCE, version - at))):
+        head, at = follow_links(head, bytes.fromhex("".join(links))), at + len(links)
+    if not at or head == row.head:  # a run of before there was a chain has no link of its first versions
+        return []
+    words = f"the links of versions 1 to {at} do not lead to the head of version {version}"
+    return [f"{words}: to a device that knows an earlier one this is another history (HistoryMismatch)"]
 
 
 def _replayed(

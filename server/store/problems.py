@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Select, and_, exists, func, or_, select, text
 from anabranch.core.content import digest_like
 from anabranch.core.errors import StoreCorrupt
 from anabranch.server.store.blobs import BlobStore
+from anabranch.server.store.ledger_rows import read_rows
 from anabranch.server.store.packs import Packs, read_payload
 from anabranch.server.store.schema import events, leases, mask_sums, model_versions, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
@@ -47,13 +48,17 @@ def snapshot_problems(connection: Connection, files: SnapshotFiles) -> Iterator[
             ahead = f"snapshot {row.applied_through_seq} is ahead of the log, which ends at event {last}"
             yield row.sha256, ahead
         try:
-            meta = files.read(row.sha256).meta
+            snapshot = files.read(row.sha256)
         except StoreCorrupt as error:
             yield row.sha256, str(error)
             continue
-        if meta["version"] != row.version:
-            other = f"snapshot {row.applied_through_seq} has version {meta['version']}, not {row.version}"
+        if (version := snapshot.meta["version"]) != row.version:
+            other = f"snapshot {row.applied_through_seq} has version {version}, not {row.version}"
             yield row.sha256, other
+        try:
+            read_rows(connection, snapshot, row.applied_through_seq)
+        except StoreCorrupt as error:
+            yield row.sha256, f"snapshot {row.applied_through_seq}: {error}"
 
 
 def _pages(connection: Connection) -> Iterator[str]:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from desks import Desk, settings
+from sqlalchemy import select
 from stores import LIMITS, ON_DISK, Backend
 
 from anabranch.core.snapshot import Snapshot
+from anabranch.identity.heads import HASH_BYTES
 from anabranch.server.export import export_run
+from anabranch.server.store import schema
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import VerifyReport, verify
 
@@ -99,6 +102,47 @@ def test_a_change_after_what_was_proved_is_found_and_nothing_is_noted(place: Pla
     found = place.verify()
     assert found.problems
     assert place.record.read_bytes() == noted
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "which"),
+    [
+        ("client_records", "record", 0),
+        ("client_records", "record", 1),
+        ("client_records", "capability", 2),
+        ("receipts", "receipt", 1),
+        ("receipts", "receipt", 2),
+    ],
+)
+def test_damaged_rows_of_any_snapshot_are_found(place: Place, table: str, column: str, which: int) -> None:
+    """Though a start, and the proof, go by another one, or by the log."""
+    place.work(40, keep="versions:4")
+    assert place.verify().problems == ()
+    mark = f"SELECT applied_through_seq FROM snapshots ORDER BY 1 LIMIT 1 OFFSET {which}"
+    place.backend.execute(f"UPDATE {table} SET {column} = '{{}}' WHERE applied_through_seq = ({mark})")
+    for whole in (False, True):
+        problems = place.verify(whole).problems
+        assert any("a row of a snapshot is damaged" in problem for problem in problems)
+
+
+def test_links_of_versions_that_are_gone_lead_to_the_first_that_is_there(place: Place) -> None:
+    """By them a device follows the chain that was away since then."""
+    desk = place.work(60, keep="versions:4")
+    assert desk.store.versions()[0].version > 9
+    assert place.verify().problems == ()
+    reader = place.backend.open()
+    assert isinstance(reader, SqlStore)
+    with reader._reading() as connection:
+        links = connection.execute(select(schema.old_links.c.links)).scalar_one()
+    reader.close()
+    for at in (0, 5 * HASH_BYTES + 7, len(links) - 1):
+        flipped = bytearray(links)
+        flipped[at] ^= 1
+        place.backend.execute("UPDATE old_links SET links = :links", links=bytes(flipped))
+        (problem,) = place.verify().problems
+        assert "do not lead to the head of version" in problem
+    place.backend.execute("UPDATE old_links SET links = :links", links=links)
+    assert place.verify().problems == ()
 
 
 def test_the_log_that_was_proved_may_not_change(place: Place) -> None:
