@@ -106,7 +106,11 @@ class BackupRecord:
 
 
 class _Gone(Exception):
-    """A file that the copied database names is not there any more."""
+    """A file that the copied database names is not there any more; `name`: that file's, below the data."""
+
+    def __init__(self, name: Path | None = None) -> None:
+        super().__init__(name)
+        self.name = name
 
 
 def back_up(data_dir: Path, target: Path, proved: bool = True, tell: Tell | None = None) -> BackupRecord:
@@ -258,6 +262,7 @@ class _Copying:
     def __init__(self, source: Path, target: Path, tell: Tell) -> None:
         self._source, self._target, self._tell = source, target, tell
         self._copied = 0
+        self._gone: set[Path] = set()
 
     def run(self) -> int:
         """Copy everything; returns the bytes. Raises `StoreFull`, `StoreCorrupt`, `StoreError`."""
@@ -271,7 +276,8 @@ class _Copying:
             self._database()
             try:
                 self._files()
-            except _Gone:
+            except _Gone as gone:
+                self._note_gone(gone.name)
                 continue
             run_id, _ = _end_of(self._target)
             self._others(self._source, self._target, run_id)
@@ -280,6 +286,15 @@ class _Copying:
             f"{self._source}: the log drops its beginning faster than it can be copied (server.keep): "
             "keep more of it, or name a faster disk"
         )
+
+    def _note_gone(self, name: Path | None) -> None:
+        """Raises `StoreCorrupt` where it is gone once more: what is dropped loses its row first."""
+        if name is None:
+            return
+        if name in self._gone:
+            path = self._source / name
+            raise StoreCorrupt(f"{path} is not there, though the database names it: `anabranch verify` tells")
+        self._gone.add(name)
 
     def _database(self) -> None:
         """The database as it is at one moment, whatever is written meanwhile.
@@ -416,7 +431,7 @@ class _Copying:
             try:
                 found = _copied(self._source / name, path, algorithm_of(sha256) if sha256 else SHA256)
             except FileNotFoundError as error:
-                raise _Gone from error
+                raise _Gone(name) from error
             if sha256 and found != sha256:
                 path.unlink()
                 raise StoreCorrupt(f"{self._source / name} has the digest {found}: restore it from a backup")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -167,6 +168,18 @@ def test_a_copy_of_what_is_damaged_is_none(served: Served, tmp_path: Path) -> No
         back_up(tmp_path / "data", tmp_path / "backup", proved=False)
     assert not (tmp_path / "backup").exists()
     assert not (tmp_path / f"backup{PARTIAL}").exists()
+
+
+def test_a_file_that_is_lost_is_named(served: Served, tmp_path: Path) -> None:
+    """And no `server.keep` is blamed for it."""
+    served.close()
+    path = next((tmp_path / "data").glob("blobs/*/*"), None)
+    if path is None:
+        path = next((tmp_path / "data/snapshots").iterdir())
+    path.unlink()
+    with pytest.raises(StoreCorrupt, match=f"{re.escape(str(path))} is not there, though the database names"):
+        back_up(tmp_path / "data", tmp_path / "backup", proved=False)
+    assert not (tmp_path / "backup").exists()
 
 
 def test_a_version_that_replays_to_another_model_is_no_word_against_the_log(
