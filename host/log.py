@@ -23,12 +23,14 @@ class Recovery:
     """Where to go on. `tail` yields (seq, record) for every event after the snapshot.
 
     `taken_at`: the snapshot's time, which is no earlier than that of the last event that it has folded.
+    `mended`: something small of it was lost where it lies, so the next snapshot is to rest on nothing of it.
     """
 
     snapshot: Snapshot | None
     applied_through_seq: int
     tail: Numbered
     taken_at: float = 0.0
+    mended: bool = False
 
 
 class Journal(Protocol):

@@ -97,7 +97,8 @@ def recover(
     begin = partial(blueprint.engine, manifest.tensors)
     replay = Replay(store, begin, found, store.receipt)
     engine = replay.engine
-    engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
+    in_rows = found.snapshot is not None and found.snapshot.rows is not None
+    engine.ledger.track(saved=in_rows and not found.mended)
     saved = SavedPoint(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now = found.applied_through_seq, max(info.created_at, found.taken_at)
     history, replayed = history_at(store, info, engine.version, seq), 0

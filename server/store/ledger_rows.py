@@ -8,6 +8,7 @@ What is written again after a crash is the same, since the log is.
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
@@ -19,7 +20,7 @@ from sqlalchemy import Connection, delete, func, select
 
 from anabranch.core.engine.ledger import CAPABILITIES_KEPT, ClientRecord
 from anabranch.core.errors import StoreCorrupt
-from anabranch.core.model.updates import Capability, Receipt
+from anabranch.core.model.updates import Capability, Decision, Reason, Receipt, Verdict
 from anabranch.core.snapshot import (
     FORMAT,
     Snapshot,
@@ -34,7 +35,10 @@ from anabranch.server.store.rows import Row
 from anabranch.server.store.schema import client_records, enrolments, receipts
 
 AT_ONCE = 5_000  # rows in memory beside the ledger
+LOST = Decision(Verdict.REJECTED, 0, None, Reason.UNKNOWN_TASK, "what was decided of it is lost")
 _REST = tuple(f.name for f in fields(ClientRecord) if f.name != "capability")
+
+log = logging.getLogger(__name__)
 
 
 # --- texts -------------------------------------------------------------------------------------
@@ -125,12 +129,15 @@ def write_rows(connection: Connection, snapshot: Snapshot, seq: int) -> None:
             upsert(connection, table, some)
 
 
-def read_rows(connection: Connection, snapshot: Snapshot, seq: int) -> Snapshot:
-    """A snapshot with what it has as rows. Raises `StoreCorrupt`."""
+def read_rows(connection: Connection, snapshot: Snapshot, seq: int, mends: bool = False) -> Snapshot:
+    """A snapshot with what it has as rows. Raises `StoreCorrupt`.
+
+    `mends`: a receipt that is damaged or missing is one of no update then, and the rest is as it was.
+    """
     if "rows" not in snapshot.meta:
         return snapshot
     count, first, last = span_of(snapshot)
-    return whole(snapshot, _clients(connection, count, seq), _receipts(connection, first, last))
+    return whole(snapshot, _clients(connection, count, seq), _receipts(connection, first, last, mends))
 
 
 def clear_rows(connection: Connection, snapshot: Snapshot, before: int, oldest: int) -> None:
@@ -187,13 +194,36 @@ def _clients(connection: Connection, count: int, seq: int) -> Iterator[tuple[str
             yield row.client_id, read(row.capability, row.record)
 
 
-def _receipts(connection: Connection, first: int, last: int) -> Iterator[str]:
+def _receipts(connection: Connection, first: int, last: int, mends: bool) -> Iterator[str]:
     r = receipts.c
-    for number in range(first, last, AT_ONCE):
-        page = select(receipts).where(r.number > number, r.number <= min(number + AT_ONCE, last))
-        for row in connection.execute(page.order_by(r.number)).all():
-            _check(row)
-            yield row.receipt
+    for before in range(first, last, AT_ONCE):
+        end = min(before + AT_ONCE, last)
+        page = select(receipts).where(r.number > before, r.number <= end).order_by(r.number)
+        found = {row.number: row for row in connection.execute(page)}
+        for number in range(before + 1, end + 1) if mends else found:
+            try:
+                yield _checked(found[number])
+            except (KeyError, StoreCorrupt):
+                if not mends:
+                    raise
+                yield _lost(number)
+
+
+def _checked(row: Any) -> str:
+    _check(row)
+    text: str = row.receipt
+    return text
+
+
+def _lost(number: int) -> str:
+    """A receipt in the place of one that is lost: no device can ask for it, its name is no id."""
+    log.warning(
+        "receipt %d is damaged, and no snapshot is without it: the run goes on without that one, and should "
+        "its update be sent again, the answer is unknown_task",
+        number,
+    )
+    name = f"(lost: {number})"
+    return receipt_text(Receipt(name, name, 0, LOST), answers_task=False)
 
 
 def _check(row: Any) -> None:

@@ -710,17 +710,20 @@ class SqlStore:
             known = connection.execute(select(snapshots).order_by(seq.desc() if newest_first else seq)).all()
             late = trimming.begins_late(connection)
             check_snapshots(connection, log_end(connection), self._database.name)
-        for row in known:
-            try:
-                snapshot = self._snapshots.read(row.sha256)
-                self._check_rows(snapshot, row.sha256)
-                with self._reading() as connection:
-                    snapshot = read_rows(connection, snapshot, row.applied_through_seq)
-            except StoreCorrupt as error:
-                log.warning("%s: going %s", error, "back to the one before" if newest_first else "on")
-                continue
-            seq = row.applied_through_seq
-            return Recovery(snapshot, seq, self._after(seq), row.created_at)
+        # A log that begins late cannot make again what is in a row that all of them share.
+        for mends in (False, True) if late else (False,):
+            for row in known:
+                seq = row.applied_through_seq
+                try:
+                    snapshot = self._snapshots.read(row.sha256)
+                    self._check_rows(snapshot, row.sha256)
+                    with self._reading() as connection:
+                        snapshot = read_rows(connection, snapshot, seq, mends)
+                except StoreCorrupt as error:
+                    if not mends:
+                        log.warning("%s: going %s", error, "back to the one before" if newest_first else "on")
+                    continue
+                return Recovery(snapshot, seq, self._after(seq), row.created_at, mends)
         if late:
             raise StoreCorrupt(f"{self._database.name}: no snapshot can be read, and the log {BEGINS_LATE}")
         return Recovery(None, 0, self._after(0))

@@ -305,6 +305,51 @@ def test_a_shortened_log_without_a_good_snapshot_is_corrupt(on_disk: Backend, tm
         place.open()
 
 
+@pytest.mark.parametrize("damage", ["UPDATE receipts SET receipt = '[]'", "DELETE FROM receipts"])
+def test_a_receipt_that_is_damaged_in_every_snapshot_costs_that_receipt(
+    on_disk: Backend, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log cannot make it again. What becomes of its update is as if it were too old to be known."""
+    place, told = Place(on_disk, tmp_path / "data"), "receipt 1 is damaged, and no snapshot is without it"
+    database = "" if on_disk.kind == "sqlite" else on_disk.database
+    desk = place.open()
+    desk.enrol("early")
+    first = desk.ask("early", "early-task")
+    desk.push(first, 0.5)
+    desk.busy(40)
+    vector, applied = desk.books.engine.vector.copy(), desk.books.engine.counters.applied
+    assert seqs(desk.store)[0] > 5
+    desk.drop()
+    on_disk.execute(f"{damage} WHERE number = 1")
+    again = place.open()
+    assert caplog.text.count(told) == 1
+    assert (again.books.engine.vector == vector).all()
+    decision = again.push(first, 0.5).receipt.decision
+    assert (decision.verdict, decision.reason) == (Verdict.REJECTED, Reason.UNKNOWN_TASK)
+    assert again.books.engine.counters.applied == applied
+    assert len(again.store.problems()) == 3, "of each snapshot"
+    again.busy(4, first=40)
+    assert again.store.problems() == [], "the next snapshot has written all rows anew"
+    before = again.digest
+    again.drop()
+    caplog.clear()
+    last = place.open()
+    assert (last.digest, caplog.messages) == (before, [])
+    last.drop()
+    assert verify(place.folder, database).problems == ()
+
+
+def test_a_device_that_is_damaged_in_every_snapshot_is_a_loss(on_disk: Backend, tmp_path: Path) -> None:
+    place = Place(on_disk, tmp_path / "data")
+    desk = place.open()
+    desk.enrol("early")
+    desk.busy(40)
+    desk.drop()
+    on_disk.execute("UPDATE client_records SET record = '{}' WHERE client_id = 'early'")
+    with pytest.raises(StoreCorrupt, match="no snapshot can be read"):
+        place.open()
+
+
 @BACKENDS
 def test_a_resent_update_and_an_open_task_from_behind_the_log(place: Place) -> None:
     desk = place.open()
