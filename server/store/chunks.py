@@ -108,9 +108,9 @@ class ChunkedBlobs(BlobStore):
         if not payloads:
             return set()
         c = chunks.c
-        with self._lock:
+        # Who comes with one of them meanwhile waits, and puts it there again.
+        with self._lock, self._database.writing() as connection:
             old = {sha256 for sha256 in payloads if not self._is_on_its_way(sha256)}
-        with self._database.writing() as connection:
             connection.execute(delete(chunks).where(c.kind == PAYLOAD, c.sha256.in_(old)))
             left = select(c.sha256).where(c.kind == PAYLOAD, c.sha256.in_(payloads)).distinct()
             return set(connection.scalars(left))

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -302,6 +302,55 @@ def test_a_silent_leader_is_turned_out_and_can_write_nothing(postgresql_url: str
     assert [record["update_id"] for _, record in logged(second)] == ["u1", "u3"]
     first.close()
     second.close()
+
+
+class Noticed:
+    """A lock that tells of whoever has to wait for it."""
+
+    def __init__(self, waited: threading.Event) -> None:
+        self._lock, self._waited = threading.Lock(), waited
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waited.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_payload_that_comes_again_while_it_is_dropped_is_there(
+    postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has let go of an update, and another one of the same bytes comes in just then."""
+    store, data, waits = opened(postgresql_url, tmp_path, 60.0), bytes(range(256)) * 40, threading.Event()
+    store.start(INFO)
+    sha256 = upload(store, data, "u1")
+    store.blobs._adopted.clear()  # which was long ago
+    store.blobs.write("u2", 0, data)
+    store.blobs.seal("u2", sha256)
+    monkeypatch.setattr(store.blobs, "_lock", Noticed(waits))
+    writing = store._database.writing
+
+    def adopt() -> None:
+        store.blobs.adopt("u2", sha256)
+        waits.set()
+
+    other = threading.Thread(target=adopt)
+
+    @contextmanager
+    def late() -> Iterator[Connection]:
+        with writing() as connection:
+            other.start()
+            assert waits.wait(WAIT_S)
+            yield connection
+
+    monkeypatch.setattr(store._database, "writing", late)
+    store.blobs.remove({sha256})
+    other.join(WAIT_S)
+    assert store.blobs.read(sha256) == data
+    monkeypatch.undo()
+    store.close()
 
 
 WRITES: dict[str, Callable[[SqlStore], object]] = {
