@@ -281,9 +281,13 @@ def _matrices(module: nn.Module, targets: Collection[str]) -> Iterator[tuple[str
 
 
 def _other_names(module: nn.Module, tensor: object, own: str) -> list[str]:
-    """What else this parameter is called in the module."""
-    named = module.named_parameters(remove_duplicate=False)
-    return [name for name, parameter in named if parameter is tensor and name != own]
+    """What else this parameter is called in the module; a layer in several places is called by the first."""
+    return [
+        name
+        for path, layer in module.named_modules()
+        for name, parameter in layer.named_parameters(path, recurse=False, remove_duplicate=False)
+        if parameter is tensor and name != own
+    ]
 
 
 def _choice(layers: Sequence[tuple[str, nn.Module, str, list[str]]]) -> str:

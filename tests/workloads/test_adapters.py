@@ -234,6 +234,22 @@ def test_no_plain_model_is_made_of_an_adapter_at_a_tied_weight() -> None:
     torch.testing.assert_close(plain(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+def test_a_layer_in_several_places_has_one_adapter_and_one_plain_weight(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    def places(layer: nn.Linear) -> nn.Sequential:
+        return nn.Sequential(layer, nn.Tanh(), layer)
+
+    model, x = moved(lora(places(nn.Linear(4, 4)), 2)), torch.eye(4)
+    assert not [w for w in recwarn if "lora" in str(w.message)]
+    before = model(x).detach()
+    found = merged(model, {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
+    assert sorted(found) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    plain = places(nn.Linear(4, 4))
+    plain.load_state_dict({name: torch.tensor(array) for name, array in found.items()})
+    torch.testing.assert_close(plain(x), before, rtol=1e-5, atol=1e-5)
+
+
 def test_the_draws_are_quantiles_of_the_counter_s_words() -> None:
     found = normal_draws(9, 4000)
     uniform = ((coordinate_words(9, 4000) >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
