@@ -60,7 +60,7 @@ class Answer:
 class Call:
     """One turn of the queue: an event to log, or a look at the engine.
 
-    `ahead`: it passes those that are not.
+    `ahead`: it passes those that are not. `behind`: what it follows up, and fails with.
     """
 
     event: ev.Event | None
@@ -68,6 +68,7 @@ class Call:
     look: Callable[[Engine], Any] | None = None
     folding: Folding | None = None
     ahead: bool = False
+    behind: Call | None = None
     future: asyncio.Future[Any] | None = None
     seq: int | None = None
     effects: list[Effect] = field(default_factory=list)
@@ -171,6 +172,10 @@ class Books:
         A rollback has its event once it is folded.
         """
         if call.event is None or call.folding is not None:
+            return False
+        if call.behind is not None and call.behind.error is not None:
+            # An ask behind an update that is not in the log would end the update's own task.
+            call.error = call.behind.error
             return False
         return call.take(self.run.settle(call.event))
 

@@ -183,9 +183,12 @@ class Writer:
     async def submit_both(
         self, event: ev.Event, inline: bytes | None, follow_up: ev.Event
     ) -> tuple[Answer, Answer]:
-        """Two events with nothing in between but, seldom, what goes ahead. Raises as `submit` does."""
-        first = self._put(Call(event, inline))
-        second = self._put(Call(follow_up), first=False)
+        """Two events with nothing in between but, seldom, what goes ahead. Raises as `submit` does.
+
+        The second is logged only where the first is, or was decided before.
+        """
+        leading = Call(event, inline)
+        first, second = self._put(leading), self._put(Call(follow_up, behind=leading), first=False)
         try:
             return await first, await second
         finally:

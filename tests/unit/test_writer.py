@@ -17,8 +17,8 @@ import pytest
 from desks import LIMITS, Desk, settings
 
 from anabranch.core import events as ev
-from anabranch.core.effects import Granted
-from anabranch.core.errors import StoreError, StoreFull, Unavailable
+from anabranch.core.effects import Decided, Granted
+from anabranch.core.errors import IdTaken, StoreError, StoreFull, Unavailable
 from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.model.updates import Ask, Capability
 from anabranch.server.saving import Every
@@ -54,10 +54,15 @@ class Watched(MemoryStore):
         return super().append(entries, *more, **options)
 
 
-def writer_of(desk: Desk, every: Every | None = None, company_s: float = WAIT_S) -> Writer:
+def writer_of(
+    desk: Desk,
+    every: Every | None = None,
+    company_s: float = WAIT_S,
+    batch_max: int = LIMITS.commit_events_max,
+) -> Writer:
     found = desk.found
     clock: Any = Forward(desk)
-    limits = replace(LIMITS, commit_wait_s=company_s)
+    limits = replace(LIMITS, commit_wait_s=company_s, commit_events_max=batch_max)
     seq = desk.books.seq
     made = Writer(
         found.engine, desk.store, desk.models, clock, found.history, seq, every=every, limits=limits
@@ -330,6 +335,57 @@ def test_two_events_are_logged_with_nothing_in_between_and_both_answered(tmp_pat
     answers = asyncio.run(asyncio.wait_for(run(), WAIT_S))
     assert [answer.seq for answer in answers] == [1, 2, 3, 4, 5]
     assert [record["client_id"] for _, record in store.records()] == ["c0", "c1", "c2", "c5", "c6"]
+
+
+def test_an_ask_behind_an_update_that_finds_no_room_leaves_its_task_open(tmp_path: Path) -> None:
+    """Even where the ask is in a batch of its own, for which there is room again."""
+    store = Watched()
+    desk = Desk(store, tmp_path, settings())
+    desk.enrol("a")
+    update, data = desk.answer(desk.ask("a", "t1"), 1.0)
+    ask = ev.TaskAsked(update.now, Ask("a", "t2"))
+
+    def full_once() -> None:
+        store.before = lambda: None
+        raise StoreFull("no room")
+
+    async def run() -> tuple[Any, Any]:
+        writer = writer_of(desk, company_s=0.0, batch_max=1)
+        await writer.look(lambda _: None)  # the server's return comes first
+        store.before = full_once
+        with pytest.raises(StoreFull, match="no room"):
+            await writer.submit_both(update, data, ask)
+        await writer.look(lambda _: None)  # what was behind the update has had its turn
+        open_tasks = await writer.look(lambda engine: list(engine.ledger.tasks))
+        assert open_tasks == ["t1"], "the device tries again, and may"
+        answers = await writer.submit_both(update, data, ask)
+        await writer.close()
+        return answers
+
+    decided, asked = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert [type(effect) for effect in decided.effects] == [Decided]
+    assert [effect.task.task_id for effect in asked.effects if isinstance(effect, Granted)] == ["t2"]
+    kinds = [record["kind"] for _, record in store.records()]
+    assert kinds == ["enrolled", "asked", "returned", "update", "asked"]
+
+
+def test_an_ask_behind_an_update_whose_id_is_taken_leaves_its_task_open(tmp_path: Path) -> None:
+    store = Watched()
+    desk = Desk(store, tmp_path, settings())
+    for client in ("a", "b"):
+        desk.enrol(client)
+    desk.push(desk.ask("b", "t0"), 1.0, "u")
+    update, data = desk.answer(desk.ask("a", "t1"), 1.0, "u")
+
+    async def run() -> list[str]:
+        writer = writer_of(desk, company_s=0.0)
+        with pytest.raises(IdTaken):
+            await writer.submit_both(update, data, ev.TaskAsked(update.now, Ask("a", "t2")))
+        open_tasks = await writer.look(lambda engine: list(engine.ledger.tasks))
+        await writer.close()
+        return open_tasks
+
+    assert asyncio.run(asyncio.wait_for(run(), WAIT_S)) == ["t1"], "as docs/protocol.md has it"
 
 
 def test_a_listener_hears_of_what_is_in_the_log_and_of_nothing_else(tmp_path: Path) -> None:
