@@ -151,10 +151,11 @@ class Blobs(Protocol):
         ...
 
     def write(self, update_id: str, offset: int, chunk: bytes | memoryview, algorithm: str = SHA256) -> int:
-        """Put a chunk at `offset`, dropping what lies after it; returns the bytes received.
+        """Put a chunk at `offset`, dropping what lies after it; returns where the next one goes.
 
-        `algorithm`: of the digest that `seal` will be given, which may grow with the chunks. Raises
-        `InvalidUpdate` if it would leave a gap, `StoreFull`.
+        Behind the beginning of what was sealed it may be passed over: those bytes are here. `algorithm`: of
+        the digest that `seal` will be given, which may grow with the chunks. Raises `Unavailable` if it
+        would leave a gap, `StoreFull`.
         """
         ...
 
@@ -162,7 +163,7 @@ class Blobs(Protocol):
         """The bytes of a whole upload, without a copy, fixed from now on: decode and check them.
 
         Then `adopt` them, or keep them elsewhere (inline) and `discard`. May be repeated. Raises
-        `InvalidUpdate`, and forgets the upload, if the digest is another.
+        `InvalidUpdate`, and forgets the upload, if the digest is another; `Unavailable` if it is not here.
         """
         ...
 

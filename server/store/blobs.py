@@ -40,7 +40,7 @@ from anabranch.core.content import (
     digest_like,
     digits,
 )
-from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreError, TooLarge
+from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreError, TooLarge, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.mapped import MappedFile
 from anabranch.identity.files import sync_folder
@@ -146,10 +146,11 @@ class BlobStore:
         return 0
 
     def write(self, update_id: str, offset: int, chunk: bytes | memoryview, algorithm: str = SHA256) -> int:
-        """Put a chunk at `offset`, dropping what lies after it; returns the bytes received.
+        """Put a chunk at `offset`, dropping what lies after it; returns where the next one goes.
 
-        `algorithm`: of the digest that `seal` will be given; one of another is made there. Raises
-        `InvalidUpdate` if it would leave a gap, `TooLarge`, `StoreFull`.
+        Behind the beginning of an upload that was sealed nothing is written: all of it is here, and may be
+        read. `algorithm`: of the digest that `seal` will be given; one of another is made there. Raises
+        `Unavailable` if it would leave a gap, `TooLarge`, `StoreFull`.
         """
         path, end = self._part(update_id), offset + len(chunk)
         if end > self.limits.payload_bytes_max:
@@ -166,7 +167,10 @@ class BlobStore:
                 alone = self._digests.pop(update_id, None) is mine
                 if offset == 0:
                     self._drop(update_id, self._whole(update_id))
-                descriptor = _open_part(update_id, path, offset)
+                descriptor = _opened(path, offset)
+                if descriptor is None:
+                    self._check_sealed(update_id, offset, end)
+                    return end
                 try:
                     _put(update_id, descriptor, offset, chunk)
                 except BaseException:
@@ -184,14 +188,15 @@ class BlobStore:
     def seal(self, update_id: str, digest: str) -> memoryview:
         """The bytes of a whole upload, mapped, its digest checked.
 
-        Raises `InvalidUpdate`, and `StoreError` where there is no memory to map it: it stays as it came.
+        Raises `InvalidUpdate`; `Unavailable` where nothing is here, as another stream of it may have taken
+        it; and `StoreError` where there is no memory to map it: it stays as it came.
         """
         check_digest(digest)
         part, whole = self._part(update_id), self._whole(update_id)
         with disk_errors(f"sealing upload {update_id}"):
             with self._lock:
                 if (taken := self._take(part) or self._take(whole)) is None:
-                    raise InvalidUpdate(f"update {update_id!r} was not uploaded: send it from byte 0")
+                    raise Unavailable(f"update {update_id!r} is not here: query it, and send what is lacking")
                 known = self._digests.pop(update_id, None)
             try:
                 data = _map_upload(taken)
@@ -211,7 +216,10 @@ class BlobStore:
         return data
 
     def adopt(self, update_id: str, digest: str) -> None:
-        """Make a sealed upload a durable blob: before its entry is appended. May be repeated."""
+        """Make a sealed upload a durable blob: before its entry is appended. May be repeated.
+
+        Raises `Unavailable` where another stream of it has taken its place.
+        """
         check_digest(digest)
         whole = self._whole(update_id)
         with disk_errors(f"storing payload {digest}"):
@@ -224,7 +232,7 @@ class BlobStore:
             if taken is None:
                 if self.exists(digest):
                     return
-                raise InvalidUpdate(f"update {update_id!r} is not sealed: send it from byte 0")
+                raise Unavailable(f"update {update_id!r} is not sealed: query it, and send what is lacking")
             try:
                 self._keep(taken, digest)
             except BaseException:  # it is sent again: what nobody knows would take room until the next start
@@ -315,6 +323,13 @@ class BlobStore:
         for path in paths:
             path.unlink(missing_ok=True)
 
+    def _check_sealed(self, update_id: str, offset: int, end: int) -> None:
+        """Raises `Unavailable` unless a sealed upload has the bytes from `offset` to `end`."""
+        status = _status(self._whole(update_id))
+        size = 0 if status is None else status.st_size
+        check_place(update_id, offset, size)
+        check_place(update_id, end, size)
+
     # --- blobs -------------------------------------------------------------------------------
 
     def path(self, digest: str) -> Path:
@@ -374,17 +389,29 @@ class BlobStore:
         return self._spool / f"{update_id}{WHOLE}"
 
 
-def _open_part(update_id: str, path: Path, offset: int) -> int:
+def check_place(update_id: str, offset: int, size_bytes: int) -> None:
+    """Raises `Unavailable` for a chunk that does not go on where an upload of so many bytes can.
+
+    A device that asked where to go on may be told otherwise by then: the upload was in the hands of another
+    stream of it. So it asks again.
+    """
+    if not 0 <= offset <= size_bytes:
+        raise Unavailable(
+            f"update {update_id!r}: a chunk at {offset} leaves a gap, go on at byte {size_bytes}: query it"
+        )
+
+
+def _opened(path: Path, offset: int) -> int | None:
+    """A part, to write in; None if it is not there, unless the chunk is its first."""
     try:
         return open_file(path, os.O_RDWR | (0 if offset else os.O_CREAT))
     except FileNotFoundError:
-        raise InvalidUpdate(f"update {update_id!r}: a chunk at {offset}, but nothing is here yet") from None
+        return None
 
 
 def _put(update_id: str, descriptor: int, offset: int, chunk: bytes | memoryview) -> None:
     size = os.fstat(descriptor).st_size
-    if not 0 <= offset <= size:
-        raise InvalidUpdate(f"update {update_id!r}: a chunk at {offset} leaves a gap, go on at byte {size}")
+    check_place(update_id, offset, size)
     if offset < size:
         os.ftruncate(descriptor, offset)
     view = memoryview(chunk)

@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 from anabranch.core.content import SHA256, check_content
 from anabranch.core.effects import Decided, Published
 from anabranch.core.engine.shelf import rows_named
-from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
+from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge, Unavailable
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record, payload_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -25,7 +25,7 @@ from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep, SnapshotPoint, kept
 from anabranch.core.snapshot import Snapshot
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
-from anabranch.server.store.blobs import check_bytes, check_digest, check_name
+from anabranch.server.store.blobs import check_bytes, check_digest, check_name, check_place
 from anabranch.server.store.ledger_rows import (
     ClientReader,
     capability_text,
@@ -55,15 +55,12 @@ class MemoryBlobs:
         return len(self._parts.get(update_id, b""))
 
     def write(self, update_id: str, offset: int, chunk: bytes | memoryview, algorithm: str = SHA256) -> int:
-        """Put a chunk at `offset`, dropping what lies after it. Raises `InvalidUpdate`, `TooLarge`."""
+        """Put a chunk at `offset`, dropping what lies after it. Raises `Unavailable`, `TooLarge`."""
         del algorithm  # what is in memory is read once, at its end
         check_name(update_id, self.limits)
         with self._lock:
             part = self._parts.setdefault(update_id, bytearray())
-            if not 0 <= offset <= len(part):
-                raise InvalidUpdate(
-                    f"update {update_id!r}: a chunk at {offset} leaves a gap, go on at byte {len(part)}"
-                )
+            check_place(update_id, offset, len(part))
             if offset + len(chunk) > self.limits.payload_bytes_max:
                 cap = self.limits.payload_bytes_max
                 raise TooLarge(f"update {update_id!r} is over payload_bytes_max, {cap}")
@@ -71,12 +68,12 @@ class MemoryBlobs:
             return len(part)
 
     def seal(self, update_id: str, digest: str) -> bytes:
-        """The bytes of a whole upload, its digest checked. Raises `InvalidUpdate`."""
+        """The bytes of a whole upload, its digest checked. Raises `InvalidUpdate`, `Unavailable`."""
         check_name(update_id, self.limits)
         check_digest(digest)
         with self._lock:
             if update_id not in self._parts:
-                raise InvalidUpdate(f"update {update_id!r} was not uploaded: send it from byte 0")
+                raise Unavailable(f"update {update_id!r} is not here: query it, and send what is lacking")
             data = bytes(self._parts[update_id])
         try:
             check_bytes(update_id, data, digest)
@@ -86,7 +83,7 @@ class MemoryBlobs:
         return data
 
     def adopt(self, update_id: str, digest: str) -> None:
-        """Keep a sealed upload as a payload. Raises `InvalidUpdate`."""
+        """Keep a sealed upload as a payload. Raises `InvalidUpdate`, `Unavailable`."""
         if digest not in self.payloads:
             self.payloads[digest] = self.seal(update_id, digest)
         self.discard(update_id)

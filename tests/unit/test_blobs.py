@@ -29,6 +29,7 @@ from anabranch.core.errors import (
     StoreFull,
     StoreLocked,
     TooLarge,
+    Unavailable,
 )
 from anabranch.core.limits import MIB, Limits
 from anabranch.server.store import blobs as blobs_module
@@ -120,9 +121,9 @@ def test_what_two_streams_write_at_a_time_has_the_digest_of_the_file(store: Blob
 
 def test_a_gap_is_refused_with_the_place_to_go_on(blobs: Blobs) -> None:
     blobs.write("u1", 0, b"abc")
-    with pytest.raises(InvalidUpdate, match="go on at byte 3"):
+    with pytest.raises(Unavailable, match="go on at byte 3"):
         blobs.write("u1", 4, b"e")
-    with pytest.raises(InvalidUpdate):
+    with pytest.raises(Unavailable):
         blobs.write("u1", -1, b"e")
     assert blobs.received("u1") == 3
 
@@ -132,7 +133,7 @@ def test_another_digest_forgets_the_upload(blobs: Blobs) -> None:
     with pytest.raises(InvalidUpdate, match=sha(b"abc")):
         blobs.seal("u1", sha(b"abd"))
     assert blobs.received("u1") == 0
-    with pytest.raises(InvalidUpdate, match="from byte 0"):
+    with pytest.raises(Unavailable, match="query it"):
         blobs.seal("u1", sha(b"abc"))
 
 
@@ -185,19 +186,41 @@ def test_a_late_chunk_cannot_change_what_was_checked(store: BlobStore) -> None:
     assert bytes(sealed) == DATA
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_stream_may_go_on_from_before_the_end_of_what_was_sealed(
+    restarted: bool, store: BlobStore, folder: Path
+) -> None:
+    """As the protocol allows. Nothing is written then: another thread may read what it has checked."""
+    store.write("u1", 0, DATA)
+    sealed = store.seal("u1", sha(DATA))
+    if restarted:  # it was killed before the payload had its name
+        store = BlobStore(folder, LIMITS)
+    assert store.received("u1") == len(DATA)
+    assert store.write("u1", 100, DATA[100:200]) == 200
+    assert store.received("u1") == len(DATA), "the rest of that stream may never come"
+    assert store.write("u1", 200, DATA[200:]) == len(DATA)
+    assert bytes(sealed) == DATA
+    with pytest.raises(Unavailable, match=f"go on at byte {len(DATA)}"):
+        store.write("u1", 200, DATA[200:] + b"x")
+    assert bytes(store.seal("u1", sha(DATA))) == DATA
+    store.adopt("u1", sha(DATA))
+    with pytest.raises(Unavailable, match="go on at byte 0"):
+        store.write("u1", 100, DATA[100:])
+
+
 def test_another_stream_of_the_same_update_cannot_put_its_bytes_in_place(store: BlobStore) -> None:
     store.write("u1", 0, DATA)
     store.seal("u1", sha(DATA))
     store.write("u1", 0, b"other")
     store.seal("u1", sha(b"other"))
-    with pytest.raises(InvalidUpdate, match="not sealed"):
+    with pytest.raises(Unavailable, match="not sealed"):
         store.adopt("u1", sha(DATA))
     store.adopt("u1", sha(b"other"))
     assert bytes(store.read(sha(b"other"))) == b"other"
 
 
 def test_what_was_not_sealed_is_not_adopted(blobs: Blobs) -> None:
-    with pytest.raises(InvalidUpdate):
+    with pytest.raises(Unavailable, match="query it"):
         blobs.adopt("u1", sha(DATA))
 
 
