@@ -13,6 +13,7 @@ import numpy as np
 
 from anabranch.cockpit.series import thinned
 from anabranch.core.config.privacy import PrivacyTable
+from anabranch.core.config.secagg import SecaggTable
 from anabranch.reports.picture.columns import plain
 from anabranch.reports.picture.picture import Picture
 
@@ -37,7 +38,7 @@ def defence(picture: Picture, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "rejected": counts,
         "series": {"time": plain((edges[:-1] + edges[1:]) / 2), "by_reason": by_reason},
-        "clipped": sum(shortened for _, shortened in devices.flaws.values()),
+        "clipped": _clipped(picture, config),
         "quarantined": [
             {"client": devices.names[row], "why": why, "at_s": at}
             for row, (why, at) in sorted(devices.quarantined.items(), key=lambda item: item[1][1] or 0.0)
@@ -51,6 +52,13 @@ def defence(picture: Picture, config: Mapping[str, Any]) -> dict[str, Any]:
         "scores": scores(picture),
         "privacy": None if promise is None else asdict(promise),
     }
+
+
+def _clipped(picture: Picture, config: Mapping[str, Any]) -> int | None:
+    """How many updates `robust.clip` has cut; None where nobody counts what is cut, as in a private run."""
+    otherwise = PrivacyTable.of_json(config).on or SecaggTable.of_json(config).on
+    flaws = picture.devices.flaws.values()
+    return sum(cut for _, cut in flaws) if picture.devices.flaws_told and not otherwise else None
 
 
 def heard(picture: Picture) -> dict[str, Any]:

@@ -225,13 +225,18 @@ def _row(run: ShownRun, head: Head) -> dict[str, Any]:
             "state": state,
             "why": why,
             "given_up": head.given_up,
-            "updates": max(head.updates, picture.count("applied")),
-            "version": max(head.version, picture.version),
+            "updates": _count(run, head.updates, picture.count("applied")),
+            "version": _count(run, head.version, picture.version),
             "metric": goal.metric,
             "best": best,
             "seed": head.seed,
             "started_at": head.started_at,
         }
+
+
+def _count(run: ShownRun, told: int | None, seen: int) -> int | None:
+    """The larger of what its source says and what was seen; None where neither is anything yet."""
+    return told if not run.is_open else max(told or 0, seen)
 
 
 def head_of(run: ShownRun) -> dict[str, Any]:

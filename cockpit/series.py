@@ -36,9 +36,17 @@ def series(picture: Picture, asked: Asked) -> dict[str, Any]:
     rows = first + thinned(steps["staleness"][first:end], points)
     columns = ("time", "version", "updates", "up", "down", "staleness")
     found: dict[str, Any] = {name: plain(steps[name][rows]) for name in columns}
+    found["down"] = down(picture, rows)
     names = picture.measured.names
     shared = max(points * METRICS_WHOLE // max(len(names), METRICS_WHOLE), min(points, METRIC_POINTS_LEAST))
     return {**found, "metrics": {name: _metric(picture, name, shared, least, most) for name in names}}
+
+
+def down(picture: Picture, rows: Array) -> list[int | None]:
+    """The bytes down of these steps, null where they are not known."""
+    steps = picture.steps
+    known = steps["time"][rows] > picture.down_from_s
+    return [size if told else None for size, told in zip(steps["down"][rows].tolist(), known, strict=True)]
 
 
 def _metric(picture: Picture, name: str, points: int, least: float, most: float) -> dict[str, Any]:

@@ -21,8 +21,8 @@ State = Literal["running", "finished", "interrupted", "paused"]
 class Head:
     """What a run is, and how it stands by what its source says; `why` it has ended.
 
-    `updates`, `version` and `best` are of a run whose records nobody has read yet. `silence_s`: a device
-    that says nothing for so long is offline; None: that cannot be told.
+    `updates`, `version` and `best` are of a run whose records nobody has read yet; None: they alone tell it.
+    `silence_s`: a device that says nothing for so long is offline; None: that cannot be told.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Head:
     why: str = ""
     given_up: bool = False  # it has ended because nothing came of it
     started_at: float | None = None
-    updates: int = 0
-    version: int = 0
+    updates: int | None = None
+    version: int | None = None
     goal: Goal = field(default_factory=Goal)
     best: float | None = None
     uptime_s: float | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from anabranch.cockpit.asking import Asked
+from anabranch.cockpit.series import down
 from anabranch.reports.picture.columns import plain
 from anabranch.reports.picture.picture import Picture
 
@@ -20,8 +21,9 @@ def wire(picture: Picture, asked: Asked) -> dict[str, Any]:
         np.linspace(0, max(len(steps) - 1, 0), asked.whole("points", POINTS, 2, 20_000)).astype(np.int64)
     )
     rows = rows[: len(steps)]
-    named = {"time": "time", "up": "up", "down": "down", "up_raw": "raw"}
+    named = {"time": "time", "up": "up", "up_raw": "raw"}
     series = {name: plain(steps[column][rows]) for name, column in named.items()}
+    series["down"] = down(picture, rows)
     totals = {name: picture.count(name) for name in ("up", "down", "up_raw", "down_full")}
     if any(totals[name] != (series[name] or [0])[-1] for name in ("up", "down")):  # since the last update
         for name, course in series.items():

@@ -22,6 +22,7 @@ class DeviceRows:
         self.names: list[str] = []
         self.quarantined: dict[int, tuple[str, float | None]] = {}  # why, and since when, if known
         self.flaws: dict[int, tuple[int, int]] = {}  # flaws, and updates that the clip has cut
+        self.flaws_told = False  # a server does, records do not
         self.run_twice: set[int] = set()
         self.lease_until: dict[int, float] = {}
         self._rows: dict[str, int] = {}
@@ -145,6 +146,7 @@ class DeviceRows:
         """What the server says of a device: more than was seen here, or less where some was counted twice."""
         cells = self.columns.cells
         cells["updates"][row], cells["rejected"][row] = updates, rejected
+        self.flaws_told = True
         if any(flaws):
             self.flaws[row] = flaws
         else:

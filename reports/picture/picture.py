@@ -27,6 +27,7 @@ class Picture:
     `known` are counts that its source has from elsewhere, of all that happened before it was looked at:
     of two counts the larger one is right. `from_s`: since when the tasks are known. `now_s` is how far the
     run has come, and stands still once it has ended; `clock_s` goes on, as devices still come and go.
+    `down_from_s`: until then the bytes down are not known, as a server has them as a sum alone.
     """
 
     fetches_told = False  # a live server's log has no downloads
@@ -58,6 +59,7 @@ class Picture:
         self.compression: list[tuple[int, float, str, str]] = []
         self.settings_changed: list[dict[str, Any]] = []
         self.version, self.now_s, self.clock_s, self.from_s = 0, 0.0, 0.0, 0.0
+        self.down_from_s = -math.inf
         self.finished = ""
         self.happened = 0
         self._recent: deque[Happened] = deque(maxlen=RECENT_MAX)
@@ -110,6 +112,8 @@ class Picture:
         Then more was counted here only where something was on its way while its source was asked for the
         sums of before: it was in them, and was told again.
         """
+        if name == "down" and name not in self.known and len(self.steps):
+            self.down_from_s = float(self.steps["time"][-1])
         self.known[name] = count
         if in_all:
             self.counts[name] = min(self.counts[name], count)

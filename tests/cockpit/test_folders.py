@@ -72,7 +72,12 @@ def test_a_run_is_followed_as_it_grows(whole: Path, tmp_path: Path) -> None:
     growing = Growing(whole, tmp_path / "run")
     growing.write(b"".join(growing.lines[:20]))
     with entered(tmp_path / "run", cwd=tmp_path) as browser:
+        (row,) = browser.get("/api/runs")["runs"]
+        assert (row["updates"], row["version"]) == (None, None), "nobody has read its records yet"
         head = browser.get("/api/runs/run")
+        (row,) = browser.get("/api/runs")["runs"]
+        taken = [json.loads(line).get("verdict") in ("applied", "held") for line in growing.lines[:20]]
+        assert (row["updates"], row["version"]) == (head["updates"], head["version"]) == (sum(taken), 0)
         assert (head["state"], head["kind"], head["ended"]) == ("running", "simulated", None)
         assert head["config"]["run"]["workload"] == "synthetic"
         with browser.stream("run") as messages:

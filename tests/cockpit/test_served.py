@@ -27,12 +27,15 @@ from anabranch.client.operator import (
 )
 from anabranch.client.watching import WatchedEvent
 from anabranch.cockpit import news, runs
+from anabranch.cockpit.asking import Asked
 from anabranch.cockpit.defence import defence
 from anabranch.cockpit.news import News
 from anabranch.cockpit.ordering import Ordering
 from anabranch.cockpit.runs import OPEN_MAX, Runs, ShownRun, counters, head_of, row_of
+from anabranch.cockpit.series import series
 from anabranch.cockpit.source import Head
 from anabranch.cockpit.visitors import Visitor
+from anabranch.cockpit.wire import wire
 from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.core.privacy.accountant import epsilon_of
 from anabranch.reports.picture.picture import Picture
@@ -452,6 +455,51 @@ def test_a_masked_sum_that_was_lost_was_seen_and_counts_in_epsilon() -> None:
         with picture.lock:
             found = defence(picture, config)["privacy"]["epsilon_so_far"]
     assert found == epsilon_of(math.sqrt(3) / 2.0, 1e-6)
+
+
+def test_bytes_down_of_before_the_cockpit_are_not_known() -> None:
+    """A server has them as a sum alone: none had not travelled until somebody looked."""
+
+    class Kept(Server):
+        more = threading.Event()
+
+        def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+            yield from (self.update(n, self.began + n) for n in (1, 2))
+            self.more.wait()
+            yield self.update(3, time.time())
+            self.closed.wait()
+
+        def status(self) -> RunStatus:
+            return replace(super().status(), downlink_bytes=500)
+
+    server = Kept()
+    with followed(server) as (picture, caught_up):
+        assert caught_up.wait(600)
+        until(lambda: server.asked >= 3)
+        server.more.set()
+        until(lambda: picture.happened == 3)
+        with picture.lock:
+            assert series(picture, Asked({}))["down"] == [None, None, 500]
+            assert wire(picture, Asked({}))["series"]["down"] == [None, None, 500]
+
+
+@pytest.mark.parametrize(
+    ("config", "cut"),
+    [
+        ({"robust": {"clip": 2.0}}, 7),
+        ({"privacy": {"clip": 1.0, "noise": 2.0, "participations": 5}}, None),
+        ({"secagg": {"mode": "keeper", "keepers": ["north"], "clip": 1.0}}, None),
+    ],
+    ids=["clip", "private", "masked"],
+)
+def test_who_cuts_unseen_is_not_said_to_have_cut_nothing(config: dict[str, Any], cut: int | None) -> None:
+    class Cutting(Quiet):
+        def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
+            return [ClientStanding("a", 9, 0, 0, 7, "", None, True, None)]
+
+    with shown(Cutting()) as run:
+        assert defence(run.picture, config)["clipped"] == cut
+    assert defence(Picture(), config)["clipped"] is None, "records do not tell it"
 
 
 def test_a_served_run_is_live_whosever_app_it_is() -> None:

@@ -22,8 +22,8 @@ export interface RunRow {
   framework: string | null; // whose app it runs, where that is none of ours
   served: boolean; // by a server, now: others are read from files
   state: RunState;
-  updates: number;
-  version: number;
+  updates: number | null; // null: nobody has read its records yet
+  version: number | null;
   metric: string | null;
   best: number | null;
   seed: number | null;
@@ -66,6 +66,8 @@ export interface SettingChange {
 }
 
 export interface Head extends RunRow {
+  updates: number;
+  version: number;
   config: Record<string, unknown>;
   config_toml: string;
   metrics: Metric[];
@@ -202,7 +204,7 @@ export interface ServerFigures {
 export interface Defence {
   rejected: Record<string, number>;
   series: { time: number[]; by_reason: Record<string, Numbers> };
-  clipped: number | null;
+  clipped: number | null; // null: not known
   quarantined: { client: string; why: string; at_s: number | null }[];
   flaws: { client: string; flaws: number; shortened: number }[];
   rule: string | null;

@@ -33,7 +33,7 @@ function Told({ defence: d, run }: { defence: Defence; run: Run }) {
     <>
       <Figures>
         <Figure name="Rejected" value={countText(rejected)} remark={decided ? `${percentText(rejected / decided)} of all updates` : "nothing decided yet"} />
-        <Figure name="Clipped" value={countText(d.clipped)} remark={d.clipped === null ? "no clip is set, or it is not counted" : "updates shortened to the bound"} />
+        <Figure name="Clipped" value={countText(d.clipped)} remark={d.clipped === null ? "not counted here" : "updates shortened to the bound"} />
         <Figure name="In quarantine" value={countText(d.quarantined.length)} remark={d.quarantined.length ? "no task until released" : "nobody"} />
         <Figure name="Rule" value={rule ? words(rule) : "mean"} remark={rule ? "robust aggregation" : "no robust rule is set"} />
       </Figures>

@@ -141,7 +141,7 @@ function MetricCard({ name, runs, over, xName }: { name: string; runs: Known[]; 
   );
 }
 
-const traffic = (series: Series): (number | null)[] => series.up.map((up, i) => (up === null ? null : up + (series.down[i] ?? 0)));
+const traffic = (series: Series): (number | null)[] => series.up.map((up, i) => (up === null || series.down[i] == null ? null : up + series.down[i]));
 
 interface SeriesCardProps {
   title: string;

@@ -65,7 +65,7 @@ function Told({ wire, head }: { wire: Wire; head: Head }) {
           {wire.schedule.length ? (
             <Table label="Schedule" head={["from version", "up", "down"]} rows={wire.schedule.map((each) => [countText(each.version), <code>{each.uplink}</code>, <code>{each.downlink}</code>])} />
           ) : (
-            <Empty>Nothing is compressed: updates and models travel raw. <code>[compression]</code> of the settings changes that.</Empty>
+            <Empty>{head.served ? "A server does not tell it: by what updates came stands beside, by codec." : "No record says by what updates and models travelled."} <code>uplink.codec</code> and <code>downlink.codec</code> of the settings choose it.</Empty>
           )}
         </Card>
       </div>
