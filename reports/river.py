@@ -96,6 +96,7 @@ def _legend(stalest: int) -> str:
     marks = (
         ("bad", '<path d="M2 2l8 8M10 2l-8 8"/>', "rejected"),
         ("", '<circle cx="6" cy="6" r="4"/>', "lost"),
+        ("held", '<path d="M6 1l5 5-5 5-5-5z"/>', "in no version yet"),
         ("out", '<circle cx="6" cy="6" r="3.5"/>', "still out"),
     )
     rest = "".join(

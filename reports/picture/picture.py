@@ -32,6 +32,7 @@ class Picture:
 
     fetches_told = False  # a live server's log has no downloads
     parts_told = False  # some task was of a part of the model
+    down_from_s = -math.inf
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -59,7 +60,6 @@ class Picture:
         self.compression: list[tuple[int, float, str, str]] = []
         self.settings_changed: list[dict[str, Any]] = []
         self.version, self.now_s, self.clock_s, self.from_s = 0, 0.0, 0.0, 0.0
-        self.down_from_s = -math.inf
         self.finished = ""
         self.happened = 0
         self._recent: deque[Happened] = deque(maxlen=RECENT_MAX)

@@ -61,6 +61,16 @@ export class Run {
     return this.head?.state === "running" || this.head?.state === "paused";
   }
 
+  /** A device's state in words that hold: of a run that goes on no longer it is known that a task was out, not that somebody trains. */
+  stateOf(device: { state: string; quarantined: string }): string {
+    const state = device.quarantined ? "quarantined" : device.state;
+    return state === "training" ? this.training : state;
+  }
+
+  get training(): string {
+    return this.goesOn ? "training" : "still_out";
+  }
+
   // Answers and news come on lines of their own, in any order: an answer that comes after that of a newer question is
   // left, and news that came while this one was under way is newer than the answer.
   async load(): Promise<void> {

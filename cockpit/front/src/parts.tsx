@@ -88,6 +88,7 @@ const MARKS: Record<string, string> = {
   offline: "M6 2a4 4 0 1 0 .01 0z",
   lost: "M6 2a4 4 0 1 0 .01 0z",
   held: "M6 1l5 5-5 5-5-5z",
+  still_out: "M6 4a2 2 0 1 0 .01 0z",
   open: "M6 4a2 2 0 1 0 .01 0z",
 };
 

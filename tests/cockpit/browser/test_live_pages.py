@@ -294,6 +294,8 @@ def test_a_served_flower_app_takes_orders_and_its_data_take_none(chromium: Brows
         left(dialog)
         page.get_by_role("link", name="Server").click()
         expect(page.get_by_text("Up for")).to_be_visible()
+        page.get_by_role("link", name="Wire").click()
+        expect(page.get_by_text("A server does not tell it")).to_be_visible()
         page.close()
     with cockpit("data", cwd=tmp_path) as printed:
         page = chromium.new_page()
@@ -305,6 +307,13 @@ def test_a_served_flower_app_takes_orders_and_its_data_take_none(chromium: Brows
         page.get_by_text("Orders", exact=True).click()
         expect(page.get_by_text("there is no server to give orders to")).to_be_visible()
         page.close()
+
+
+def goes_on(page: Page) -> None:
+    """The run does, nothing is missed, and the river follows what happens now."""
+    expect(page.locator(".top .state")).to_have_text("running")
+    expect(page.locator(".notice")).to_have_count(0)
+    expect(page.get_by_role("button", name="follow")).to_have_attribute("aria-pressed", "true")
 
 
 def test_pages_tell_that_a_server_is_away_and_go_on_once_it_is_back(
@@ -346,8 +355,7 @@ def test_pages_tell_that_a_server_is_away_and_go_on_once_it_is_back(
             with Process(*server, cwd=tmp_path, stdout=PIPE, stderr=log) as back:
                 Printed(back).next("serving")
                 for page in pages:
-                    expect(page.locator(".top .state")).to_have_text("running")
-                    expect(page.locator(".notice")).to_have_count(0)
+                    goes_on(page)
                 assert run(*work, "--json", cwd=tmp_path).returncode == 0
                 for page in pages:
                     updates = page.locator(".strip div", has_text="updates").locator("dd")

@@ -261,6 +261,30 @@ def _going_on(route: Route) -> None:
     route.fulfill(json={**route.fetch().json(), "state": "running", "ended": None})
 
 
+@pytest.mark.parametrize(("goes_on", "state"), [(False, "still out"), (True, "training")])
+def test_nobody_is_said_to_train_in_a_run_that_is_over(look: Look, goes_on: bool, state: str) -> None:
+    page = look("run/eight")
+    if goes_on:
+        page.route(re.compile(r"/api/runs/eight$"), _going_on)
+        page.reload()
+    page.get_by_role("link", name="Fleet").click()
+    row = page.locator(".fleet-body .fleet-row", has=page.locator(".state", has_text=state)).first
+    expect(row).to_be_visible()
+    others = {"still out": "training", "training": "still out"}[state]
+    expect(page.locator(".fleet-page").get_by_text(others)).to_have_count(0)
+    row.get_by_role("link").click()
+    expect(page.locator(".device-head .state")).to_have_text(state)
+    last_seen = page.locator(".figure", has_text="Last seen").locator("small")
+    expect(last_seen).to_have_text(re.compile("lease|trains" if goes_on else "its task was still out"))
+    page.unroute_all(behavior="wait")  # it asks again and again
+
+
+def test_every_mark_of_the_river_is_told(look: Look) -> None:
+    page = look("run/eight/river")
+    marks = page.get_by_role("list", name="What colours and marks mean").get_by_role("listitem")
+    expect(marks).to_contain_text(["fresh", "rejected", "lost", "in no version yet", "still out"])
+
+
 def test_an_answer_that_takes_longer_than_questions_are_apart_is_waited_for(look: Look) -> None:
     """A page of a run that goes on asks every two seconds; over a slow line an answer takes longer."""
     page = look("run/eight/settings")

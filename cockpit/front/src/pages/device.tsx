@@ -22,7 +22,7 @@ export function DevicePage({ run, session, route }: PageProps) {
         <a href={link("run", run.id, "fleet")}>Fleet</a>
         <span aria-hidden="true">/</span>
         <h2>{client}</h2>
-        {asked.data && <State of={asked.data.quarantined ? "quarantined" : asked.data.state} />}
+        {asked.data && <State of={run.stateOf(asked.data)} />}
         <span class="spread" />
         {asked.data && run.head!.served && (
           <OrderButton run={run} session={session} order={asked.data.quarantined ? "release" : "quarantine"} given={{ client }}>
@@ -55,7 +55,7 @@ function Told({ device, run, client }: { device: Device; run: Run; client: strin
         <Figure name="Examples" value={countText(device.examples)} remark="trained on, all updates" />
         {device.heard !== null && <Figure name="Heard by the rule" value={percentText(device.heard, 0)} remark="of its updates, on average" />}
         {device.width !== null && <Figure name="Width" value={percentText(device.width, 0)} remark="of the model's numbers, its newest task" />}
-        <Figure name="Last seen" value={seen} remark={device.lease_until_s === null ? device.state === "training" ? "trains" : "holds no task" : `its lease lasts until ${secondsText(device.lease_until_s)}`} />
+        <Figure name="Last seen" value={seen} remark={device.lease_until_s === null || !run.goesOn ? device.state !== "training" ? "holds no task" : run.goesOn ? "trains" : "its task was still out" : `its lease lasts until ${secondsText(device.lease_until_s)}`} />
       </Figures>
       <Since from_s={run.head!.from_s} />
       <Card title="Its arm of the river" wide>

@@ -6,7 +6,7 @@ import type { PageProps } from "../cockpit";
 import { repeated, type Run } from "../live";
 import { Empty, Loading, Since, State, Trouble } from "../parts";
 import { link, setQuery } from "../router";
-import { bytesText, countText, numberText, percentText, secondsText, shortText } from "../text";
+import { bytesText, countText, numberText, percentText, secondsText, shortText, words } from "../text";
 
 const CHUNK = 100; // rows asked for at once
 const ROW_PX = 34;
@@ -82,7 +82,7 @@ export function FleetPage({ run, route }: PageProps) {
           </button>
           {STATES.filter((state) => state in fleet.states).map((state) => (
             <button type="button" key={state} aria-pressed={asked.state === state} onClick={() => setQuery("state", asked.state === state ? "" : state)}>
-              {state} {countText(fleet.states[state])}
+              {state === "training" ? words(run.training) : state} {countText(fleet.states[state])}
             </button>
           ))}
         </div>
@@ -176,7 +176,7 @@ const Cells = ({ row, run, columns }: { row: FleetRow; run: Run; columns: Column
       <a href={link("run", run.id, "device", row.client)}>{row.client}</a>
     </div>
     <div role="cell" title={row.quarantined || undefined}>
-      <State of={row.quarantined ? "quarantined" : row.state} />
+      <State of={run.stateOf(row)} />
     </div>
     {columns.map((column) => (
       <div role="cell" key={column.key} class={column.minor ? "number minor" : "number"}>

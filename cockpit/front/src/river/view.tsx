@@ -32,13 +32,15 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
   const [by, setBy] = useState<By>("time");
   const [error, setError] = useState<Refused | null>(null);
   const [loaded, setLoaded] = useState(false);
-  const [follow, setFollow] = useState(run.goesOn);
+  // A wish, which waits where nothing goes on: a server that was away comes back.
+  const [wished, setFollow] = useState(true);
+  const follow = wished && run.goesOn;
   const [lit, setLit] = useState<Thread | null>(null);
   const [, again] = useReducer((n: number) => n + 1, 0);
   const it = useRef({ model: new RiverModel(), view: { from: 0, to: 1 } as Window, span: 0, now: 0, asked: 0, dirty: true, reading: false, at: null as Layout | null, touched: false, went: false });
   const s = it.current;
-  const state = useRef({ by, follow, lit, ink });
-  state.current = { by, follow, lit, ink };
+  const state = useRef({ by, follow, wished, lit, ink });
+  state.current = { by, follow, wished, lit, ink };
   s.dirty = true;
 
   const whole = (): Window => ({ from: 0, to: by === "time" ? Math.max(1e-3, run.head?.now_s ?? 1) : Math.max(1, run.head?.version ?? 1) });
@@ -85,7 +87,7 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
     s.asked = 0;
     s.touched = false;
     void read();
-    setFollow(run.goesOn);
+    setFollow(true);
   }, [by, clients, run.id, run.head === null]);
 
   useEffect(() => {
@@ -113,7 +115,7 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
       if (!s.dirty && (!moving || at - last < (s.model.threads.length > 1500 ? FRAME_MS.many : FRAME_MS.few))) return;
       last = at;
       s.dirty = false;
-      const { by, follow, lit, ink } = state.current;
+      const { by, wished, lit, ink } = state.current;
       const box = place.current;
       if (!box) return; // it is being taken away
       const [width, height] = [box.clientWidth, box.clientHeight];
@@ -124,7 +126,7 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
         element.height = Math.round(height * ratio);
       }
       s.now = clock(run, s.now, moving);
-      if (follow && (run.goesOn || s.went)) {
+      if (wished && (run.goesOn || s.went)) {
         const end = by === "time" ? s.now : s.model.versionAt(s.now);
         const span = by === "time" && !s.touched ? s.span : s.view.to - s.view.from;
         s.view = { from: Math.max(0, end - span * 0.97), to: Math.max(end + span * 0.03, span) };
@@ -239,8 +241,8 @@ export function RiverView({ run, clients, compact }: { run: Run; clients?: strin
       "-": () => zoom(1 / 1.5),
       "0": showWhole,
       Home: showWhole,
-      f: () => setFollow(run.goesOn),
-      End: () => setFollow(run.goesOn),
+      f: () => setFollow(true),
+      End: () => setFollow(true),
       Enter: () => lit && (location.hash = link("run", run.id, "device", s.model.lanes[lit.lane]!)),
       Escape: () => {
         setLit(null);
@@ -323,6 +325,9 @@ function Legend({ largest }: { largest: number }) {
       </li>
       <li>
         <svg class="mark" viewBox="0 0 12 12" aria-hidden="true"><circle cx="6" cy="6" r="4" /></svg>lost
+      </li>
+      <li>
+        <svg class="mark held" viewBox="0 0 12 12" aria-hidden="true"><path d="M6 1l5 5-5 5-5-5z" /></svg>in no version yet
       </li>
       <li>
         <svg class="mark out" viewBox="0 0 12 12" aria-hidden="true"><circle cx="6" cy="6" r="3.5" /></svg>still out
