@@ -32,6 +32,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.journal import from_record, line, to_record
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Reason
+from anabranch.core.rules import NEWEST
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 
 ALICE = "operator 'alice'"
@@ -65,13 +66,14 @@ def test_a_run_has_the_rule_that_it_was_started_with_unless_another_is_asked_for
     older = Config.from_json({"submodel": {"name": "heterofl"}})
     said = {"submodel": {"name": "heterofl"}}
     restarted = as_started(older, merge([("a file", said)]))
-    assert restarted.submodel.step_time == "proportional"
+    assert (restarted.submodel.step_time, restarted.run.rules) == ("proportional", 0)
     assert list(differences(older, restarted)) == []
     said["submodel"]["step_time"] = "linear"
     asked = as_started(older, merge([("a file", said)]))
     assert list(differences(older, asked)) == [("submodel.step_time", "proportional", "linear")]
     newer = Config.from_json(merge([("a file", {})]).to_json())
-    assert as_started(newer, merge([])).submodel.step_time == "linear"
+    started = as_started(newer, merge([]))
+    assert (started.submodel.step_time, started.run.rules) == ("linear", NEWEST)
 
 
 @pytest.mark.parametrize("path", [path for path in EVERY if path not in SETTABLE])
