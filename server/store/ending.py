@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Container
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -144,7 +145,14 @@ def files_ahead(connection: Connection, files: SnapshotFiles) -> list[str]:
     return [sha256 for sha256 in files.others(named) if (files.version_of(sha256) or 0) > newest]
 
 
-def check_files(connection: Connection, files: SnapshotFiles, name: str) -> None:
-    """Raises `LogLost` where there is a snapshot of a version that the log has not published."""
+def check_files(
+    connection: Connection, files: SnapshotFiles, name: str, there: Container[str] | None = None
+) -> None:
+    """Raises `LogLost` where there is a snapshot of a version that the log has not published.
+
+    `there`: the files of before this transaction, where a server may go on: later ones are of later versions.
+    """
     for sha256 in files_ahead(connection, files):
+        if there is not None and sha256 not in there:
+            continue
         raise LogLost(f"{name}: {files.path(sha256)} is of a version that the log does not have; {ATTEST}")

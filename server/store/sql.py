@@ -252,6 +252,7 @@ class SqlStore:
         name, mark = self._database.name, self.mark()
         if self.info() is None:
             return
+        there = set(self._snapshots.others(set()))
         with self._reading() as connection:
             end = log_end(connection)
             check_end(mark, end, name, ATTEST if self._database.is_sqlite else ATTEST_DATABASE)
@@ -263,7 +264,7 @@ class SqlStore:
                 raise self._overlay.flaw
             # Of what is in the log alone nothing is published in the rows: that is for `acknowledge` to tell.
             if self._database.is_sqlite and not self._overlay.size:
-                check_files(connection, self._snapshots, name)
+                check_files(connection, self._snapshots, name, there)
 
     def _collect_garbage(self, tell: bool = False) -> None:
         """Remove the files that nothing names any more. `tell`: of those that rows name and that are gone."""

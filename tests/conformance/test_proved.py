@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from desks import Desk, settings
@@ -14,9 +15,10 @@ from stores import LIMITS, ON_DISK, Backend
 from anabranch.core.snapshot import Snapshot
 from anabranch.identity.heads import HASH_BYTES
 from anabranch.server.export import export_run
-from anabranch.server.store import schema
+from anabranch.server.store import ending, schema
 from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import VerifyReport, verify
+from anabranch.testing.store import snapshot
 
 EVERY = {"snapshot_every_versions": 2}
 
@@ -102,6 +104,33 @@ def test_a_change_after_what_was_proved_is_found_and_nothing_is_noted(place: Pla
     found = place.verify()
     assert found.problems
     assert place.record.read_bytes() == noted
+
+
+def test_a_snapshot_that_its_server_writes_meanwhile_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of a version that the log did not have when it was looked at."""
+    place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
+    place.work(8)
+    reader, desk = place.backend.open(), place.desk()
+    assert isinstance(reader, SqlStore)
+    ahead = ending.files_ahead
+
+    def late(*given: Any) -> list[str]:
+        """Between the look at the rows and the look at the folder the server goes on."""
+        monkeypatch.undo()
+        path = reader._snapshots.path(desk.store.write_snapshot(snapshot(9)))
+        found = ahead(*given)
+        path.unlink()
+        return found
+
+    monkeypatch.setattr(ending, "files_ahead", late)
+    assert reader.problems() == []
+    written = reader._snapshots.path(desk.store.write_snapshot(snapshot(9)))
+    (problem,) = reader.problems()
+    assert f"{written} is of a version that the log does not have" in problem
+    reader.close()
+    desk.drop()
 
 
 @pytest.mark.parametrize(
