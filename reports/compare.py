@@ -27,6 +27,7 @@ from anabranch.reports.page import (
     table,
     time_axis,
 )
+from anabranch.reports.pairs import paired, paired_lines
 from anabranch.reports.plots import Series, Span, line_chart, plot
 from anabranch.reports.result import Kind, Result
 from anabranch.reports.scales import FARTHEST, Axis
@@ -59,6 +60,10 @@ _EQUAL = (
     "{}: what each had come to when the run that came least far had ended. Of the last measurement that was "
     "not later, mean ± sample standard deviation over the seeds."
 )
+_PAIRED = (
+    "Each kind of run against the first, from the seeds that both have: the mean of the differences and "
+    "Student's 95 % interval of it. Where zero is inside, so few seeds do not tell them apart."
+)
 _HOW_TO_READ = (
     "A line is the mean over the seeds, as far as all of them go; the band about it is from the least to the "
     "greatest of them."
@@ -79,6 +84,7 @@ def compare_html(results: Iterable[Result]) -> str:
         rows = [r for r in compare(runs) if (r.workload, r.kind) == (workload, kind)]
         body.append(card("Figures", _figures(rows, colours) + _common(groups), _CAPTION))
         body += _equal(groups)
+        body += _paired(groups)
     return document("Comparison of runs", body)
 
 
@@ -206,6 +212,16 @@ def _equal(groups: Sequence[RunGroup]) -> list[str]:
     [metric] = {row.metric for rows in found.values() for row in rows}
     told = _EQUAL.format(heading(metric))
     return [card("At equal time, work and traffic", table(heads, lines), told)]
+
+
+def _paired(groups: Sequence[RunGroup]) -> list[str]:
+    """Kinds against the first, where some ran from the same seeds."""
+    rows = paired([run for group in groups for run in group.runs])
+    if not any(row.final_value for row in rows):
+        return []
+    head, lines = paired_lines(rows)
+    cells = [[safe(cell) for cell in line] for line in lines]
+    return [card(f"More than {rows[0].base}", table(head, cells), _PAIRED)]
 
 
 def _metric_columns(rows: Sequence[SpreadRow]) -> list[Column]:

@@ -167,7 +167,7 @@ def test_the_page_has_charts_for_each_workload_and_a_table(record: Callable[...,
     runs += [replace(r, workload="digits") for r in runs[:2]]
     page = compare_html(runs)
     assert page.count("<figure") == 2 * (3 + 1)  # accuracy three times, loss once
-    assert page.count("<table") == 2 + 1  # figures of each, and at equal time where there are two kinds
+    assert page.count("<table") == 2 + 2  # figures of each; of two kinds at equal time, too, and by seed
     assert "8 runs of 2 kinds" in page
     # Of two strategies in both ways of four figures; and of the one of the other workload.
     assert page.count('class="band') == 2 * 2 * 4 + 4

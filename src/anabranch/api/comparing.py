@@ -17,6 +17,7 @@ from anabranch.reports.compare import Against, compare_html
 from anabranch.reports.equal import at_equal
 from anabranch.reports.folders import FRESH_RUNS
 from anabranch.reports.latex import comparison_latex
+from anabranch.reports.pairs import Difference, paired
 from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.spreads import Spread, SpreadRow
 from anabranch.reports.spreads import compare as spreads_of
@@ -63,6 +64,24 @@ class Comparison:
                 **_columns(row.metric, row.value),
             }
             for row in at_equal(self.results, against, at)
+        )
+
+    def paired(self, base: str = "") -> Records:
+        """Each kind of run against one, a label or a strategy, else the first, from the seeds that both have.
+
+        `final_accuracy`, or what else is measured first, is how much more it came to in the mean, and
+        `final_accuracy_low` and `_high` are the ends of Student's interval of 95 %; so is `time_to_target_s`,
+        of kinds of which every run has reached it. Raises `DataError` for a base that is no kind of run.
+        """
+        return Records(
+            {
+                "workload": row.workload,
+                "label": row.label,
+                "base": row.base,
+                **_ends(f"final_{row.metric}", row.final_value),
+                **_ends("time_to_target_s", row.time_to_target_s),
+            }
+            for row in paired(self.results, base)
         )
 
     def save(self, path: str | Path) -> Path:
@@ -174,3 +193,9 @@ def _columns(name: str, its: Spread | None) -> dict[str, float | None]:
     if its is None:
         return {name: None, f"{name}_std": None}
     return {name: its.mean, f"{name}_std": its.deviation if its.count > 1 else None}
+
+
+def _ends(name: str, its: Difference | None) -> dict[str, float | None]:
+    """A difference with the ends of its interval, and of how many seeds it is."""
+    values = (None,) * 4 if its is None else (its.mean, its.low, its.high, its.seeds)
+    return dict(zip((name, f"{name}_low", f"{name}_high", f"{name}_seeds"), values, strict=True))

@@ -26,6 +26,7 @@ from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.metrics import metric_text
+from anabranch.reports.pairs import PAIRED, paired, paired_lines
 from anabranch.reports.result import DEVICES, GROUPS, RESULT_FILE, Result
 from anabranch.reports.spreads import SpreadRow, grouped, over, spread_text
 from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text
@@ -78,6 +79,7 @@ def tell_comparison(output: Output, found: Comparison, *out: Path) -> None:
     lines = [list(line) for line in zip(*(cells for _, cells in told), strict=True)]
     output.table(f"{one}mean ± standard deviation over seeds", [name for name, _ in told], lines)
     _tell_equal(output, found.results)
+    _tell_paired(output, found.results)
     output.say(f"page: {out[0]}" if len(out) == 1 else f"written: {', '.join(map(str, out))}")
 
 
@@ -93,6 +95,15 @@ def _tell_equal(output: Output, results: Sequence[Result]) -> None:
         [metric] = {r.metric for rows in found.values() for r in rows}
         output.say(f"{workload}, {kind}: {metric} when the run that came least far had ended:")
         output.table("", ["strategy", *found], lines)
+
+
+def _tell_paired(output: Output, results: Sequence[Result]) -> None:
+    """How much more each kind came to than the first, where they ran from the same seeds."""
+    for (workload, kind), groups in grouped(results).items():
+        rows = paired([run for group in groups for run in group.runs])
+        if any(row.final_value for row in rows):
+            output.say(f"{workload}, {kind}: more than {rows[0].base}, {PAIRED}:")
+            output.table("", *paired_lines(rows))
 
 
 def report(
