@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from anabranch.client.guarded import check_not_guarded
 from anabranch.client.metadata import saying
@@ -40,13 +42,14 @@ from anabranch.identity.wallet import Wallet
 from anabranch.support.proxies import options_to, proxy_to
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+P = ParamSpec("P")
 
 CONTROL_S = 10.0  # the deadline of every call that is no stream
 RECONNECT_MAX_S = 20.0
 CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it goes again after a second
 CONNECT_S_MAX = 16.0  # over a long link TLS takes three round trips; a call may end first: the next waits on
 NO_CONNECTION = "failed to connect to all addresses"
-NO_SUCH_NUMBER = "Value out of range: "  # protobuf's words of a number that a field does not hold
 HUNG_UP = "the connection was closed in TLS's handshake"  # of which gRPC says that it is OK
 HTTP_STATUS = "Received http2 header with status: "  # gRPC's words where no gRPC has answered
 OTHER_PORT = (
@@ -190,9 +193,19 @@ def mapped_errors(address: str, plain: bool = False) -> Iterator[None]:
             check_not_guarded(address)
         raise found from error
     except (grpc.FutureCancelledError, ValueError) as error:
-        if (why := str(error)).startswith(NO_SUCH_NUMBER):
-            raise ConfigError(f"no such number can be asked for: {why[len(NO_SUCH_NUMBER) :]}") from error
         raise Unavailable(f"{address}: the call was cut off, as its connection was closed") from error
+
+
+def request_of(kind: Callable[P, M], *said: P.args, **fields: P.kwargs) -> M:
+    """A message with these fields. Raises `ConfigError` for a number that its field does not hold."""
+    known = cast("type[Message]", kind).DESCRIPTOR.fields_by_name
+    for name, value in fields.items():
+        if isinstance(value, int):
+            is_short = known[name].cpp_type == FieldDescriptor.CPPTYPE_UINT32
+            most = (1 << (32 if is_short else 64)) - 1
+            if not 0 <= value <= most:
+                raise ConfigError(f"{name} must be 0 to {most}, not {value}")
+    return kind(*said, **fields)
 
 
 class StallGuard:

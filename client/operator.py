@@ -20,6 +20,7 @@ from anabranch.client.channel import (
     check_plain,
     mapped_errors,
     open_channel,
+    request_of,
 )
 from anabranch.client.clocks import check_unreached
 from anabranch.client.listed import ListedJob, read_jobs
@@ -325,7 +326,7 @@ class OperatorClient:
 
         An older server gives all of them, whatever is wanted.
         """
-        request = operators.ListVersionsRequest(after=after, limit=limit, held=held)
+        request = request_of(operators.ListVersionsRequest, after=after, limit=limit, held=held)
         return [
             PublishedVersion(
                 **_told(v, PublishedVersion, {"sha256": v.sha256.hex() or None, "metrics": dict(v.metrics)})
@@ -375,7 +376,8 @@ class OperatorClient:
 
         Raises `ConfigError` where no sum of this number waits.
         """
-        return self._order(self._stub.DropSum, operators.DropSumRequest(number=number, why=why)).updates_lost
+        request = request_of(operators.DropSumRequest, number=number, why=why)
+        return self._order(self._stub.DropSum, request).updates_lost
 
     def tag(
         self, client_ids: Sequence[str], add: Sequence[str] = (), remove: Sequence[str] = ()
@@ -392,7 +394,7 @@ class OperatorClient:
 
     def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
         """The clients, or those with a tag, the most suspicious first; at most `limit` (0: 1000)."""
-        request = operators.ListClientsRequest(limit=limit, tag=tag)
+        request = request_of(operators.ListClientsRequest, limit=limit, tag=tag)
         return [_standing(c) for c in self._call(self._stub.ListClients, request).clients]
 
     def pages_of_clients(self, limit: int = 0) -> Iterator[list[ClientStanding]]:
@@ -402,7 +404,7 @@ class OperatorClient:
         """
         after = ""
         while True:
-            request = operators.ListClientsRequest(limit=limit, after=after)
+            request = request_of(operators.ListClientsRequest, limit=limit, after=after)
             page = [_standing(c) for c in self._call(self._stub.ListClients, request).clients]
             if page:
                 yield page
@@ -418,7 +420,9 @@ class OperatorClient:
         It takes as long as the run's whole log takes to fold. Raises
         `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
         """
-        request = operators.RollbackRequest(to_version=to_version, without=without, everyone=everyone)
+        request = request_of(
+            operators.RollbackRequest, to_version=to_version, without=without, everyone=everyone
+        )
         done = self._order(self._stub.Rollback, request, ROLLBACK_S)
         return done.version, done.updates_left_out
 
@@ -430,7 +434,7 @@ class OperatorClient:
 
     def report_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a version."""
-        request = operators.ReportMetricsRequest(version=version, metrics=metrics)
+        request = request_of(operators.ReportMetricsRequest, version=version, metrics=metrics)
         self._call(self._stub.ReportMetrics, request)
 
     def export(self, path: Path, version: int | None = None, best: bool = False, stage: int = 0) -> int:
@@ -444,7 +448,7 @@ class OperatorClient:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with unfinished.open("wb") as file, self._errors():
-                request = operators.ExportRequest(version=version, best=best, stage=stage)
+                request = request_of(operators.ExportRequest, version=version, best=best, stage=stage)
                 stream = self._stub.Export(request)
                 with StallGuard(stream.cancel, DEFAULT_LIMITS.upload_idle_s) as guard:
                     for message in stream:
@@ -478,7 +482,9 @@ class OperatorClient:
 
     def _watch(self, after_seq: int | None) -> Iterator[WatchedEvent]:
         with self._errors():
-            request = operators.WatchRequest(after_seq=after_seq or 0, all_kept=after_seq is not None)
+            request = request_of(
+                operators.WatchRequest, after_seq=after_seq or 0, all_kept=after_seq is not None
+            )
             stream = self._stub.Watch(request)
             try:
                 for e in stream:

@@ -101,6 +101,8 @@ def test_a_run_is_named_after_its_app(app: str, name: str) -> None:
         (("simulate", "digits", "--flower", "x"), "name one App"),
         (("simulate", "digits", "--target", 2), "run.target_accuracy must be from 0 to 1"),
         (("simulate", "synthetic", "--seconds", -1), "--seconds"),
+        (("simulate", "synthetic", "--workers", 10**30), "0<=x<=100000"),
+        (("tune", "synthetic", "--trials", 10**30), "at least 2 and at most 100000"),
     ],
 )
 def test_what_cannot_be_is_said(arguments: tuple[object, ...], words: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -83,12 +84,26 @@ def test_a_call_over_a_connection_that_was_closed_meanwhile(tmp_path: Path, mani
             client.status()
 
 
-@pytest.mark.parametrize("version", [-1, 1 << 64])
-def test_a_version_that_no_message_holds(tmp_path: Path, manifest: Manifest, version: int) -> None:
-    """It was said that the connection had been closed, as a program's own closing of it raises the same."""
+@pytest.mark.parametrize("number", [-1, 1 << 64, 10**30])
+def test_a_number_that_no_message_holds(tmp_path: Path, manifest: Manifest, number: int) -> None:
+    """It ended in a traceback, or it was said that the connection had been closed."""
     with Served(server_config(tmp_path / "data"), manifest) as served, served.admin() as client:
-        with pytest.raises(ConfigError, match=f"no such number can be asked for: {version}$"):
-            client.export(tmp_path / "model", version)
+        calls: dict[str, Callable[[], object]] = {
+            "version": lambda: client.export(tmp_path / "model", number),
+            "stage": lambda: client.export(tmp_path / "model", stage=number),
+            "after": lambda: client.versions(number),
+            "limit": lambda: client.clients(number),
+            "to_version": lambda: client.rollback(number, (), everyone=True),
+            "number": lambda: client.drop_sum(number),
+            "after_seq": lambda: next(client.watch(number)),
+        }
+        for name, call in calls.items():
+            bits = 32 if name in ("limit", "stage") else 64
+            with pytest.raises(ConfigError, match=f"^{name} must be 0 to {2**bits - 1}, not {number}$"):
+                call()
+        with pytest.raises(ConfigError, match="version must be 0 to"):
+            client.report_metrics(number, {"accuracy": 1.0})
+        assert client.clients((1 << 32) - 1) == []
         assert client.status().version == 0, "the connection is as it was"
 
 

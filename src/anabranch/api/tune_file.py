@@ -29,6 +29,7 @@ from anabranch.core.model.chains import AUTO
 
 AIMS = (AUTO, "value", "time", "updates", "bytes")
 LEAST = {"trials": 2, "seeds": 1, "fresh_seeds": 2, "extensions": 0, "parallel": 1, "bytes_max": 0}
+RUNS_MAX = 100_000  # trials, seeds and the like: each is at least a run
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class TuneTable:
     def __post_init__(self) -> None:
         for key, least in LEAST.items():
             value = getattr(self, key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"tune.{key} = {value!r}: give a whole number, at least {least}")
+            most = math.inf if key == "bytes_max" else RUNS_MAX
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                up_to = "" if key == "bytes_max" else f" and at most {most}"
+                raise ConfigError(f"tune.{key} = {value!r}: give a whole number, at least {least}{up_to}")
         if self.aim not in AIMS:
             raise ConfigError(f"tune.aim = {self.aim!r}: give one of {', '.join(AIMS)}")
         if not isinstance(self.defaults, bool):

@@ -57,6 +57,8 @@ from anabranch.simulation.executors.names import RAY
 from anabranch.simulation.run import RunProgress
 from anabranch.support.stop_signals import leaving_in_order
 
+PROCESSES_MAX = 100_000  # more than any machine or cluster has
+
 Seconds = Annotated[
     float | None, typer.Option(help="End after so many virtual seconds: run.virtual_s_max.", min=0.0)
 ]
@@ -65,7 +67,10 @@ ExecutorName = Annotated[
     typer.Option(help="auto, serial, processes, batched, compiled or ray: what trains (fleet.executor)."),
 ]
 Workers = Annotated[
-    int, typer.Option(help="Worker processes (or actors of Ray) that train; 0: this process.", min=0)
+    int,
+    typer.Option(
+        help="Worker processes (or actors of Ray) that train; 0: this process.", min=0, max=PROCESSES_MAX
+    ),
 ]
 RayAddress = Annotated[
     str | None, typer.Option(help="A cluster of Ray, for its executor or whole runs (ray.address).")
@@ -88,7 +93,11 @@ Resume = Annotated[
 ]
 Parallel = Annotated[
     int | None,
-    typer.Option(help="Of the runs of --seeds or of a sweep so many at a time, each in a process.", min=1),
+    typer.Option(
+        help="Of the runs of --seeds or of a sweep so many at a time, each in a process.",
+        min=1,
+        max=PROCESSES_MAX,
+    ),
 ]
 On = Annotated[
     str | None,
