@@ -14,6 +14,7 @@ from anabranch.core.config.tables import ENVIRONMENT, Config
 from anabranch.core.errors import ConfigError
 from anabranch.server.app import close_ports, identity_of, placed
 from anabranch.server.exposition import Exposition
+from anabranch.server.job_folder import OF_THE_HOST
 from anabranch.server.job_metrics import registry_of
 from anabranch.server.job_ports import JobPorts
 from anabranch.server.jobs import LOOK_S, Jobs, ReadJob, Told
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 # What a server of jobs goes by of its own settings: whole tables, and keys.
 HEARD = ("identity", "limits")
-HEARD_KEYS = tuple(f"server.{key}" for key in ("address", "admin_address", "metrics_address", "drain_s"))
+HEARD_KEYS = tuple(f"server.{key}" for key in (*OF_THE_HOST, "metrics_address"))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from anabranch.identity.addresses import checked_job
 from anabranch.identity.files import make_private_folder, sync_folder, tighten_tree, write_private
 
 NOTE, SETTINGS, MODEL, BUNDLE, DATA = "job.json", "settings.toml", "model", "app.bundle", "data"
+# Of `[server]`, what every job has of the server that serves it, whatever its own settings say.
+OF_THE_HOST = ("address", "admin_address", "drain_s")
 
 
 @dataclass(frozen=True)

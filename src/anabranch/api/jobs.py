@@ -13,7 +13,7 @@ from anabranch.api.configuration import load_config, load_model_run
 from anabranch.client.bundles import read_bundle
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
-from anabranch.server.job_folder import MODEL, SETTINGS, add, names_in, note_of
+from anabranch.server.job_folder import MODEL, OF_THE_HOST, SETTINGS, add, names_in, note_of
 from anabranch.server.manifest import Manifest, read_manifest
 from anabranch.workloads.registry import BUILT_IN
 
@@ -30,15 +30,8 @@ def read_job(host: Config, job: Path, data_dir: Path) -> tuple[Config, Manifest]
     """
     config, manifest = settings_of_job(job / SETTINGS, job / MODEL, job.name)
     _check_database(config, [other for other in _others(job) if _place(other) < _place(job)])
-    server = replace(
-        config.server,
-        address=host.server.address,
-        admin_address=host.server.admin_address,
-        metrics_address="",
-        data_dir=str(data_dir),
-        drain_s=host.server.drain_s,
-        standby=False,
-    )
+    shared = {key: getattr(host.server, key) for key in OF_THE_HOST}
+    server = replace(config.server, **shared, metrics_address="", data_dir=str(data_dir), standby=False)
     # The ports are the server's: no chunk of a job may be larger than goes through them.
     chunk = min(config.limits.chunk_bytes_max, host.limits.chunk_bytes_max)
     limits = replace(config.limits, chunk_bytes_max=chunk)
