@@ -123,7 +123,9 @@ class Database:
         self.close()
         self._abandoned.clear()
         self._writes = writes
-        self._engine = self._sqlite(writes) if self.is_sqlite else self._postgresql()
+        # Whoever reads sees one moment, as of SQLite: between two looks a server at work commits.
+        level = {} if writes else {"isolation_level": "REPEATABLE READ"}
+        self._engine = self._sqlite(writes) if self.is_sqlite else self._postgresql(**level)
         try:
             self._connection = self._engine.connect()
             if writes and not self.is_sqlite:

@@ -566,10 +566,8 @@ class SqlStore:
     def problems(self, after: int = 0) -> list[str]:
         """Every broken invariant of the stored data, in words; payloads only of later updates. Reads only."""
         found = []
-        try:
-            self._check_whole()
-        except LogLost as lost:
-            found.append(str(lost))
+        if self._lost() and (lost := self._lost()):  # by what a server had written between two looks, or not
+            found.append(lost)
         with self._reading() as connection:
             if self._overlay.flaw is not None and str(self._overlay.flaw) not in found:
                 found.append(str(self._overlay.flaw))
@@ -582,6 +580,14 @@ class SqlStore:
             found = list(snapshot_problems(connection, self._snapshots))
         kept = self._named_snapshots() if found else set()
         return [words for sha256, words in found if sha256 in kept]
+
+    def _lost(self) -> str:
+        """Why the log is not whole, empty where it is."""
+        try:
+            self._check_whole()
+        except LogLost as lost:
+            return str(lost)
+        return ""
 
     def _named_snapshots(self) -> set[str]:
         with self._reading() as connection:
@@ -721,6 +727,8 @@ class SqlStore:
                     with self._reading() as connection:
                         snapshot = read_rows(connection, snapshot, seq, mends)
                 except StoreCorrupt as error:
+                    if row.sha256 not in self._named_snapshots():  # the server has gone on
+                        return self._recovery(newest_first)
                     if not mends:
                         log.warning("%s: going %s", error, "back to the one before" if newest_first else "on")
                     continue

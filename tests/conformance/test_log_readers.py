@@ -7,12 +7,14 @@ import os
 import random
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from desks import Desk, settings
-from stores import LIMITS
+from sqlalchemy import Engine, event
+from stores import LIMITS, Backend
 
 from anabranch.core.errors import LogLost, StoreFull
 from anabranch.core.retention import Keep
@@ -292,3 +294,50 @@ def test_a_damaged_beginning_hides_nothing_that_is_whole_before_it(
     store.append([update(3)])
     assert [seq for seq, _ in store.records()] == [1, 2, 3]
     store.close()
+
+
+class ServerBetween:
+    """A server that makes versions, with a snapshot of each, behind some statement of another process."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.version, self.due = store, 0, 0
+
+    def goes_on(self) -> None:
+        for version in range(self.version + 1, self.version + 5):  # more than snapshots are kept
+            self.store.append([asked(f"t{version}")])
+            link = ChainLink(f"{version:064x}", f"{version:064x}")
+            self.store.append(
+                [], [Projection(version, float(version), (published(version),), {}, {version: link})]
+            )
+            self.store.save_snapshot(snapshot(version), version, float(version))
+        self.version = version
+
+    def hear(self, *_: object) -> None:
+        self.due -= 1
+        if not self.due:
+            self.goes_on()
+
+
+def a_snapshot(store: Store) -> list[str]:
+    return [] if store.load().snapshot is not None else ["none that can be read"]
+
+
+@pytest.mark.parametrize("look", [lambda store: store.problems(), a_snapshot], ids=["problems", "load"])
+def test_what_a_server_does_between_two_looks_is_no_damage(
+    look: Callable[[Store], list[str]], on_disk: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was told to restore a backup, of a log that had gone on and of snapshots that were dropped since."""
+    server, statement = ServerBetween(on_disk.start()), 0
+    server.goes_on()
+    while server.due <= 0:  # behind each of them in turn
+        statement += 1
+        server.due, reader = statement, on_disk.open()
+        event.listen(Engine, "after_cursor_execute", server.hear)
+        try:
+            assert look(reader) == []
+        finally:
+            event.remove(Engine, "after_cursor_execute", server.hear)
+            reader.close()
+    assert statement > 3
+    assert caplog.messages == []
+    server.store.close()
