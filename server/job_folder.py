@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -74,6 +74,13 @@ def names_in(folder: Path) -> list[str]:
     except OSError as error:
         raise disk_error(folder, error) from error
     return sorted(found)
+
+
+def job_with(database: str, others: Mapping[str, str]) -> str:
+    """The first of other jobs, of which these are the databases, that has this one; empty where none has."""
+    from anabranch.server.store.factory import is_same_database  # here, as most jobs name none
+
+    return next((name for name, its in others.items() if is_same_database(its, database)), "")
 
 
 def add(

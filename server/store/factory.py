@@ -31,6 +31,7 @@ _FORMS = (
     'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME; '
     "your own is path/to/file.py:Class"
 )
+PORT = "5432"  # PostgreSQL's, where an address names none
 OF_THE_MADE = ("blobs", "lease_s")  # which a class need not have, as `__init__` may set them
 STORES = PartKind("store", "stores", ("server.database",), {}, (*members(Store, OF_THE_MADE), "of"))
 
@@ -87,6 +88,26 @@ def open_data(database: str, data_dir: Path, archive: Path | None = None) -> Sto
     if archive is None:
         return open_store(database, data_dir)
     return ArchivedStore(_url(database, data_dir), data_dir, archive=archive)
+
+
+def is_same_database(one: str, other: str) -> bool:
+    """Whether two addresses lead to one place, as far as they say; each may be spelt in several ways."""
+    if one == other:
+        return True
+    try:
+        here, there = (_postgresql(address) for address in (one, other))
+    except ConfigError:  # of another kind, or none: that is said elsewhere
+        return False
+    users = {here.username, there.username} - {None}  # each may have a schema of its own
+    named = [(url.database, url.query.get("options", "")) for url in (here, there)]
+    return len(users) < 2 and named[0] == named[1] and not _ends(here).isdisjoint(_ends(there))
+
+
+def _ends(url: URL) -> set[tuple[str, str]]:
+    """The hosts that an address names, each with its port."""
+    hosts = str(url.query.get("host", url.host or "")).lower().split(",")
+    ports = [port or PORT for port in str(url.query.get("port", url.port or "")).split(",")]
+    return set(zip(hosts, ports if len(ports) == len(hosts) else ports * len(hosts), strict=False))
 
 
 def _url(database: str, data_dir: Path) -> URL:

@@ -61,11 +61,14 @@ def test_each_job_has_its_database_and_a_restart_resumes_them(
 
 
 def test_two_jobs_do_not_share_a_database(tmp_path: Path, postgresql_url: str) -> None:
+    """However its address is spelt: the second one went on with the run of a first that was stopped."""
+    again = postgresql_url.replace("postgresql://", "postgres://") + "&application_name=two"
     with_job(tmp_path, "one", kept_in(postgresql_url))
-    with pytest.raises(ConfigError, match=r"server\.database is that of job 'one' too"):
-        with_job(tmp_path, "two", kept_in(postgresql_url))
+    for url in (postgresql_url, again):
+        with pytest.raises(ConfigError, match=r"server\.database is that of job 'one' too"):
+            with_job(tmp_path, "two", kept_in(url))
     job = with_job(tmp_path, "two")
-    (job / SETTINGS).write_text((tmp_path / "two.toml").read_text() + kept_in(postgresql_url))
+    (job / SETTINGS).write_text((tmp_path / "two.toml").read_text() + kept_in(again))
     set_stopped(tmp_path / "jobs" / "one", True)
     for _ in range(2):  # whether the first is served or not
         with Host(tmp_path) as host:

@@ -180,3 +180,27 @@ def test_a_data_folder_that_cannot_be_made_is_only_misplaced() -> None:
     with pytest.raises(StoreError, match="check data_dir") as refused:
         store.start(INFO)
     assert not isinstance(refused.value, DiskFailed)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ("postgres://me:other@HOST/name", True),
+        ("postgresql+psycopg://me@host:5432/name", True),
+        ("postgresql://host/name?user=me&application_name=two", True),
+        ("postgresql://me@host,standby/name?target_session_attrs=read-write", True),
+        ("postgresql://me@/name?host=host", True),
+        ("postgresql://me@host:5433/name", False),
+        ("postgresql://me@elsewhere/name", False),
+        ("postgresql://me@host/other", False),
+        ("postgresql://you@host/name", False),
+        ("postgresql://me@host/name?options=-csearch_path%3Dmine", False),
+        ("memory", False),
+        ("", False),
+    ],
+)
+def test_one_database_may_be_spelt_in_several_ways(other: str, same: bool) -> None:
+    address = "postgresql://me:secret@host/name"
+    assert factory.is_same_database(address, other) is same
+    assert factory.is_same_database(other, address) is same
+    assert factory.is_same_database(other, other)

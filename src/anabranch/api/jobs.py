@@ -13,7 +13,7 @@ from anabranch.api.configuration import load_config, load_model_run
 from anabranch.client.bundles import read_bundle
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
-from anabranch.server.job_folder import MODEL, OF_THE_HOST, SETTINGS, add, names_in, note_of
+from anabranch.server.job_folder import MODEL, OF_THE_HOST, SETTINGS, add, job_with, names_in, note_of
 from anabranch.server.manifest import Manifest, read_manifest
 from anabranch.workloads.registry import BUILT_IN
 
@@ -94,10 +94,10 @@ def _place(job: Path) -> tuple[float, str]:
 
 
 def _check_database(config: Config, others: Iterable[Path]) -> None:
-    wanted = config.server.database
-    same = [other.name for other in others if _database(other) == wanted] if wanted else []
-    if same:
-        raise ConfigError(f"server.database is that of job {same[0]!r} too: each job needs one of its own")
+    if not (wanted := config.server.database):
+        return
+    if same := job_with(wanted, {other.name: _database(other) for other in others}):
+        raise ConfigError(f"server.database is that of job {same!r} too: each job needs one of its own")
 
 
 def _database(job: Path) -> str:
