@@ -24,7 +24,14 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from anabranch.core.config.secrets import masked
-from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, StoreUnreachable
+from anabranch.core.errors import (
+    ConfigError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreUnreachable,
+)
 from anabranch.identity.files import tighten
 from anabranch.server.store import leader
 from anabranch.server.store.base import DiskFailed
@@ -37,6 +44,7 @@ BUSY_TIMEOUT_MS = 5_000
 LOCKED_S_MAX = 60.0  # so long another process's write lock on SQLite is waited for, a backup's perhaps
 # A database that is cut off is noticed by these, unless the address says otherwise; a DBA sees whose it is.
 POSTGRESQL: dict[str, int | str] = {
+    "client_encoding": "utf8",  # else that of the database, or the one that PGCLIENTENCODING says
     "fallback_application_name": "anabranch",  # where neither the address nor PGAPPNAME has one
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -44,6 +52,7 @@ POSTGRESQL: dict[str, int | str] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+ENCODINGS = ("UTF8", "SQL_ASCII")  # the latter keeps what it is given
 # What a role or a database may bound for all its sessions. A server waits and idles: as for `pg_dump`, they
 # are off for its own, unless its address says otherwise. Some are of newer releases of PostgreSQL.
 UNBOUNDED = (
@@ -144,8 +153,17 @@ class Database:
             raise
 
     def _check_takes(self, connection: Connection) -> None:
-        """Raises `StoreUnreachable` where PostgreSQL takes nothing: it may yet, as a standby of its does."""
+        """Raises `StoreUnreachable` where PostgreSQL takes nothing: it may yet, as a standby of its does.
+
+        And `ConfigError` where it does not take every text: a server would end at the first such name.
+        """
         with connection.begin():
+            encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
+            if encoding not in ENCODINGS:
+                raise ConfigError(
+                    f"{self.name} is of encoding {encoding}, which has not every letter: make one of UTF8 "
+                    "(createdb -E UTF8 -T template0 NAME), and move what is there by pg_dump and pg_restore"
+                )
             if connection.exec_driver_sql("SHOW transaction_read_only").scalar() == "on":
                 raise StoreUnreachable(
                     f"{self.name} only reads: it is a standby that was not promoted, or "

@@ -17,13 +17,13 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 import numpy as np
 import psycopg
 import pytest
-from postgres import cluster
+from postgres import cluster, new_database
 from postgres_gate import SOCKET
 from sqlalchemy import Connection, Engine
 from stores import LIMITS
 from wire import Served, server_config
 
-from anabranch.core.errors import LeadershipLost, StoreError, StoreUnreachable
+from anabranch.core.errors import ConfigError, LeadershipLost, StoreError, StoreUnreachable
 from anabranch.server import standby
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.base import DiskFailed, Entry, LedByAnother, Projection
@@ -62,6 +62,32 @@ def test_a_leader_that_renews_is_left_alone(postgresql_url: str, tmp_path: Path)
     second.start(INFO)  # at once: the lock went with the session
     assert second.append([update(1), update(2)]) == [None, 2]
     second.close()
+
+
+def test_a_database_of_no_encoding_keeps_every_text(
+    postgresql_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `initdb` makes it where no locale is set: no server could start there."""
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with new_database(postgresql_cluster, "SQL_ASCII") as url:
+        for store in (opened(url, tmp_path), opened(url, tmp_path)):
+            store.start(replace(INFO, name="läuft →"))
+            store.add_metrics(1, {"größe →": 1.0}, 5.0)
+            found = store.info()
+            assert (found and found.name, store.metrics(1)) == ("läuft →", {"größe →": 1.0})
+            store.close()
+
+
+def test_a_database_that_does_not_take_every_text_is_refused(postgresql_cluster: str, tmp_path: Path) -> None:
+    """The first name that it did not take ended the server."""
+    with new_database(postgresql_cluster, "LATIN1") as url:
+        store = opened(url, tmp_path)
+        with pytest.raises(
+            ConfigError, match="is of encoding LATIN1, which has not every letter: make one of"
+        ):
+            store.start(INFO)
+        assert store.info() is None
+        store.close()
 
 
 BOUNDS = ("statement_timeout", "lock_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")

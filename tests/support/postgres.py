@@ -46,12 +46,12 @@ def cluster() -> Iterator[str]:
 
 
 @contextmanager
-def new_database(address: str) -> Iterator[str]:
+def new_database(address: str, encoding: str = "UTF8") -> Iterator[str]:
     """An empty database in the cluster; yields its URL."""
     name = f"test_{uuid.uuid4().hex}"
     host = dict(pair.split("=", 1) for pair in address.split())["host"]
     with psycopg.connect(f"{address} dbname=postgres", autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
+        admin.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0".encode())
         try:
             yield f"postgresql://postgres@/{name}?host={host}"
         finally:
