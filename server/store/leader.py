@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from anabranch.core.errors import LeadershipLost
 from anabranch.server.store.base import LedByAnother
-from anabranch.server.store.schema import leader
+from anabranch.server.store.schema import has_table, leader
 
 LOCK_WAIT_S = 2.0  # how long to wait for the lock before a look at whether its holder lives
 LOOKS = 2  # the session of a server that was killed needs a moment to let go
@@ -80,7 +80,7 @@ def claim(connection: Connection, owner: str, lease_s: float) -> int | None:
 
     Waits for a commit of the old leader that is under way.
     """
-    if not _exists(connection):
+    if not has_table(connection, leader.name):
         return None
     row = connection.execute(select(leader)).first()
     epoch: int = 1 if row is None else row.epoch + 1
@@ -113,12 +113,8 @@ def renew(connection: Connection, epoch: int) -> None:
         raise _lost(connection, epoch)
 
 
-def _exists(connection: Connection) -> bool:
-    return connection.scalar(select(func.to_regclass("leader"))) is not None
-
-
 def _owner(connection: Connection) -> str | None:
-    return connection.scalar(select(leader.c.owner)) if _exists(connection) else None
+    return connection.scalar(select(leader.c.owner)) if has_table(connection, leader.name) else None
 
 
 def _lost(connection: Connection, epoch: int) -> LeadershipLost:

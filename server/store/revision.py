@@ -17,12 +17,11 @@ from sqlalchemy import (
     String,
     Table,
     insert,
-    inspect,
     select,
     update,
 )
 
-from anabranch.server.store.schema import metadata
+from anabranch.server.store.schema import has_table, metadata
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +84,6 @@ def admit_named(connection: Connection) -> None:
 
 
 def _found(connection: Connection) -> list[str] | None:
-    if not inspect(connection).has_table(_revisions.name):
+    if not has_table(connection, _revisions.name):
         return None
     return list(connection.scalars(select(_revisions.c.version_num)))

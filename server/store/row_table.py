@@ -25,8 +25,6 @@ from sqlalchemy import (
     and_,
     any_,
     delete,
-    func,
-    inspect,
     literal,
     select,
     text,
@@ -40,7 +38,7 @@ from anabranch.core.errors import StoreCorrupt, StoreFull
 from anabranch.core.limits import MIB
 from anabranch.server.failpoints import reach
 from anabranch.server.store.database import Database
-from anabranch.server.store.schema import shelf_rows
+from anabranch.server.store.schema import has_table, shelf_rows
 from anabranch.support.shelf import LOST, Pieces
 
 HELD_BYTES_MAX = 64 * MIB
@@ -215,8 +213,7 @@ class TableRows:
     def _has_table(self, connection: Connection) -> bool:
         """Whether this run has one: in a schema further on another run may."""
         if not self._is_there:
-            schema = connection.scalar(select(func.current_schema()))
-            self._is_there = inspect(connection).has_table(shelf_rows.name, schema=schema)
+            self._is_there = has_table(connection, shelf_rows.name)
         return self._is_there
 
     def _let_go(self, name: str) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Connection,
     Double,
     ForeignKey,
     Index,
@@ -19,6 +20,9 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    func,
+    inspect,
+    select,
 )
 
 # SQLite's own row id is a key only under the very name INTEGER.
@@ -256,3 +260,10 @@ shelf_rows = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("data", LargeBinary, nullable=False),
 )
+
+
+def has_table(connection: Connection, name: str) -> bool:
+    """Whether a table is where this run's are made: further on in PostgreSQL's search path are others'."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    schema = None if is_sqlite else connection.scalar(select(func.current_schema()))
+    return inspect(connection).has_table(name, schema=schema)

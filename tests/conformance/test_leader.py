@@ -90,6 +90,23 @@ def test_a_database_that_does_not_take_every_text_is_refused(postgresql_cluster:
         store.close()
 
 
+def test_a_run_whose_schema_comes_further_on_is_another_servers(postgresql_url: str, tmp_path: Path) -> None:
+    """Its leadership was taken, past its lock, and its run gone on with."""
+    first = opened(postgresql_url, tmp_path / "1", 60.0)
+    first.start(INFO)
+    with psycopg.connect(postgresql_url, autocommit=True) as admin:
+        admin.execute("CREATE SCHEMA mine")
+    second = opened(f"{postgresql_url}&options=-csearch_path%3Dmine%2Cpublic", tmp_path / "2")
+    assert second.info() is None
+    other = replace(INFO, run_id="run-2")
+    assert second.start(other) == other
+    assert [store.append([update(1)]) for store in (first, second)] == [[1], [1]]
+    first.renew()
+    assert [store.info() for store in (first, second)] == [INFO, other]
+    second.close()
+    first.close()
+
+
 BOUNDS = ("statement_timeout", "lock_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
 
 
