@@ -3,10 +3,11 @@
 #   1. the server's image: no torch, no root
 #   2. one server on SQLite, locked down, and the demo's devices outside it: healthy, killed, back, drained
 #   3. an App of one's own on top of the client's image, guarded: word by word from docs/deploying.md
-#   4. the composition: PostgreSQL, the server, three devices, a cockpit, Prometheus; killed, back, a standby that
+#   4. the same with a folder of `anabranch new`, in which there are an authority and papers
+#   5. the composition: PostgreSQL, the server, three devices, a cockpit, Prometheus; killed, back, a standby that
 #      takes over, drained
-#   5. a keeper alone: word by word from docs/privacy.md
-#   6. the composition with masked sums: the server, two keepers, four devices; killed, back, drained
+#   6. a keeper alone: word by word from docs/privacy.md
+#   7. the composition with masked sums: the server, two keepers, four devices; killed, back, drained
 # Exit code 69: there is no container engine, and none can be started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -217,32 +218,51 @@ typed() {  # typed FOLDER: its file `commands`, by a reader who is in that folde
 invited() { TOKEN="$(field token <<<"$1")" HEX="$(field ca_sha256 <<<"$1")"; }  # invited ANSWER-OF-ENROL
 
 test_own_app() {
-  local folder="$WORK/own" start device
+  local folder="$WORK/own"
   mkdir "$folder"
   page deploying.md "An App of your own" dockerfile >"$folder/Dockerfile"
   page deploying.md "An App of your own" python >"$folder/app.py"
-  # The reader takes TOKEN and HEX from what `enrol` prints.
-  # shellcheck disable=SC2016  # the commands run later
-  page deploying.md "An App of your own" console | sed -E -e 's/^(.* admin enrol .*)$/invited "$(\1 --json)"/' \
-    -e 's/\b(TOKEN|HEX)\b/"$\1"/g' >"$folder/commands"
-  say "an App of one's own: $(wc -l <"$folder/commands") commands of docs/deploying.md"
-  start="$(now)"
-  typed "$folder"
-  SERVER="$NAME-server"
-  check "own App: its devices join, with certificates" wait_for reached 1
-  for device in "$NAME-device-0" "$NAME-device-1"; do
-    check "own App: $device ends with the run" wait_for ended "$device"
-    ended_well "own App: $device" "$device"
-  done
-  check "own App: all 60 updates are in" [ "$(status updates_applied)" = 60 ]
-  figure "own App: from its Dockerfile to the end of its run" "$(since "$start")"
-  drain "own App"
+  federation_of "own App" "$folder"
   docker start "$SERVER" >/dev/null
   check "own App: its server serves again" wait_for reached 1
   test_backup
   SERVER=""
   remove_all
 }
+
+federation_of() {  # federation_of WHAT FOLDER [WORD=OTHER...]: with the App in it, by the commands of the page
+  local folder="$2" start device
+  # The reader takes TOKEN and HEX from what `enrol` prints.
+  # shellcheck disable=SC2016  # the commands run later
+  page deploying.md "An App of your own" console "${@:3}" | sed -E \
+    -e 's/^(.* admin enrol .*)$/invited "$(\1 --json)"/' -e 's/\b(TOKEN|HEX)\b/"$\1"/g' >"$folder/commands"
+  say "$1: $(wc -l <"$folder/commands") commands of docs/deploying.md"
+  start="$(now)"
+  typed "$folder"
+  SERVER="$NAME-server"
+  check "$1: its devices join, with certificates" wait_for reached 1
+  for device in "$NAME-device-0" "$NAME-device-1"; do
+    check "$1: $device ends with the run" wait_for ended "$device"
+    ended_well "$1: $device" "$device"
+  done
+  check "$1: all 60 updates are in" [ "$(status updates_applied)" = 60 ]
+  figure "$1: from its Dockerfile to the end of its run" "$(since "$start")"
+  drain "$1"
+}
+
+test_new_folder() {
+  local folder="$WORK/mine"
+  anabranch new "$folder" >/dev/null
+  (cd "$folder" && anabranch admin ca init && anabranch admin operator me --out me) >/dev/null
+  check "new folder: there are keys in it" grep -rq "PRIVATE KEY" "$folder"
+  federation_of "new folder" "$folder" "/app.py:App=/app/app.py:app"
+  check "new folder: its image has its App" in_own_image 'test -r /app/app.py'
+  check "new folder: its image has no key" in_own_image '! grep -rq "PRIVATE KEY" /app && ! test -e /app/me'
+  SERVER=""
+  remove_all
+}
+
+in_own_image() { docker run --rm --network none --entrypoint sh "$NAME-device" -c "$1"; }
 
 test_backup() {  # into a new container, by the commands of the page
   local folder="$WORK/backup" run version
@@ -449,6 +469,7 @@ remove_all
 test_images
 test_server
 test_own_app
+test_new_folder
 test_composition
 remove_all
 test_keeper

@@ -10,9 +10,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from build_context import copy_context
 from commands import anabranch, answer
+from guarded import issued
 
 from anabranch.cli.creating import TEMPLATES
+from anabranch.client.state import state_dir_of
+from anabranch.identity.authority import Authority
+from anabranch.identity.certificates import Kind
+from anabranch.identity.wallet import joining_key
 
 LARGE = ("transformers", "lightning")  # walked in tests/libraries
 
@@ -22,7 +28,7 @@ def test_the_files_are_whole(template: str, tmp_path: Path) -> None:
     told = answer(anabranch(tmp_path, "new", "my-own", "--template", template, "--json"))
     files = {path.name: path.read_text() for path in (tmp_path / "my-own").iterdir()}
     assert sorted(files) == told["files"]
-    assert {"README.md", "run.toml", "test_app.py", "Dockerfile", ".gitignore"} < set(files)
+    assert {"README.md", "run.toml", "test_app.py", "Dockerfile", ".gitignore", ".dockerignore"} < set(files)
     for name, text in files.items():
         assert not re.search(r"@[A-Z]+@", text), name
         assert max(map(len, text.splitlines())) <= 132, name
@@ -30,6 +36,77 @@ def test_the_files_are_whole(template: str, tmp_path: Path) -> None:
             assert ast.get_docstring(ast.parse(text)), name
     assert 'name = "my-own"' in files["run.toml"]
     assert (template in LARGE) == ("train.py" in files)
+
+
+def used(folder: Path) -> None:
+    """A generated folder after the commands of its README, and of what they lead to."""
+    for words in (
+        ("init", "app.py:App", "--out", "model"),
+        ("admin", "ca", "init"),
+        ("admin", "operator", "me", "--out", "me"),
+        ("admin", "operator", "you", "--out", "papers/you"),  # a name that no list can know
+        ("admin", "ca", "copy", "kept"),
+        ("admin", "enrol", "ward", "--count", "2", "--out", "tokens.csv"),
+        ("simulate", "run.toml", "--updates", "2"),
+    ):
+        answer(anabranch(folder, *words, "--json"))
+    authority = Authority.open(folder / "anabranch-identity")
+    for name in ("device-1", "device-2"):
+        issued(authority, Kind.DEVICE, name, folder / state_dir_of(name))
+    joining_key(folder / "device-3")
+    (folder / "device-4.token").write_text(authority.invite("device-4", 60.0))
+
+
+def secrets(folder: Path) -> list[str]:
+    """The files in which a private key or a token is, by their content."""
+    tokens = (folder / "tokens.csv").read_text().split("\n")[1].split(",")[1], "PRIVATE KEY"
+    texts = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return sorted(
+        str(path.relative_to(folder))
+        for path, text in texts.items()
+        if any(token.encode() in text for token in tokens) or path.suffix == ".token"
+    )
+
+
+def test_no_key_gets_into_an_image_or_into_git(tmp_path: Path) -> None:
+    """By Docker's rules of what `COPY .` takes, and by git's own word."""
+    answer(anabranch(tmp_path, "new", "mine", "--template", "numpy", "--json"))
+    folder = tmp_path / "mine"
+    made = {path.name for path in folder.iterdir()}
+    used(folder)
+    hidden = secrets(folder)
+    assert len(hidden) == 9, hidden
+    copy_context(folder, tmp_path / "context")
+    sent = {str(path.relative_to(tmp_path / "context")) for path in (tmp_path / "context").rglob("*")}
+    assert not sent & set(hidden)
+    assert {path.split("/")[0] for path in sent} == made | {"kept", "papers", "device-3"}
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+    git("init", "-q")
+    kept = set(git("ls-files", "--others", "--exclude-standard").splitlines())
+    assert not kept & set(hidden)
+    assert {path.split("/")[0] for path in kept} == made | {"kept"}  # the certificate
+
+
+@pytest.mark.parametrize(
+    ("template", "extras"),
+    [("pytorch", None), ("numpy", None), ("lightning", "lightning"), ("flower", "flower")],
+)
+def test_an_image_has_what_its_devices_import(template: str, extras: str | None, tmp_path: Path) -> None:
+    """And devices start where they may write: in the volume of the image that theirs is made of."""
+    answer(anabranch(tmp_path, "new", "mine", "--template", template, "--json"))
+    lines = (tmp_path / "mine" / "Dockerfile").read_text().splitlines()
+    steps = [line.split()[0] for line in lines if line and not line.startswith("#")]
+    if extras is None:
+        assert steps == ["FROM", "COPY"]
+    else:
+        assert steps == ["FROM", "USER", "RUN", "USER", "COPY"]
+        assert f'"anabranch[{extras}]"' in "".join(lines)
+        assert "USER 10001:10001" in lines
+    app = "flower:/app" if template == "flower" else f"/app/{TEMPLATES[template].app}"
+    assert f"my-device {app} --server" in (tmp_path / "mine" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("template", ["numpy", "flower"])

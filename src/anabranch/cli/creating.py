@@ -23,6 +23,9 @@ ENDING, DOT = ".in", "dot-"  # of a file of a template, and in the place of a le
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 FLOWER_NAME_MAX = 32  # of a Flower app, which has no _ in its name either: `flwr run` refuses others
 SCRIPT = "python train.py 127.0.0.1:7070 device-0"
+IN_IMAGE = frozenset({"client", "workloads"})  # of docker/client.Dockerfile
+NOT_OF_DEVICES = frozenset({"server", "testing"})
+INSTALL = 'USER root\nRUN pip install --no-cache-dir "anabranch[{}]"\nUSER 10001:10001\n'
 JOINED = ". `train.py` takes both:\n`python train.py HOST:7070 device-1 TOKEN CA_SHA256`"
 
 
@@ -43,12 +46,15 @@ class Template:
 
     def words(self, name: str) -> Mapping[str, str]:
         """What stands where a file of the template has `@WORD@`."""
+        more = [extra for extra in self.extras if extra not in IN_IMAGE | NOT_OF_DEVICES]
         return {
             "NAME": name,
             "APPNAME": name.replace("_", "-")[:FLOWER_NAME_MAX].rstrip("-"),
             "ABOUT": self.about,
             "EXTRAS": ",".join(self.extras),
+            "INSTALL": INSTALL.format(",".join(more)) if more else "",
             "APP": self.app,
+            "PLACED": "flower:/app" if self.app == "flower:." else f"/app/{self.app}",
             "CODE": self.code,
             "JOINED": JOINED if self.device else "",
             "DEVICE": self.device or f"anabranch client {self.app} --id device-0",
