@@ -307,7 +307,10 @@ class Agent(DeviceShell):
         if self._local.examples is None:  # find the data, and say how much it is
             self._local.load(self._shard if isinstance(self._shard, Shard) else self._shard(seen.config))
             return self._enrolled()
-        self._tell("enrolled", run=seen.run, version=seen.version, examples=len(self._local.examples))
+        counts = {"examples": len(self._local.examples)}
+        if self._local.pool_examples:
+            counts["examples_here"] = self._local.pool_examples
+        self._tell("enrolled", run=seen.run, version=seen.version, **counts)
         return seen
 
     def _capability(self) -> Capability:

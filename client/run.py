@@ -23,7 +23,7 @@ from anabranch.client.outbox import OutboxBounds
 from anabranch.client.state import device_id, forget_run, fresh_id, fresh_seed, locked, settled_id
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
-from anabranch.client.trainer import is_shard, numbered_shard, shard_of
+from anabranch.client.trainer import is_shard, placed
 from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.client.transports import is_foreign, open_transport
 from anabranch.client.trust import KeeperTrust
@@ -49,7 +49,7 @@ class ClientOptions:
     `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard` is its part of the training data, (index, count), split as the run's configuration says; None: see
-    `numbered_shard`. `options` are told to the App. `threads`: for torch on a CPU, 0 for its part of what
+    `placed`. `options` are told to the App. `threads`: for torch on a CPU, 0 for its part of what
     torch would take, shared with the other devices on this machine. `step_time_s`, `width_max`, `outbox`: see
     `Agent`.
 
@@ -138,10 +138,14 @@ def run_client(
     client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
 
     def shard(config: Mapping[str, Any]) -> Shard:
-        index, count = options.shard or numbered_shard(client_id, config)
+        found = placed(app, client_id, options.shard, config)
         if on_event is not None:
-            on_event("placed", client=client_id, index=index, count=count, state_dir=str(options.state_dir))
-        return shard_of(config, index, count)
+            by = "own_data" if found.own else "name" if options.shard is None else "shard"
+            state_dir = str(options.state_dir)
+            on_event(
+                "placed", client=client_id, index=found.index, count=found.count, by=by, state_dir=state_dir
+            )
+        return found
 
     def work(transport: Transport, neighbours: Neighbours) -> AgentSummary:
         near = None if options.threads else neighbours

@@ -52,7 +52,7 @@ from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import arrived_of, data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.splits import doubting
+from anabranch.workloads.splits import counting, doubting
 from anabranch.workloads.trainer import Hook, cheaper, cut, only, smaller, trainer_for, warn_of_arrays
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ class LocalTrainer:
         self.frozen_served = True  # else this device must have them
         self.payload_digest = SHA256  # the algorithm that updates are named by
         self.examples: Examples | None = None
+        self.pool_examples = 0  # of which `examples` are a part, as far as the App tells
         self._seen: Examples | None = None  # what had arrived when the last training began
         self._left_out: set[str] = set()  # metrics of which it was said that they are not sent
         # What masks the updates, in a run with masked sums.
@@ -216,8 +217,9 @@ class LocalTrainer:
 
     def load(self, shard: Shard) -> Examples:
         """The App's data of the shard, from now on trained on. Raises `DataError`."""
-        with on_device(self._device), doubting(warn_once):
+        with on_device(self._device), doubting(warn_once), counting() as pools:
             self.examples = data_of(self._app, shard)
+        self.pool_examples = max(pools, default=0)
         return self.examples
 
     @property
@@ -460,6 +462,13 @@ def numbered_shard(client_id: str, config: Mapping[str, Any]) -> tuple[int, int]
         return 0, 1
     count = build(FleetTable, config.get("fleet", {}), "fleet").clients
     return int(number[1]) % count, count
+
+
+def placed(app: App, client_id: str, given: tuple[int, int] | None, config: Mapping[str, Any]) -> Shard:
+    """The part of the data that a live device trains on in a run: `given`, all of its own, or by its name."""
+    own = app.own_data and given is None
+    index, count = (0, 1) if own else given or numbered_shard(client_id, config)
+    return replace(shard_of(config, index, count), own=own)
 
 
 def is_shard(given: object) -> bool:

@@ -45,7 +45,8 @@ class Shard:
 
     `role`: `train` is the part of device `index` of `count`; `validation` and `test` are whole.
     `fleet` says how the training part is split, `seed` fixes every draw of the split, and
-    `speed_groups[i]` is the speed group of device i (needed by the split `speed-shards`).
+    `speed_groups[i]` is the speed group of device i (needed by the split `speed-shards`). `own`: the data are
+    one device's own, by `App.own_data`, and nothing of them is another's: all but the test part trains.
     Raises `DataError` for an unknown role or an index out of range.
     """
 
@@ -55,6 +56,7 @@ class Shard:
     fleet: FleetTable = field(default_factory=FleetTable)
     seed: int = 0
     speed_groups: tuple[int, ...] = ()
+    own: bool = False
 
     looked_at = False  # whether `fleet` was: an App that does not look splits the data in its own way
 
@@ -159,8 +161,9 @@ class App:
     Before `train` and `evaluate` is set: `version`, of the model that they are given; before `train`: `kept`,
     the bytes that the same device's App had there after its last training whose result counts; what is in it
     afterwards is kept, through restarts.
-    `options` are this device's own, as its command line gives them. An App of `any_model` trains whatever
-    model the run is of: only who starts a run asks for its `model`.
+    `options` are this device's own, as its command line gives them. `own_data`: a live device finds data of
+    its own where `data` reads, and trains on all of them, whatever the number in its name. An App of
+    `any_model` trains whatever model the run is of: only who starts a run asks for its `model`.
 
     What the default `train` and `evaluate` shall do otherwise, as attributes or methods: `loss(output, y)`, a
     mean, in the place of the cross entropy; `optimizer(params, plan)`, or a class of torch's, in the place of
@@ -176,6 +179,7 @@ class App:
     options: Mapping[str, Any] = MappingProxyType({})
     any_model: bool = False
     measures: bool = True  # whether `evaluate` always has a metric: what an App stands for may have none
+    own_data: bool = False
     version: int = 0
     kept: bytes = b""
     loss: Any = None
@@ -362,6 +366,7 @@ class _Adapted(App):
                 setattr(self, method, own)
         for name in ("loss", "optimizer", "metrics", "batch_loss"):
             setattr(self, name, getattr(target, name, None))
+        self.own_data = getattr(target, "own_data", False)
 
     def data(self, shard: Shard) -> Examples:
         """The target's data; a plain pair (x, y) will do."""

@@ -24,7 +24,7 @@ from anabranch.core.errors import AppError, DataError
 from anabranch.core.rng import stream
 from anabranch.core.spelling import spelled
 from anabranch.workloads.app import App, Array, Examples, Model, Shard
-from anabranch.workloads.splits import Rows, class_numbers, take, train_validation
+from anabranch.workloads.splits import Rows, class_numbers, count_pool, take, train_validation
 
 TEST_FRACTION = 0.2  # of data without a test part
 LABELS = ("label", "labels")  # what a table's column of class numbers is called, where nobody says it
@@ -60,6 +60,7 @@ def app(
     label: str = "",
     inputs: Sequence[str] = (),
     name: str = "",
+    own_data: bool = False,
 ) -> App:
     """An App of a torch model and of data.
 
@@ -77,11 +78,17 @@ def app(
         inputs: The columns that are x: one is given to the model as it is, several by their names. Without
             it, all columns of numbers.
         name: What runs of it are called; without it, as the model is.
+        own_data: On each machine the data are that device's own: it trains on all of them but what `test`
+            holds out, whatever the number in its name. A simulated fleet goes on splitting them.
 
     Where the loss is the cross entropy, a model may return an object with `logits`, as those of Hugging Face
     do. Raises `AppError` and `DataError`, with the fix.
     """
-    return DatasetApp(model, _Source(data, test, label, tuple(inputs)), loss, optimizer, metrics, name)
+    if own_data and hasattr(data, "load_partition"):
+        raise AppError("app(own_data=True): a partitioner has a part for each device; leave one of them out")
+    found = DatasetApp(model, _Source(data, test, label, tuple(inputs)), loss, optimizer, metrics, name)
+    found.own_data = own_data
+    return found
 
 
 class DatasetApp(App):
@@ -126,6 +133,7 @@ class _Source:
             return table.part(rows)
         if hasattr(self._data, "load_partition"):
             return self._of_partitioner(shard)
+        count_pool(len(self._pool))
         return self._pool.part(self._rows[take(self._numbered(shard), shard).x])
 
     @cached_property
@@ -167,7 +175,7 @@ class _Source:
 
     def _numbered(self, shard: Shard) -> Examples:
         # Labels may take a pass over all data: only where a split goes by them.
-        return self._unlabelled if shard.fleet.split == IID else self._by_label
+        return self._unlabelled if shard.own or shard.fleet.split == IID else self._by_label
 
     def _of_partitioner(self, shard: Shard) -> Any:
         """The partitioner's part of a device, less the tenth of each part that validates."""

@@ -52,6 +52,26 @@ def doubting(say: Callable[[str], None] | None) -> Iterator[None]:
         _say.reset(token)
 
 
+_counts: ContextVar[list[int] | None] = ContextVar("counts", default=None)
+
+
+@contextmanager
+def counting() -> Iterator[list[int]]:
+    """Inside, the list gets how many examples there were, of all devices, whenever a part is asked for."""
+    counts: list[int] = []
+    token = _counts.set(counts)
+    try:
+        yield counts
+    finally:
+        _counts.reset(token)
+
+
+def count_pool(examples: int) -> None:
+    """Tell whoever counts how many examples a part is taken from."""
+    if (counts := _counts.get()) is not None:
+        counts.append(examples)
+
+
 class Split(Protocol):
     """A function of the labels, (rows,): the row numbers of each of `count` devices.
 
@@ -160,6 +180,9 @@ def train_validation(count: int, seed: int) -> tuple[Rows, Rows]:
 
 def take(pool: Examples, shard: Shard) -> Examples:
     """The part of a training pool that a `train` or `validation` shard means."""
+    count_pool(len(pool))
+    if shard.own and shard.role == "train":
+        return pool
     training, validation = train_validation(len(pool), shard.seed)
     if shard.role == "validation":
         rows = validation

@@ -252,3 +252,27 @@ class TestArrays(AppConformance):
     @pytest.fixture
     def app(self) -> App:
         return ab.app(net, (X, Y))
+
+
+@pytest.mark.parametrize("split", ["iid", "dirichlet", "draws"])
+def test_own_data_all_train_but_those_for_tests(split: str) -> None:
+    fleet = FleetTable(clients=8, split=split, examples_per_client=7)
+    whole = {x.tobytes() for x in X}
+    mine = Shard("train", 0, 1, fleet, own=True)
+    app = ab.app(net, (X, Y), own_data=True)
+    tests = rows_in(app, Shard("test"))
+    assert (len(tests), rows_in(app, mine)) == (60, whole - tests)
+    apart = ab.app(net, (X[50:], Y[50:]), test=(X[:50], Y[:50]), own_data=True)
+    assert rows_in(apart, mine) == {x.tobytes() for x in X[50:]}
+    plain = ab.app(net, (X, Y))
+    for shard in (Shard("train", 3, 8, fleet), Shard("validation", 0, 8, fleet)):  # of a simulated fleet
+        assert rows_in(app, shard) == rows_in(plain, shard)
+
+
+def test_a_partitioner_has_parts_of_its_own() -> None:
+    class Partitioner:
+        def load_partition(self, number: int) -> Any:
+            raise AssertionError(number)
+
+    with pytest.raises(AppError, match=r"own_data=True.*leave one of them out"):
+        ab.app(net, Partitioner(), own_data=True)

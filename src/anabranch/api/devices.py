@@ -19,7 +19,7 @@ from anabranch.client.run import ClientOptions, agent_of, run_client
 from anabranch.client.state import device_id, state_dir_of
 from anabranch.client.stopping import Bell
 from anabranch.client.summary import AgentSummary
-from anabranch.client.trainer import numbered_shard, shard_of
+from anabranch.client.trainer import placed
 from anabranch.client.trust import trusted
 from anabranch.client.waiting import WaitingNotice
 from anabranch.core.errors import ConfigError
@@ -126,8 +126,7 @@ class Client(Background):
         transport = LocalTransport(server.local, name)
 
         def shard(config: Mapping[str, Any]) -> Shard:
-            index, count = options.shard or numbered_shard(name, config)
-            return shard_of(config, index, count)
+            return placed(self._app, name, options.shard, config)
 
         return agent_of(options, self._app, transport, name, shard, self._listener(), self._bell)
 

@@ -33,6 +33,7 @@ JOINED = ". `train.py` takes both:\n`python train.py HOST:7070 device-1 TOKEN CA
 class Template:
     """What a folder is made from. `app`: how its App is called; `device`: the command that starts one.
 
+    `own`: how it is said that each machine has data of its own.
     `rate` and `updates` are those with which it learns in its own test.
     """
 
@@ -41,6 +42,7 @@ class Template:
     app: str = "app.py:app"
     code: str = "`app.py`"
     device: str = ""
+    own: str = "`own_data=True` in `ab.app(...)`"
     rate: float = 0.05
     updates: int = 20
 
@@ -53,6 +55,7 @@ class Template:
             "ABOUT": self.about,
             "EXTRAS": ",".join(self.extras),
             "INSTALL": INSTALL.format(",".join(more)) if more else "",
+            "OWN": self.own,
             "APP": self.app,
             "PLACED": "flower:/app" if self.app == "flower:." else f"/app/{self.app}",
             "CODE": self.code,
@@ -85,11 +88,13 @@ TEMPLATES = {
         "A model in numpy and its data, learned by a fleet: no device needs torch.",
         ("server", "workloads", "testing"),
         app="app.py:App",
+        own="`own_data = True` in the App",
     ),
     "flower": Template(
         "A Flower app, which a fleet also learns without rounds.",
         ("server", "workloads", "flower", "testing"),
         app="flower:.",
+        own="`--shard 0/1` to each device",
         code="`client_app.py` and `task.py`",
     ),
 }

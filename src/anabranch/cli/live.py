@@ -120,7 +120,7 @@ ShardPart = Annotated[
     str,
     typer.Option(
         help="Its part of the training data, INDEX from 0; if not given, the number at the end of its name, "
-        "of fleet.clients, or all of the data where there is none.",
+        "of fleet.clients, or all of the data where there is none, or the App says own_data.",
         metavar="INDEX/COUNT",
         show_default=False,
     ),
@@ -478,7 +478,12 @@ def _say_goodbye(output: Output, done: AgentSummary, state_dir: Path) -> None:
     output.result({"kind": "stopped", "why": done.why, **counts}, told)
 
 
-PLACED = "{client}: shard {index} of {count}, state in {state_dir}"
+PLACED = {
+    "shard": "{client}: shard {index} of {count}, state in {state_dir}",
+    "name": "{client}: shard {index} of {count} by the number in its name (--shard gives another, own_data "
+    "of its App all that is here), state in {state_dir}",
+    "own_data": "{client}: all of its own data but those for tests, state in {state_dir}",
+}
 UNNUMBERED = "{client}: all of the training data (a name such as device-0 gives a part), state in {state_dir}"
 
 
@@ -496,7 +501,8 @@ def _teller(output: Output) -> Callable[..., None]:
         # One line, whatever a server has said in it.
         text = visible(f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items()))
         if kind == "placed":
-            text = (UNNUMBERED if data["count"] == 1 else PLACED).format(**data)
+            text = PLACED[data["by"]] if data["count"] > 1 or data["by"] == "own_data" else UNNUMBERED
+            text = text.format(**data)
         output.event(kind, text, **data)
 
     return tell
