@@ -109,6 +109,26 @@ def test_an_image_has_what_its_devices_import(template: str, extras: str | None,
     assert f"my-device {app} --server" in (tmp_path / "mine" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_until_a_release_it_is_installed_from_a_clone(template: str, tmp_path: Path) -> None:
+    """pip finds none; by the changelog's own word."""
+    root = Path(__file__).parents[2]
+    assert "No release was made yet" in (root / "CHANGELOG.md").read_text(), "then the pages say so otherwise"
+    answer(anabranch(tmp_path, "new", "mine", "--template", template, "--json"))
+    known = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = {
+        "README.md": (tmp_path / "mine" / "README.md").read_text(),
+        "installing.md": (root / "docs" / "installing.md").read_text(),
+        "new.md": (root / "docs" / "new.md").read_text(),
+    }
+    for name, page in pages.items():
+        found = re.findall(r'pip install "([a-z.]+)\[([a-z,]+)\]"', page)
+        first = min(i for i, (where, _) in enumerate(found) if where == ".")
+        assert first <= 1, f"{name}: it is the line beside the first"
+        assert {extra for _, extras in found for extra in extras.split(",")} <= set(known), name
+        assert found[first][1] == found[1 - first][1], name
+
+
 @pytest.mark.parametrize("template", ["numpy", "flower"])
 def test_it_runs_and_its_tests_pass(template: str, tmp_path: Path) -> None:
     answer(anabranch(tmp_path, "new", "mine", "--template", template, "--json"))
