@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 from commands import anabranch, answer, serving
 from nursery import COMMAND, PIPE, Process
+from own_parts import FOLDER
 from ports import free_port
 from small_disks import own_disk
 from wire import Served, server_config
@@ -419,6 +421,26 @@ buffer_size = 1
 """
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_the_command_that_is_printed_puts_it_back(own: bool, tmp_path: Path) -> None:
+    """A federation without an authority; one with a strategy of its own cannot be proved without a word."""
+    shutil.copy(FOLDER / "strategy.py", tmp_path)
+    strategy = ("--set", f"strategy.name={'./strategy.py:WarmUp' if own else 'fedasync'}")
+    ports = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0")
+    answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
+    with serving(tmp_path, "--model", "model", *ports, *strategy) as said:
+        device = ("--server", said["address"], "--id", "device-0", "--tasks-max", 2)
+        answer(anabranch(tmp_path, "client", "synthetic", *device, "--json"))
+        folder = "a backup"
+        done = anabranch(tmp_path, "admin", "backup", folder, *(["--load-code"] if own else []))
+    assert done.returncode == 0, done.stderr
+    command, *words = shlex.split(done.stdout.partition("put it back with:\n")[2])
+    assert (command, words[-1]) == ("anabranch", "--insecure")
+    assert ("--load-code" in words) == own
+    back = anabranch(tmp_path, *("restored" if word == "DIR" else word for word in words))
+    assert back.returncode == 0, back.stderr
+
+
 def test_a_device_goes_on_with_a_server_from_a_backup(tmp_path: Path) -> None:
     """The server is guarded, at work, and killed; the device hears of it, and ends the run."""
     (tmp_path / "run.toml").write_text(RUN)
@@ -437,6 +459,8 @@ def test_a_device_goes_on_with_a_server_from_a_backup(tmp_path: Path) -> None:
         process = Process(COMMAND, *device, cwd=tmp_path, stdout=PIPE, stderr=log)
         with process:
             _await_push(process, 3)
+            printed = anabranch(tmp_path, "admin", "backup", "printed").stdout
+            assert printed.endswith("  anabranch admin restore printed --data-dir DIR\n")
             made = answer(anabranch(tmp_path, "admin", "backup", "backup", "--json"))
             assert made["version"] >= 3
             _await_push(process, made["version"] + 2)

@@ -16,9 +16,10 @@ import typer
 
 from anabranch.api.trust import admit_found
 from anabranch.cli.members import FOLDER, Folder
+from anabranch.cli.next_steps import command_line, with_commands
 from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output, Ticker
-from anabranch.cli.parts import LoadCode, admit_data
+from anabranch.cli.parts import LoadCode, admit_data, names_code
 from anabranch.core.config.tables import ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.authority import Authority
@@ -65,19 +66,28 @@ def backup(
         made = back_up(data_dir, to, not unproved, shown_by(ticker))
     what = f"version {made.version}, {made.events} events, {bytes_text(made.size_bytes)}"
     sound = "" if unproved else ", sound"
-    output.result({"folder": str(to), **asdict(made)}, f"{to}: {what}{sound}; {_use(to)}")
+    output.result({"folder": str(to), **asdict(made)}, f"{to}: {what}{sound}; {_use(to, load_code)}")
 
 
-def _use(backup: Path) -> str:
-    """What it is good for: not every run can be put back, and nobody should hear of that in the night."""
+def _use(backup: Path, load_code: bool) -> str:
+    """What it is good for: not every run can be put back, and nobody should hear of that in the night.
+
+    The command works as it stands, with a folder in the place of DIR: it wants the word for the code that the
+    copy was proved by, and there is nobody to sign for data which no authority has seen.
+    """
+    from anabranch.server.proofs import AUTHORITIES
     from anabranch.server.restored import refuse_private
     from anabranch.server.verify import stored_config
 
+    config = stored_config(backup)
     try:
-        refuse_private(stored_config(backup))
+        refuse_private(config)
     except ConfigError as error:
         return f"it helps `anabranch admin rebuild --from` and `report`, and cannot be put back: {error}"
-    return f"put it back with:\n  anabranch admin restore {backup} --data-dir DIR"
+    code = ["--load-code"] if load_code or names_code(config) else []
+    unsigned = [] if (backup / AUTHORITIES).exists() else ["--insecure"]
+    command = command_line("admin", "restore", backup, "--data-dir", "DIR", *code, *unsigned)
+    return with_commands("put it back with:", [command])
 
 
 def restore(
