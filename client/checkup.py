@@ -46,6 +46,7 @@ from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
 OK, WARN, FAIL = "ok", "warn", "fail"
 SHAPES_DIFFER = "Using a target size"  # of torch's warning, where a loss broadcasts
 NAMES_MAX = 4  # that are listed
+SHARDS_MAX = 100  # whose values are looked at
 ROWS_MAX = 1000  # that are looked for in another part of the data
 SEED = 2**62 + 1  # as tasks have them: what takes 32 bits only is seen here
 
@@ -69,6 +70,7 @@ class Checkup:
         self._vector: Vector
         self._mine: Examples
         self._held_out: Examples | None = None
+        self._flawed: tuple[int, Examples] | None = None  # a shard with values that are not finite
         self._result: TrainResult
         self._measured: dict[str, float] = {}
         self._steps = 0  # that the trainings so far have shown
@@ -157,7 +159,8 @@ class Checkup:
         with doubting(doubts.append):
             self._mine = data_of(self._app, shard)
         yield Finding(OK, "data", f"shard 0/{self._shards}: {self._described(self._mine)}")
-        yield from (Finding(WARN, "data", flaw) for flaw in (*doubts, *self._not_finite()))
+        yield from (Finding(WARN, "data", flaw) for flaw in (*doubts, *self._mine.not_finite()))
+        yield from self._other_values()
         yield from self._another_shard()
         if isinstance(self._mine, Streamed) and self._mine.is_loader:
             yield Finding(WARN, "data", "a DataLoader's batches are its own: client.batch_size says nothing")
@@ -174,6 +177,24 @@ class Checkup:
                 if not self._app.any_model and _has_all(found, self._mine):
                     text = "has all that shard 0 trains on, so what is measured on it is no test"
                     yield Finding(WARN, "data", f"the {role} part {text}")
+
+    def _other_values(self) -> Iterator[Finding]:
+        """What of other devices' arrays is no number; which of the first one is tried in `_training`."""
+        self._flawed = (0, self._mine) if self._mine.not_finite() else None
+        flawed: dict[int, list[str]] = {}
+        for number in range(1, min(self._shards, SHARDS_MAX)):
+            try:
+                other = data_of(self._app, shard_of(self._config, number, self._shards))
+            except AnabranchError:
+                continue  # see `_another_shard`
+            if flaws := other.not_finite():
+                flawed[number] = flaws
+                self._flawed = self._flawed or (number, other)
+        if flawed:
+            first = next(iter(flawed))
+            text = f"shard {first}/{self._shards}: {', '.join(flawed[first])}"
+            more = _listed([str(number) for number in flawed if number != first])
+            yield Finding(WARN, "data", text + (f"; so have shards {more}" if more else ""))
 
     def _another_shard(self) -> Iterator[Finding]:
         if self._shards == 1:
@@ -194,7 +215,7 @@ class Checkup:
             yield Finding(WARN, "training", f"{text.strip()} Give outputs and y one shape")
         told = "".join(f", {name} {value:.4g}" for name, value in result.metrics.items())
         if not np.isfinite(result.delta).all() or not math.isfinite(result.metrics.get("loss", 0.0)):
-            fix = "mend the data" if any(self._not_finite()) else "lower the rate"
+            fix = "mend the data" if self._mine.not_finite() else "lower the rate"
             yield Finding(FAIL, "training", f"not finite after {result.steps} steps{told}: {fix}")
             return
         if not result.delta.any():
@@ -213,6 +234,25 @@ class Checkup:
                 "the same task came to another result: a simulation will not repeat itself. Draw by `seed`",
             )
         yield from self._whole_numbers()
+        yield from self._flawed_values()
+
+    def _flawed_values(self) -> Iterator[Finding]:
+        """Whether the App's training leaves out what is no number: a batch in which there is some."""
+        if self._flawed is None:
+            return
+        number, examples = self._flawed
+        sound = np.ones(len(examples), bool)
+        for array in (examples.x, examples.y):
+            sound &= np.isfinite(array.reshape(len(array), -1)).all(1)
+        size = max(2, self._plan.batch_size)
+        half = size // 2 if sound.any() else 0
+        rows = np.resize(np.flatnonzero(sound), half), np.resize(np.flatnonzero(~sound), size - half)
+        mixed = Examples(*(array[np.concatenate(rows)] for array in (examples.x, examples.y)))
+        frozen = self._trainer.spec.frozen(self._initial)
+        delta = self._trainer.train(self._vector, frozen, mixed, self._short(), SEED).delta
+        if not np.isfinite(delta).all():
+            text = f"not finite with those values of shard {number}: mend the data, or leave those rows out"
+            yield Finding(FAIL, "training", text)
 
     def _whole_numbers(self) -> Iterator[Finding]:
         """Arrays that an App of numpy trains in vain."""
@@ -339,15 +379,6 @@ class Checkup:
             return f"{len(examples)} examples of a {type(examples.source).__name__}"
         x, y = examples.x, examples.y
         return f"{len(examples)} examples, x {x.shape} {x.dtype}, y {y.shape} {y.dtype}"
-
-    def _not_finite(self) -> Iterator[str]:
-        """What of this device's arrays is no number."""
-        if self._app.any_model or isinstance(self._mine, Streamed):
-            return
-        for name, array in (("x", self._mine.x), ("y", self._mine.y)):
-            flaws = int((~np.isfinite(array)).sum()) if array.dtype.kind == "f" else 0
-            if flaws:
-                yield f"{name} has {flaws} of {array.size} values that are not finite"
 
     def _short(self) -> LocalPlan:
         """Two steps: momentum counts from the second."""

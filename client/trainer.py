@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MEND = "unless the App's training leaves them out, no update of them can be used; mend the data"
+
 SMALL_MODEL_VALUES = 1_000_000
 WRAPPERS = ("_orig_mod.", "module.")  # what torch's wrappers of modules put into the names of tensors
 
@@ -220,6 +222,8 @@ class LocalTrainer:
         with on_device(self._device), doubting(warn_once), counting() as pools:
             self.examples = data_of(self._app, shard)
         self.pool_examples = max(pools, default=0)
+        for flaw in self.examples.not_finite():
+            log.warning("this device's data: %s: %s", flaw, MEND)
         return self.examples
 
     @property

@@ -393,6 +393,7 @@ class Simulation:
         self._is_idle = not self.clock.is_stopped and self.clock.now < until_s
         if self.room is not None and self._is_idle:
             standstill.ended(len(self.room))
+        standstill.told(lambda device: self._problem.examples(device).not_finite())
         self._evaluator.finish()
 
     def begin_devices(self) -> None:
@@ -407,6 +408,7 @@ class Simulation:
         self.clock.clear()
         self.world.refused.clear()
         self.world.rejected.clear()
+        self.world.invalid.clear()
         if self.room is not None:
             self.room.clear()
 

@@ -1,5 +1,7 @@
 """A simulated run in which nobody is let in, or nothing that comes is taken, says so.
 
+At its end it says whose updates could not be used.
+
 A part of one's own may bring it there. It goes on for ever where only updates or versions end it, and hours
 of virtual time take a second.
 """
@@ -7,6 +9,7 @@ of virtual time take a second.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
 from anabranch.core.effects import Decided, Refused
 from anabranch.host.standstill import WANTS_ONE, Pause
@@ -16,6 +19,7 @@ from anabranch.simulation.world import World
 log = logging.getLogger(__name__)
 
 STANDSTILL_S = 3600.0  # of virtual time
+DEVICES_TOLD = 3
 
 
 class Standstill:
@@ -29,6 +33,8 @@ class Standstill:
         self._pause = Pause(STANDSTILL_S)
         self._applied, self._rejected, self._rejected_s = 0, 0, 0.0
         self._rejecting = Pause(STANDSTILL_S)
+        world.invalid.append(self._invalid)
+        self._invalids: dict[str, tuple[int, str]] = {}  # of a device: how many, and why the last one was
 
     def refused(self, refused: Refused) -> None:
         """A device has no task."""
@@ -56,6 +62,23 @@ class Standstill:
             log.warning(
                 "no update was taken for %s of virtual time, and %s rejected: %s", lasted, count, told
             )
+
+    def _invalid(self, client_id: str, why: str) -> None:
+        self._invalids[client_id] = (self._invalids.get(client_id, (0, ""))[0] + 1, why)
+
+    def told(self, flaws: Callable[[int], Sequence[str]]) -> None:
+        """Say at the run's end whose updates could not be used. `flaws`: of a device's data."""
+        if not self._invalids:
+            return
+        names = sorted(self._invalids)
+        count = counted(sum(n for n, _ in self._invalids.values()), "update")
+        shown = [f"{name}: {self._invalids[name][1]}" for name in names[:DEVICES_TOLD]]
+        for i, name in enumerate(names[:DEVICES_TOLD]):
+            if found := flaws(int(name.rpartition("-")[2])):
+                shown[i] += f"; its {', its '.join(found)}: mend its data"
+        others = len(names) - DEVICES_TOLD
+        more = f"; and {counted(others, 'device')} more" if others > 0 else ""
+        log.warning("%s rejected as invalid. %s%s", count, "; ".join(shown), more)
 
     def ended(self, asleep: int) -> None:
         """Nothing is to come: so many devices wait to be called, and nobody is there who would."""

@@ -55,7 +55,7 @@ class World:
     """A simulated server: engine, journal and record of the run, in virtual time.
 
     Observers see every engine event with its effects, after it was handled; `refused` are told of every ask
-    without a task, most of which are no event.
+    without a task, most of which are no event; `invalid` of whose update could not be used, and why.
 
     After a crash there is another engine: `restarted` are told of it, and `taken_back`, before, if it is of
     an earlier event: of which one. With a `room` refused devices sleep in it, without one they stand in the
@@ -84,6 +84,7 @@ class World:
         self.observers: list[Observer] = []
         self.refused: list[Callable[[Refused], None]] = []
         self.rejected: list[Callable[[Decided], None]] = []
+        self.invalid: list[Callable[[str, str], None]] = []
         self.taken_back: list[Callable[[Engine, int], None]] = []
         self.restarted: list[Callable[[Engine], None]] = []
         self.whole: AbstractContextManager[object] = nullcontext()  # what nothing may come between
@@ -131,6 +132,8 @@ class World:
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool = False) -> None:
         """A device gives a task back."""
         self._handle(ev.TaskDropped(self.time.now(), client_id, task_id, why, diverged))
+        if diverged:
+            self._heard_invalid(client_id, why)
 
     def push(self, client_id: str, outbox: FinishedUpdate) -> Decision | AnabranchError:
         """What becomes of an update whose last byte is here; an error where a live server answers so."""
@@ -156,12 +159,18 @@ class World:
             event = arrived(submission, found, self.time.now(), head)
             decided = answered(event, self._handle(event, result.payload))
         except (InvalidUpdate, IdTaken) as error:
+            if isinstance(error, InvalidUpdate):
+                self._heard_invalid(client_id, str(error))
             return error
         decision = decided.receipt.decision
         if decision.verdict is Verdict.REJECTED and not decided.duplicate:
             for hear in self.rejected:
                 hear(decided)
         return decision
+
+    def _heard_invalid(self, client_id: str, why: str) -> None:
+        for hear in self.invalid:
+            hear(client_id, why)
 
     def objection(self, client_id: str, outbox: FinishedUpdate) -> AnabranchError | None:
         """Why a payload shall not come: it is not as its task wants it, or for one that is over."""

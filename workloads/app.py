@@ -37,6 +37,7 @@ Array = npt.NDArray[Any]
 Model = Any
 
 ROLES = ("train", "validation", "test")
+BLOCK_VALUES = 2**20  # that are looked at in one go
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,22 @@ class Examples:
     def kind(self) -> tuple[Any, ...]:
         """Trainings on examples of one kind can be stacked."""
         return self.x.shape[1:], self.x.dtype.str, self.y.dtype.str, self.y.ndim
+
+    def not_finite(self) -> list[str]:
+        """What of the arrays is no number, in words: NaN, infinite. It takes a pass over both."""
+        found = ((name, _not_finite(array), array.size) for name, array in (("x", self.x), ("y", self.y)))
+        return [
+            f"{name} has {count} of {size} values that are not finite" for name, count, size in found if count
+        ]
+
+
+def _not_finite(array: Array) -> int:
+    """How many values are not; by blocks, as arrays may be larger than the memory."""
+    if array.dtype.kind not in "fc":
+        return 0
+    rows = max(1, BLOCK_VALUES * len(array) // max(1, array.size))
+    blocks = (array[first : first + rows] for first in range(0, len(array), rows))
+    return sum(block.size - int(np.count_nonzero(np.isfinite(block))) for block in blocks)
 
 
 def _array(name: str, given: Any) -> Array:

@@ -14,7 +14,8 @@ from commands import anabranch
 from torch.utils.data import DataLoader, TensorDataset
 
 from anabranch.client.checkup import Checkup, Finding, _has_all
-from anabranch.core.config.tables import Config, FleetTable
+from anabranch.client.trainer import LocalTrainer
+from anabranch.core.config.tables import ClientTable, Config, FleetTable
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import batches
@@ -190,6 +191,56 @@ def test_what_will_not_work_fails(app: App, about: str, words: str) -> None:
 def test_data_that_are_not_finite_are_counted() -> None:
     told = [f.text for f in checked(NotANumber()) if f.level == "warn"]
     assert f"x has {int((X > 2).sum())} of 96 values that are not finite" in told
+
+
+class FlawedElsewhere(Sound):
+    """Of four devices the third and the fourth have what is no number."""
+
+    def data(self, shard: Shard) -> Any:
+        found = super().data(shard)
+        if shard.role != "train" or shard.index < 2:
+            return found
+        x = found.x.copy()
+        x[1, :2] = np.nan, np.inf
+        return Examples(x, found.y)
+
+
+class LeavesThemOut(FlawedElsewhere):
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        sound = np.isfinite(examples.x).all(1)
+        return super().train(model, Examples(examples.x[sound], examples.y[sound]), plan, seed)
+
+
+def test_the_values_of_all_devices_are_looked_at() -> None:
+    flaw = "shard 2/4: x has 2 of 16 values that are not finite; so have shards 3"
+    assert flaw in [f.text for f in checked(FlawedElsewhere()) if (f.level, f.about) == ("warn", "data")]
+    assert found(FlawedElsewhere(), "fail") == {
+        "training": "not finite with those values of shard 2: mend the data, or leave those rows out"
+    }
+    assert flaw in [f.text for f in checked(LeavesThemOut()) if (f.level, f.about) == ("warn", "data")]
+    assert found(LeavesThemOut(), "fail") == {}
+
+
+def test_a_device_says_once_what_is_no_number_in_its_data(caplog: pytest.LogCaptureFixture) -> None:
+    local = LocalTrainer(FlawedElsewhere(), ClientTable())
+    local.load(Shard("train", 0, 4))
+    assert "not finite" not in caplog.text
+    local.load(Shard("train", 3, 4))
+    (said,) = (r.message for r in caplog.records if "not finite" in r.message)
+    assert said.startswith("this device's data: x has 2 of 16 values that are not finite: ")
+    assert said.endswith("mend the data")
+
+
+def test_values_are_counted_through_all_blocks() -> None:
+    x = np.zeros((3 * 1024 + 1, 1024), np.float32)
+    x[0, 0], x[1500, 7], x[-1, -1] = np.nan, -np.inf, np.inf
+    y = np.where(np.arange(len(x)) == 5, np.nan, 1.0)
+    size = len(x) * 1024
+    assert Examples(x, y).not_finite() == [
+        f"x has 3 of {size} values that are not finite",
+        f"y has 1 of {len(x)} values that are not finite",
+    ]
+    assert Examples(x[2:9], np.zeros(7, np.int64)).not_finite() == []
 
 
 def test_a_part_that_is_looked_through_is_not_copied() -> None:

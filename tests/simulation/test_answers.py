@@ -11,11 +11,14 @@ import pytest
 from own_parts import forgotten
 
 import anabranch as ab
+from anabranch.core.config.tables import FleetTable
 from anabranch.core.engine.strategy import Refusal, Step, rejected
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.updates import Reason
 from anabranch.strategies.mixing import MixingStrategy
 from anabranch.strategies.registry import STRATEGIES
+from anabranch.workloads.app import Examples, Shard
+from anabranch.workloads.synthetic import Synthetic
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,33 @@ def test_one_that_answers_as_it_should_comes_to_its_end() -> None:
 def test_a_downlink_that_is_none_is_told_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"^strategy 'told': downlink must return a codec, such as 'raw'"):
         simulated("downlink", **{"downlink.codec": "auto"})
+
+
+def test_whose_updates_are_invalid_and_why_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A device whose file has a value that is no number is one of many, and its updates were a number."""
+
+    class Flawed(Synthetic):
+        def data(self, shard: Shard) -> Examples:
+            found = super().data(shard)
+            x = found.x.copy()
+            x[:, 0] = np.nan if (shard.role, shard.index) == ("train", 2) else x[:, 0]
+            return Examples(x, found.y)
+
+    def said() -> list[str]:
+        return [r.message for r in caplog.records if "rejected as invalid" in r.message]
+
+    fleet, until = ab.Fleet(clients=4), ab.Until(updates=12)
+    ab.simulate("synthetic", fleet=fleet, until=until)
+    assert said() == []
+    run = ab.simulate(Flawed(), fleet=fleet, until=until)
+    count = run.result.rejections["invalid"]
+    (told,) = said()
+    rows, columns = Flawed().data(Shard("train", 2, 4, FleetTable(clients=4))).x.shape
+    assert told.startswith(f"{count} updates rejected as invalid. device-0002: update ")
+    assert "values that are not finite, the first in tensor" in told
+    flaw = f"; its x has {rows} of {rows * columns} values that are not finite: mend its data"
+    assert told.endswith(flaw)
+    assert "device-0001" not in told
 
 
 def test_a_strategy_that_takes_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
