@@ -44,6 +44,7 @@ TWICE = (
     "Stop one of them, or give it an --id and a --state-dir of its own"
 )
 
+ENDED_MAX = 100_000  # tasks that came to nothing, and are not granted again
 TRIMMED_AT_ONCE = 1_000  # events, with every batch while there are any to drop
 TRIMMED_AGAIN_S = 10.0  # after it could not be done
 
@@ -109,7 +110,7 @@ class Books:
         metrics: Metrics | None = None,
     ) -> None:
         self.metrics = metrics or Metrics()
-        self.run = Run(engine, line := WaitingLine(limits), limits, self._stored)
+        self.run = Run(engine, line := WaitingLine(limits, ended_max=ENDED_MAX), limits, self._stored)
         self.engine, self.line, self.glances = engine, line, Glances(engine)
         self.store, self.models, self.history = store, models, history
         self.seq = seq

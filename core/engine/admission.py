@@ -87,8 +87,7 @@ class Application:
         if ask.client_id not in ledger.clients:
             return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
         if known is not None or ledger.receipt_of_task(ask.task_id) is not None:
-            detail = f"task {ask.task_id!r} was used before: ask under a new id"
-            return Refusal(Reason.DUPLICATE_TASK, detail)
+            return used_up(ask)
         if books.settings.admits_all:
             return None
         self._depends = True
@@ -105,6 +104,11 @@ class Application:
         if found is None and settings.participations_max:
             found = _spent(client_id, others, books)
         return found or books.guard.refusal(client_id, others, self._now, settings)
+
+
+def used_up(ask: Ask) -> Refusal:
+    """That an ask comes under the id of a task that is over."""
+    return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
 
 
 def _spent(client_id: str, live: int, books: AdmissionView) -> Refusal | None:

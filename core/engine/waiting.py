@@ -10,6 +10,9 @@ place only where there are enough for all who wait. One whose last tasks came to
 (`lapses.py`), and while somebody waits no place is kept by renewals for ever (`server.tenure_leases`). Of two
 processes of one device one has its tasks, and the other waits (`sessions.py`).
 
+In a live server it also knows the tasks that have lately come to nothing, which the engine has forgotten: a
+copy of an ask for one of them that comes late would end the task that its device has by then.
+
 Beside the engine, and no part of its state or its journal: a refusal changes nothing there, and after
 a restart the line forms again. Pure like the engine, driven by the same `now`, and bounded.
 """
@@ -21,8 +24,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 from anabranch.core.config.ranges import PLACES, TURNS
-from anabranch.core.effects import Effect, Granted, Refused
-from anabranch.core.engine.admission import Application, outstays
+from anabranch.core.effects import Effect, Granted, LeaseEnded, Refused
+from anabranch.core.engine.admission import Application, outstays, used_up
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.lapses import Lapses
 from anabranch.core.engine.pace import Pace
@@ -51,11 +54,19 @@ class WaitingLine:
 
     `refusal` stands in for the engine's; `heard` must see every effect of the engine. `lapsed`: the rule for
     devices whose tasks came to nothing, see `Lapses`; `windows`: the one for when who waits comes back, see
-    `Pace`.
+    `Pace`. `ended_max`: of so many tasks that came to nothing the ids are used up; simulations have none, so
+    that what older releases have recorded is simulated again to the bit.
     """
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, lapsed: str = TURNS, windows: str = PLACES) -> None:
-        self.waiting_max = limits.waiting_max
+    def __init__(
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        lapsed: str = TURNS,
+        windows: str = PLACES,
+        ended_max: int = 0,
+    ) -> None:
+        self.waiting_max, self._ended_max = limits.waiting_max, ended_max
+        self._ended: dict[str, str] = {}  # tasks that came to nothing, the newest last, and their clients
         self._pace = Pace(windows)
         self._waiters: dict[str, Waiter] = {}
         self._tickets: list[int] = []
@@ -86,6 +97,8 @@ class WaitingLine:
         if another is not None and not (found is not None and final):
             return another
         refused = None
+        if (found is None or found.reason is Reason.AT_CAPACITY) and self._has_ended(ask):
+            found = used_up(ask)
         if found is None or found.reason is Reason.AT_CAPACITY:
             refused = self._lapsed(engine, ask, now)
         if refused is None:
@@ -122,6 +135,10 @@ class WaitingLine:
                 case Refused(ask):
                     self._join(effect, now)
                     self.sessions.decided(ask.client_id, ask.task_id, granted=False)
+                case LeaseEnded(task):
+                    self._ended[task.task_id] = task.client_id
+                    if len(self._ended) > self._ended_max:
+                        del self._ended[next(iter(self._ended))]
 
     def ahead(self, client_id: str) -> int:
         """How many devices wait whose turn comes before this one's."""
@@ -129,6 +146,9 @@ class WaitingLine:
         if self._passed and client_id in self._lapses:
             ahead += self._before(self._passed, client_id)
         return ahead
+
+    def _has_ended(self, ask: Ask) -> bool:
+        return self._ended.get(ask.task_id) == ask.client_id
 
     # --- the line ----------------------------------------------------------------------------
 

@@ -147,6 +147,16 @@ def test_an_ask_repeated_after_its_lease_wants_another_id(tmp_path: Path, manife
         assert device.send(granted, values(device), "update-1").decision.verdict == "published"
 
 
+def test_a_late_copy_of_an_ask_does_not_end_the_task_under_way(served: Served) -> None:
+    """Its device has asked anew since: the first task is given up, and no lease or answer is known of it."""
+    device = served.device()
+    assert device.ask("task-1").HasField("task")
+    task = device.ask("task-2").task
+    late = device.ask("task-1")
+    assert (late.refusal.reason, late.refusal.final) == ("duplicate_task", False)
+    assert device.send(task, values(device), "update-1").decision.verdict == "published"
+
+
 def test_a_heartbeat_renews_a_lease_by_progress_alone(served: Served) -> None:
     device = served.device()
     task = device.task()

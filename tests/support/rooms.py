@@ -30,11 +30,12 @@ class Room:
         names: Iterable[str] = "abcdef",
         lapsed: str = TURNS,
         windows: str = PLACES,
+        ended_max: int = 0,
         **options: Any,
     ) -> None:
         options = {"concurrency": places, "retry_after_s": (0.5, 2.0), **options}
         self.bench = Bench(strategy, **options)
-        self.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=waiting_max), lapsed, windows)
+        self.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=waiting_max), lapsed, windows, ended_max)
         self.bench.enrol(*names)
         self.tasks: dict[str, str] = {}
         self.asked = 0

@@ -10,7 +10,7 @@ from rooms import Room
 from anabranch.core.effects import Refused
 from anabranch.core.engine.pace import PACE_S_MAX, PACE_S_MIN
 from anabranch.core.engine.waiting import GRACE_S, KEPT_S
-from anabranch.core.model.updates import Reason
+from anabranch.core.model.updates import Ask, Reason
 from anabranch.core.snapshot import state_digest
 
 NAMES = tuple("abcdef")
@@ -112,6 +112,28 @@ def test_the_line_is_bounded() -> None:
     room.push("a", 2.0)
     assert not room.is_granted("d", 2.0)
     assert room.is_granted("b", 2.1)
+
+
+def test_the_ids_of_the_newest_tasks_that_came_to_nothing_are_used_up() -> None:
+    """However they ended; nobody else's ask is refused for that, and an ask in hand is not."""
+    room = Room(places=4, ended_max=3, lease_s=10.0)
+    room.ask("a", 0.0)  # t1, whose lease runs out
+    room.tick(20.0)
+    room.ask("b", 21.0)  # t2
+    room.ask("b", 22.0)  # t3, for which t2 is given up
+    room.ask("c", 23.0)  # t4
+    room.drop("c", 23.0)
+    room.ask("a", 24.0)  # t5, for which the engine forgets t1
+
+    def answer(client: str, task_id: str) -> Reason | None:
+        refused = room.line.refusal(room.bench.engine, Ask(client, task_id), 25.0)
+        return None if refused is None else refused.reason
+
+    used = [("a", "t1"), ("b", "t2"), ("c", "t4")]
+    assert {answer(*one) for one in used} == {Reason.DUPLICATE_TASK}
+    assert [answer("b", "t3"), answer("d", "t1")] == [None, None]
+    room.drop("b", 25.0)
+    assert [answer("a", "t1"), answer("b", "t2"), answer("b", "t3")] == [None, *[Reason.DUPLICATE_TASK] * 2]
 
 
 def test_without_a_line_who_comes_first_is_served() -> None:
