@@ -258,6 +258,13 @@ class Authority:
         """The authority's own signature, for what the server alone cannot vouch for."""
         return sign(self._key, message)
 
+    def number_restore(self) -> int:
+        """The number of a restore that is attested now: ms since 1970, and above every one before.
+
+        A device believes no lower one, and a clock may have been set back.
+        """
+        return self._register.number_restore(int(self._now() * 1000))
+
     def members(self) -> list[Membership]:
         """Everybody who has had a certificate."""
         return self._register.members()

@@ -56,6 +56,8 @@ CREATE INDEX ix_certificates_name ON certificates (name);
 # A random one for each change: two registers that went on from one backup are told apart. Made with the next
 # change where an earlier program has made the register.
 MARKS = "CREATE TABLE IF NOT EXISTS marks (count INTEGER PRIMARY KEY, mark TEXT NOT NULL)"
+# The numbers of the restores that were attested. Made with the first one that this program attests.
+RESTORES = "CREATE TABLE IF NOT EXISTS restores (number INTEGER PRIMARY KEY)"
 
 Ask = Callable[..., Sequence[Any]]  # rows, for a query and its values
 
@@ -207,6 +209,15 @@ class Register:
         with self._writing() as connection:
             connection.execute("UPDATE changes SET count = (count / ? + 1) * ?", (AGE, AGE))
             connection.execute("UPDATE tokens SET revoked = 1")
+
+    def number_restore(self, at_least: int) -> int:
+        """A number for a restore that is attested, above all that there were."""
+        with self._writing() as connection:
+            connection.execute(RESTORES)
+            ((last,),) = connection.execute("SELECT COALESCE(MAX(number), 0) FROM restores")
+            number = max(at_least, int(last) + 1)
+            connection.execute("INSERT INTO restores VALUES (?)", (number,))
+        return number
 
     # --- tokens ------------------------------------------------------------------------------
 

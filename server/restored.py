@@ -72,7 +72,8 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
         refuse_private(Config.from_json(info.config))
         version, seq = _newest(store)
         head = history_at(store, info, version, seq).head
-        made = Restored(info.run_id, version, head, time.time_ns() // 1_000_000, "")
+        number = time.time_ns() // 1_000_000 if authority is None else authority.number_restore()
+        made = Restored(info.run_id, version, head, number, "")
         if authority is not None:
             made = replace(made, signature=authority.sign(made.message).hex())
         write_private(data_dir / FILE, json.dumps(asdict(made), indent=1).encode())

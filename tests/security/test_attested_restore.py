@@ -112,6 +112,29 @@ def test_a_restore_that_the_authority_attests_is_believed_once(tmp_path: Path) -
             fetch(guarded.transport(wallet), guarded)  # nobody has attested this one
 
 
+def test_a_second_restore_is_believed_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    with federation(tmp_path) as guarded:
+        wallet, other = guarded.joined("device-1"), guarded.joined("device-2")
+        works(guarded, other, 1)
+        back_up(guarded, tmp_path / "backup")
+        with started_again(guarded):
+            works(guarded, other, 2)
+            assert fetch(guarded.transport(wallet), guarded) == 3
+        an_hour_ago = guarded.authority.now() - 3600.0
+        for value, authority in (
+            (5.0, guarded.authority),
+            (7.0, Authority.open(guarded.authority.folder, lambda: an_hour_ago)),
+        ):
+            take_back(guarded, tmp_path / "backup")
+            attest(guarded.data_dir, "", authority)
+            with started_again(guarded):
+                works(guarded, other, 3, value)
+                with pytest.raises(HistoryRestored, match="restored to version 1"):
+                    fetch(guarded.transport(wallet), guarded)
+                assert fetch(guarded.transport(wallet), guarded) == 4
+        authority.close()
+
+
 def test_a_database_that_is_put_back_on_another_machine_needs_no_folder_there(
     tmp_path: Path, postgresql_url: str
 ) -> None:
