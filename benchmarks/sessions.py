@@ -54,15 +54,16 @@ from anabranch.protos.frames import Chunk, frame_bytes, request_frame, response_
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 from benchmarks.crew import Crew
-from benchmarks.throughput import RUNS, bare_server, durable_server
+from benchmarks.throughput import BUFFERED, RUNS, bare_server, durable_server
 
 PROCESSES, ROUNDS, WARM_UP, LIFE_S = 2, 5, 3, DAY_S
+AT_A_TIME = 100  # of a process: gRPC ends calls that too many wait before
 POSTGRESQL = "BENCH_POSTGRESQL"
 SHAPE = (250, 400)
 BARE_STREAM, BARE_CALLS = "bare session stream", "bare client stream"
 DURABLE, GUARDED, ON_POSTGRESQL = "durable", "durable, mTLS", "durable, PostgreSQL"
-BY_BLAKE3 = "durable, BLAKE3"
-SERVED = (DURABLE, BY_BLAKE3, GUARDED, ON_POSTGRESQL)
+BY_BLAKE3, AT_ONCE = "durable, BLAKE3", "durable, FedAsync"
+SERVED = (DURABLE, BY_BLAKE3, AT_ONCE, GUARDED, ON_POSTGRESQL)
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,13 @@ class Setting:
     updates: int
 
 
+FEW, MANY, STREAMS_MAX = 8, 256, 4_000
 SETTINGS = (
-    Setting("10 KB compressed, 8 devices", "topk(0.02)|int8(256)", 8, 60),
+    Setting("10 KB compressed, 4 devices", "topk(0.02)|int8(256)", 4, 120),
+    Setting("10 KB compressed, 8 devices", "topk(0.02)|int8(256)", FEW, 60),
     Setting("10 KB compressed, 256 devices", "topk(0.02)|int8(256)", 256, 4),
-    Setting("0.4 MB raw, 8 devices", "raw", 8, 40),
+    Setting("10 KB compressed, 2000 devices", "topk(0.02)|int8(256)", 2000, 2),
+    Setting("0.4 MB raw, 8 devices", "raw", FEW, 40),
     Setting("0.4 MB raw, 256 devices", "raw", 256, 2),
 )
 
@@ -228,7 +232,8 @@ def _drive(
 ) -> None:
     async def drive() -> None:
         fleet = [Device(target, name, setting.codec) for name in names]
-        await asyncio.gather(*(device.begin() for device in fleet))
+        for i in range(0, len(fleet), AT_A_TIME):
+            await asyncio.gather(*(device.begin() for device in fleet[i : i + AT_A_TIME]))
         await asyncio.gather(*(device.push(min(WARM_UP, setting.updates)) for device in fleet))
         for device in fleet:
             device.took_s.clear()
@@ -330,16 +335,21 @@ def _targets(setting: Setting, folder: Path, stack: ExitStack) -> list[Target]:
     address, pid = stack.enter_context(bare_server(_add_exchange))
     targets = [Target(BARE_STREAM, address, pid), Target(BARE_CALLS, address, pid, calls=True)]
     papers = folder / "ca"
-    Authority.create(papers).close()
-    more = {DURABLE: (), BY_BLAKE3: (f"run.payload_digest={BLAKE3}",)}
-    more |= {GUARDED: (f"identity.folder={papers}", "identity.tls=always")}
-    if POSTGRESQL in os.environ and setting.devices <= SETTINGS[0].devices:
+    more = {DURABLE: (), BY_BLAKE3: (f"run.payload_digest={BLAKE3}",), AT_ONCE: ()}
+    if setting.devices <= MANY:  # the papers of more take longer than the streams of the first stay open
+        Authority.create(papers).close()
+        more |= {GUARDED: (f"identity.folder={papers}", "identity.tls=always")}
+    if POSTGRESQL in os.environ and setting.devices <= FEW:
         database = stack.enter_context(empty_database(os.environ[POSTGRESQL]))
         more[ON_POSTGRESQL] = (f"server.database={database}",)
     for name in more:
         (own := folder / name.replace(", ", "-")).mkdir()
         codec = f"uplink.codec={setting.codec}"
-        served, process = stack.enter_context(durable_server(own, SHAPE, codec, *more[name]))
+        streams = f"limits.rpcs_max={2 * STREAMS_MAX}"  # of which calls have the other half
+        rule = "strategy.name=fedasync" if name == AT_ONCE else BUFFERED
+        served, process = stack.enter_context(
+            durable_server(own, SHAPE, codec, streams, *more[name], rule=rule)
+        )
         targets.append(Target(name, served, process.pid, papers=str(papers) if name == GUARDED else ""))
     return targets
 
@@ -395,8 +405,9 @@ def section() -> str:
 Devices that push an update with the ask for their next task, over a stream each
 ([the protocol](protocol.md#the-exchange)), as fast as they are answered; two processes of them share the
 cores with the server. The bare session stream answers the same messages at once and keeps nothing; the bare
-client stream takes each update as a call. {ROUNDS} rounds, in each of which every server has its turn;
-medians, and medians of the ratios of each round. Processor times are the server's, of an update.
+client stream takes each update as a call. FedAsync makes a version of each update, FedBuff, which the other
+rows are of, one of ten. {ROUNDS} rounds, in each of which every server has its turn; medians, and medians
+of the ratios of each round. Processor times are the server's, of an update.
 
 {table([row for setting in SETTINGS for row in measure(setting)])}"""
 

@@ -36,6 +36,9 @@ STARTED = {"40 MB": 10_000_000, "400 MB": 100_000_000}
 WARM_UP = 16
 ALONE = 22
 SERVING_S = 60.0
+_WAITING = "grpc.server.max_pending_requests"
+PATIENT = [(_WAITING, 10_000), (f"{_WAITING}_hard_limit", 10_000)]  # thousands of devices call at once
+BUFFERED = "strategy.buffer_size=10"
 RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's folder for such may not be
 
 
@@ -107,7 +110,7 @@ def bare_server(add: Added = no_more) -> Iterator[tuple[str, int]]:
 
 def _serve_bare(pipe: Connection, add: Added) -> None:
     async def serve() -> None:
-        server = aio.server()
+        server = aio.server(options=PATIENT)
         add_DevicesServicer_to_server(Bare(), server)  # type: ignore[abstract]
         add(server)
         pipe.send(server.add_insecure_port("127.0.0.1:0"))
@@ -119,16 +122,15 @@ def _serve_bare(pipe: Connection, add: Added) -> None:
 
 @contextmanager
 def durable_server(
-    folder: Path, shape: int | tuple[int, ...], *more: str, words: Sequence[str] = ()
+    folder: Path, shape: int | tuple[int, ...], *more: str, words: Sequence[str] = (), rule: str = BUFFERED
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`anabranch server` on a model of one tensor, with `more` settings; yields address and process.
 
-    `words`: further ones of its command line.
+    `words`: further ones of its command line. `rule`: the setting that says when there is a version.
     """
     model = folder / "model"
     write_manifest(model, "benchmark", {"w": np.zeros(shape, np.float32)})
-    settings = ["server.address=127.0.0.1:0", "server.admin_address=127.0.0.1:0", "strategy.buffer_size=10"]
-    settings += more
+    settings = ["server.address=127.0.0.1:0", "server.admin_address=127.0.0.1:0", rule, *more]
     command = [sys.executable, "-m", "anabranch.cli.main", "server", "--json", "--model", str(model)]
     command += [
         "--data-dir",
