@@ -188,7 +188,7 @@ class Follower:
         self._have_frozen()
         stage = 0 if self._growth is None else self._growth.stage_of(model.version)
         metrics = self._local.evaluate(self._local.decode(model), self._examples, stage)
-        if lack := self._goal.lacking(metrics):
+        if metrics and (lack := self._goal.lacking(metrics)):
             raise AppError(lack)
         if self._sink is not None and metrics:
             try:

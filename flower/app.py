@@ -148,14 +148,17 @@ class FlowerApp(App):
         Or the ServerApp's own, if `[flower]` says so. `accuracy` and `loss` are those that it names, or whose
         names sound like it. Where there is no number, as Flower wants none, the version is not measured.
         """
+        is_judged = self._table.central or evaluates(self._client)
         if self._table.central:
             found = self._judge()(self.version, model)
-        elif evaluates(self._client):
+        elif is_judged:
             found = self._by_partitions(model, _partition(examples, self.name).count)
         else:
             found = {}
         chosen = {ACCURACY: self._table.accuracy, LOSS: self._table.loss}
-        metrics = {**found, **named(found, chosen, self.name, self._goal)}
+        # Who judges may skip a version, whatever is named; what nobody could measure may not be named.
+        is_skipped = is_judged and not found
+        metrics = {} if is_skipped else {**found, **named(found, chosen, self.name, self._goal)}
         if not metrics:
             _tell_unmeasured(self.name)
         return metrics

@@ -18,6 +18,7 @@ from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import FetchedModel
 from anabranch.client.trainer import BaseModel, LocalTrainer, shard_of
 from anabranch.compress.registry import stages
+from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AnabranchError, DataError, ManifestMismatch, Unavailable
 from anabranch.core.model.holdings import Holdings
@@ -170,8 +171,11 @@ def test_a_loss_that_is_not_finite_is_not_reported() -> None:
     assert sink.rows == [(1, {"accuracy": 0.1})]
 
 
+@pytest.mark.parametrize("goal", [UNNAMED, Goal("accuracy", "max")], ids=["unnamed", "named"])
 @pytest.mark.parametrize("once", [False, True])
-def test_a_version_without_a_metric_is_passed_over_where_the_app_may_have_none(once: bool) -> None:
+def test_a_version_without_a_metric_is_passed_over_where_the_app_may_have_none(
+    once: bool, goal: Goal
+) -> None:
     class Picky(Synthetic):
         measures = False
 
@@ -180,7 +184,8 @@ def test_a_version_without_a_metric_is_passed_over_where_the_app_may_have_none(o
 
     publisher, sink = Publisher(2), Sink()
     transport = Following(publisher)
-    follower = Follower(Picky(), transport, Shard("test"), sink=sink, bell=publisher.time.bell, once=once)
+    bell = publisher.time.bell
+    follower = Follower(Picky(), transport, Shard("test"), sink=sink, bell=bell, once=once, goal=goal)
     found = [] if once else [(1, {"accuracy": 0.1})]
     assert [(m.version, m.metrics) for m in follower] == found
     assert sink.rows == found

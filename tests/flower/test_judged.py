@@ -144,11 +144,17 @@ def test_a_metric_that_a_run_is_judged_by_and_nobody_has_is_an_error(tmp_path: P
         simulate(configured(write_app(tmp_path, COUNTING, SILENT), central=True))
 
 
+@pytest.mark.parametrize("what", ["", "flower.loss", "run.metric"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["messages", "NumPyClient"])
-def test_a_judge_may_skip_a_version(legacy: bool, tmp_path: Path) -> None:
+def test_a_judge_may_skip_a_version(legacy: bool, what: str, tmp_path: Path) -> None:
     picky = LEGACY_CENTRAL.replace("lambda r, a, c: ", "lambda r, a, c: None if r == 1 else ")
     app = (NUMPY_CLIENT, picky) if legacy else (TRAINS_ONLY, CENTRAL.replace("round < 0", "round == 1"))
-    found = simulate(configured(write_app(tmp_path, *app), central=True))
+    name = "loss" if legacy else "central_loss"
+    naming = {"flower": {"loss": name}} if what == "flower.loss" else {}
+    if what == "run.metric":
+        naming = {"run": {"metric": name, "mode": "min"}}
+    config = configured(write_app(tmp_path, *app), central=True)
+    found = simulate(merge([("app", config.to_json()), ("named", naming)]))
     assert [point.version for point in found.history] == [0, 2]
 
 
