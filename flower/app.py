@@ -225,12 +225,17 @@ def _tell_unmeasured(name: str) -> None:
 
 def mean_metrics(replies: Iterable[Reply]) -> dict[str, float]:
     """The mean of each metric over the replies that have it, weighted by their examples."""
+    return weighted_mean((reply.examples, reply.metrics) for reply in replies)
+
+
+def weighted_mean(weighted: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """The mean of each metric over those that have it, each with a weight above 0."""
     sums: dict[str, float] = {}
-    weights: dict[str, int] = {}
-    for reply in replies:
-        for name, value in reply.metrics.items():
-            sums[name] = sums.get(name, 0.0) + reply.examples * value
-            weights[name] = weights.get(name, 0) + reply.examples
+    weights: dict[str, float] = {}
+    for weight, metrics in weighted:
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, 0.0) + weight * value
+            weights[name] = weights.get(name, 0) + weight
     return {name: total / weights[name] for name, total in sums.items()}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -30,13 +31,12 @@ from flwr.app import Context, Message, RecordDict  # noqa: E402 - the environmen
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.supercore.run import Run  # noqa: E402
 
-from anabranch.flower.app import mean_metrics, named  # noqa: E402
+from anabranch.flower.app import named, weighted_mean  # noqa: E402
 from anabranch.flower.messages import (  # noqa: E402
     EVALUATE,
     EXAMPLES_KEYS,
     ROUND_KEYS,
     TRAIN,
-    Reply,
     told_by,
 )
 from anabranch.flower.played import Played, StrategyOutcome, outcome_in, played_in  # noqa: E402
@@ -123,7 +123,7 @@ class CountingGrid(Grid):
         self._phase = ("", "")  # what is sent at the moment: its type and its round
         self._out: set[str] = set()  # the messages that are under way and will be pulled
         self._round, self._came, self._last_s = 0, 0, 0.0
-        self._judged: list[Reply] = []
+        self._judged: list[tuple[float, dict[str, float]]] = []  # the weight of each reply, and its metrics
         self._played = Played()
         self._outcome: StrategyOutcome | None = None
         self._known: set[int] = set()  # the rounds whose central metrics were looked at
@@ -221,11 +221,13 @@ class CountingGrid(Grid):
             self._recorder.note(self._now(), "failed", client=client, why=str(error))
             return
         self._last_s = self._now()
-        weight = next((metrics.pop(k) for k in (self._played.weighted_by, *EXAMPLES_KEYS) if k in metrics), 1)
-        examples = max(1, int(weight)) if weight > 0 else 0
+        told = _finite(next((metrics[k] for k in EXAMPLES_KEYS if k in metrics), 1))
+        keys = (self._played.weighted_by, *EXAMPLES_KEYS)
+        weight = _finite(next((metrics.pop(k) for k in keys if k in metrics), 1))
         if what == EVALUATE:
-            self._judged += [Reply({}, examples, metrics)] if examples else []
+            self._judged += [(weight, metrics)] if weight > 0 else []
             return
+        examples = max(1, int(told)) if told > 0 else 0  # a strategy may weigh by what is no number of them
         self._came += 1
         size_bytes, decision = _array_bytes(message.content), Decision(Verdict.HELD, 0, 1.0)
         self._recorder.decided(self._last_s, client, self._round, decision, size_bytes, examples)
@@ -240,11 +242,11 @@ class CountingGrid(Grid):
         if self._came:
             self._came, self._round = 0, self._round + 1
             self._recorder.published(self._last_s, self._round)
-        replies, self._judged = self._judged, []
+        judged, self._judged = self._judged, []
         if self._is_central:
             self._take_central()
-        elif replies:
-            self._measured(mean_metrics(replies), self._sent)
+        elif judged:
+            self._measured(weighted_mean(judged), self._sent)
 
     @property
     def _is_central(self) -> bool:
@@ -303,6 +305,11 @@ def _round_of(message: Message) -> str:
         if key in record
     ]
     return str(said[0]) if said else ""
+
+
+def _finite(weight: float) -> float:
+    """A weight as it was told, or 1 in place of one that no mean can be made of."""
+    return weight if math.isfinite(weight) else 1
 
 
 def _array_bytes(content: RecordDict) -> int:

@@ -16,6 +16,7 @@ from commands import anabranch
 from flower_apps import (
     CENTRAL,
     COUNTING,
+    FEDAVG,
     LEGACY_CENTRAL,
     LEGACY_SERVER,
     NUMPY_CLIENT,
@@ -171,6 +172,26 @@ def test_an_app_is_not_ended_by_what_its_metrics_are_called(
     result = watched(write_app(tmp_path, client), tmp_path, {})
     assert (result.status, result.versions) == ("finished", 3)
     assert [point.metrics["f1"] for point in result.history] == [pytest.approx(8 / 60)] * 3
+
+
+@pytest.mark.parametrize(
+    ("weight", "accuracy"),
+    [("0.9 if part else 0.1", 0.1 * 0.9), ('float("inf")', 0.1 / 2)],
+    ids=["fractions", "not finite"],
+)
+def test_nodes_are_weighed_by_what_the_strategy_weighs_by(
+    weight: str, accuracy: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The accuracies are 0 and 0.1. A device's examples are still those that it tells."""
+    monkeypatch.chdir(tmp_path)
+    training, judging = (f'"num-examples": 10 * (part + 1), "{key}"' for key in ("tasks", "eval_acc"))
+    client = COUNTING.replace(training, f'"weight": 0.5, {training}')
+    client = client.replace(judging, f'"weight": {weight}, {judging}')
+    server = FEDAVG.replace("FedAvg(fraction", 'FedAvg(weighted_by_key="weight", fraction')
+    result = watched(write_app(tmp_path, client, server), tmp_path, {}, count=2)
+    assert (result.status, result.versions) == ("finished", 3)
+    assert [point.metrics["eval_acc"] for point in result.history] == [pytest.approx(accuracy)] * 3
+    assert {share.examples // share.updates for share in result.clients.values()} == {10, 20}
 
 
 # No strategy, no round in its messages, and two ArrayRecords in each.
