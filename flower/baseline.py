@@ -121,7 +121,8 @@ class CountingGrid(Grid):
         self._began, self._thread = time.perf_counter(), threading.get_ident()
         self._lock = threading.Lock()  # the legacy API sends each message from a thread of its own
         self._phase = ("", "")  # what is sent at the moment: its type and its round
-        self._out: set[str] = set()  # the messages that are under way and will be pulled
+        self._out: set[str] = set()  # the messages of it that are under way and will be pulled
+        self._asked: set[int] = set()  # the nodes that have one of it
         self._round, self._came, self._last_s = 0, 0, 0.0
         self._judged: list[tuple[float, dict[str, float]]] = []  # the weight of each reply, and its metrics
         self._played = Played()
@@ -189,18 +190,19 @@ class CountingGrid(Grid):
 
     def _told(self, sent: Iterable[Message]) -> None:
         with self._lock:
-            is_answered = not self._out
-            for message in sent:
-                what, client = message.metadata.message_type, f"node-{message.metadata.dst_node_id}"
-                if what not in (TRAIN, EVALUATE):
-                    continue
-                phase = (what, _round_of(message))
-                # A loop of one's own need say no round: then there is a new one once all have answered.
-                if phase != self._phase or (is_answered and not phase[1]):
+            told = [message for message in sent if message.metadata.message_type in (TRAIN, EVALUATE)]
+            # A loop of one's own need say no round: then there is a new one once all have answered, or
+            # once one of them is sent another message, as where a straggler is not waited for.
+            is_next = not self._out or any(m.metadata.dst_node_id in self._asked for m in told)
+            for message in told:
+                what, node_id = message.metadata.message_type, message.metadata.dst_node_id
+                phase, client = (what, _round_of(message)), f"node-{node_id}"
+                if phase != self._phase or (is_next and not phase[1]):
                     self._conclude()
                     self._phase = phase
                     self._begin(message.content)
-                is_answered = False
+                is_next = False
+                self._asked.add(node_id)
                 if what == TRAIN:
                     self._recorder.granted(self._now(), client, message.metadata.message_id, self._round)
                     self._recorder.downloaded(self._now(), client, _array_bytes(message.content))
@@ -275,6 +277,8 @@ class CountingGrid(Grid):
 
     def _begin(self, content: RecordDict) -> None:
         """Look at the model that is sent, the first one of several, and at the strategy that sends it."""
+        self._out.clear()  # who has not answered so far is not waited for
+        self._asked.clear()
         for record in list(content.array_records.values())[:1]:
             with contextlib.suppress(AnabranchError):  # of what is no model for us there is no file
                 arrays: dict[str, Any] = arrays_of(record)

@@ -223,6 +223,14 @@ def test_a_loop_of_ones_own_is_watched_whatever_it_sends(tmp_path: Path) -> None
     assert load_file(tmp_path / "run" / FINAL)["w"].tolist() == [3.0] * 3, "as it was sent last"
 
 
+def test_a_straggler_that_is_never_pulled_joins_no_rounds(tmp_path: Path) -> None:
+    """Two of three nodes are waited for: each round is a version all the same."""
+    client = COUNTING.replace(', "round": config["server-round"]', "")
+    server = OWN_LOOP.replace("for one in ids:", "for one in ids[:-1]:")
+    result = watched(write_app(tmp_path, client, server), tmp_path, {})
+    assert (result.status, result.versions, result.updates_applied) == ("finished", 4, 8)
+
+
 def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
     app = write_app(tmp_path)
 
