@@ -8,6 +8,7 @@ app written with Flower's message API or as a NumPyClient, whose messages only h
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -132,7 +133,7 @@ class Reply:
         metrics = told_by(message, what)
         content = message.content
         examples = next((metrics.pop(k) for k in EXAMPLES_KEYS if k in metrics), None)
-        if examples is None or not examples >= 1:
+        if examples is None or not 1 <= examples < math.inf:
             told = "has no metric 'num-examples'" if examples is None else f"says num-examples = {examples:g}"
             raise AppError(
                 f"the ClientApp's reply to {what!r} {told}: return how many examples there were, 1 or more"

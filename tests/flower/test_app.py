@@ -144,6 +144,7 @@ def test_examples_and_metrics_come_through_the_trainer(tmp_path: Path) -> None:
     [
         (reply("arrays", "{'loss': 1.0}"), "has no metric 'num-examples'"),
         (reply("arrays", "{'num-examples': 0}"), "says num-examples = 0"),
+        (reply("arrays", "{'num-examples': float('inf')}"), "says num-examples = inf"),
         (
             reply("{'layer.weight': arrays['layer.weight']}", "{'num-examples': 1}"),
             "'layer.bias' is not in it",
