@@ -176,6 +176,48 @@ def test_a_sampler_that_has_tried_everything_ends_the_sweep(sampler: Callable[[]
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]
 
 
+def broken_off(study: optuna.Study, space: dict[str, Any]) -> optuna.Trial:
+    """One that a program had in hand which has ended."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    trial = study.ask(space)
+    trial.set_user_attr(PROGRAM, f"{socket.gethostname()}:{ended.pid}")
+    return trial
+
+
+@pytest.mark.parametrize(("finished", "in_hand"), [(0, 1), (1, 1), (2, 1), (1, 2), (0, 3)])
+def test_a_grid_that_was_broken_off_goes_on_to_its_end(finished: int, in_hand: int) -> None:
+    """GridSampler stops the study with its last choice, and knows no place of what is taken up again."""
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.GridSampler({"client.steps": [1, 2, 3]})
+    )
+    space = {"client.steps": IntDistribution(1, 3)}
+    if finished:
+        ab.sweep("synthetic", study, space=space, trials=finished, seeds=1, **SMALL)
+    for _ in range(in_hand):
+        broken_off(study, space)
+    ab.sweep("synthetic", study, space=space, trials=9, seeds=1, **SMALL)
+    complete = [trial.params["client.steps"] for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert sorted(complete) == [1, 2, 3]
+    assert [trial.state.name for trial in study.trials].count("FAIL") == in_hand
+    assert len(study.trials) == 3 + in_hand
+
+
+def test_a_choice_that_was_broken_off_twice_is_taken_up_again() -> None:
+    """What is enqueued has no place in the grid, and is in hand when the next program ends."""
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.GridSampler({"client.steps": [1, 2]})
+    )
+    space = {"client.steps": IntDistribution(1, 2)}
+    lost = broken_off(study, space)
+    study.enqueue_trial(lost.params)
+    study.tell(lost.number, state=optuna.trial.TrialState.FAIL)
+    broken_off(study, space)
+    found = ab.sweep("synthetic", study, space=space, trials=9, seeds=1, **SMALL)
+    assert sorted(found.rows.column("client.steps")) == [1, 2]
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
+
+
 def test_a_choice_that_the_space_does_not_want_is_pruned() -> None:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         if (steps := trial.suggest_int("steps", 1, 3)) == 2:

@@ -61,7 +61,7 @@ class OptunaStudy(Protocol):
     def ask(self, fixed_distributions: Any = None) -> Any:
         """A new trial."""
 
-    def tell(self, trial: Any, values: Any = None, state: Any = None) -> Any:
+    def tell(self, trial: int, values: Any = None, state: Any = None) -> Any:
         """What came of one."""
 
     def enqueue_trial(self, params: dict[str, Any]) -> Any:
@@ -128,8 +128,8 @@ class StudySweep:
 
         for trial in self.study.trials:
             if trial.state == TrialState.RUNNING and _is_over(trial.user_attrs.get(PROGRAM, "")):
-                self.study.tell(trial.number, state=TrialState.FAIL)
-                self.study.enqueue_trial(trial.params)
+                self.study.enqueue_trial(trial.params)  # first: a choice twice is better than one lost
+                self._end(trial.number, state=TrialState.FAIL)  # the study goes on, whatever is left
 
     def _try(self, trial: Any) -> None:
         from optuna.exceptions import TrialPruned
@@ -149,13 +149,21 @@ class StudySweep:
             self._tell(trial, value)
 
     def _tell(self, trial: Any, value: float | None = None, state: Any = None) -> None:
+        """What came of a trial. After the sampler's last choice some may wait that are taken up again."""
+        if self._end(trial.number, value, state):
+            self._exhausted = not any(trial.state.name == "WAITING" for trial in self.study.trials)
+
+    def _end(self, number: int, value: float | None = None, state: Any = None) -> bool:
+        """What came of a trial; whether the sampler has no other choice."""
         try:
-            self.study.tell(trial, value, state)
-        except RuntimeError:
-            # So a sampler ends a study, as GridSampler does where nothing is left: the value is there then.
-            if not self.study.trials[trial.number].state.is_finished():
+            self.study.tell(number, value, state)
+        except (RuntimeError, KeyError) as error:
+            # By a RuntimeError a sampler ends a study, as GridSampler does where nothing is left. By a
+            # KeyError that one finds no place in its grid for what was enqueued. The value is there then.
+            if not self.study.trials[number].state.is_finished():
                 raise
-            self._exhausted = True
+            return isinstance(error, RuntimeError)
+        return False
 
     def _value(self, trial: Any) -> float | None:
         """The mean over the seeds; None of a choice that is not worth going on, or has diverged."""
