@@ -218,6 +218,25 @@ def test_a_choice_that_was_broken_off_twice_is_taken_up_again() -> None:
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
 
 
+def test_a_trial_of_which_nobody_says_who_has_it_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """As an earlier checkout left it: it may be under way, so that a person has to say that it is not."""
+    study = optuna.create_study(direction="maximize")
+    left = [study.ask(SPACE), study.ask(SPACE)]
+    broken_off(study, SPACE)
+    ab.sweep("synthetic", study, space=SPACE, trials=1, seeds=1, **SMALL)
+    assert [trial.state.name for trial in study.trials] == ["RUNNING", "RUNNING", "FAIL", "COMPLETE"]
+    said = [record.message for record in caplog.records if record.name == "anabranch.api.studies"]
+    assert len(said) == 1
+    assert said[0].startswith("trials 0, 1 of the study are under way")
+    for trial in left:
+        study.enqueue_trial(study.trials[trial.number].params)
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    caplog.clear()
+    ab.sweep("synthetic", study, space=SPACE, trials=3, seeds=1, **SMALL)
+    assert [trial.params for trial in study.trials[4:]] == [trial.params for trial in left]
+    assert not caplog.records
+
+
 def test_a_choice_that_the_space_does_not_want_is_pruned() -> None:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         if (steps := trial.suggest_int("steps", 1, 3)) == 2:

@@ -7,6 +7,7 @@ comes, so a pruner of the study ends choices that lag behind others at the same 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from anabranch.reports.intervals import mean
 from anabranch.reports.origin import StopRun
 from anabranch.reports.result import Result
 from anabranch.simulation.run import RunProgress
+
+log = logging.getLogger(__name__)
 
 PROGRAM = "program"  # a trial's attribute: who has it in hand, HOST:PID
 SEED_STEPS = 10**9  # the step of a measurement is its number from 0, and so many more for each seed before
@@ -126,10 +129,18 @@ class StudySweep:
         """
         from optuna.trial import TrialState
 
-        for trial in self.study.trials:
-            if trial.state == TrialState.RUNNING and _is_over(trial.user_attrs.get(PROGRAM, "")):
+        running = [trial for trial in self.study.trials if trial.state == TrialState.RUNNING]
+        for trial in running:
+            if _is_over(trial.user_attrs.get(PROGRAM, "")):
                 self.study.enqueue_trial(trial.params)  # first: a choice twice is better than one lost
                 self._end(trial.number, state=TrialState.FAIL)  # the study goes on, whatever is left
+        if unknown := [trial.number for trial in running if PROGRAM not in trial.user_attrs]:
+            log.warning(
+                "trials %s of the study are under way, and nobody says in which program, as those that an "
+                "earlier checkout began: enqueue_trial(study.trials[n].params), then study.tell(n, "
+                "state=TrialState.FAIL), have the choice of one tried again that none is at",
+                ", ".join(map(str, unknown)),
+            )
 
     def _try(self, trial: Any) -> None:
         from optuna.exceptions import TrialPruned
