@@ -111,15 +111,19 @@ def verify(
 ) -> VerifyReport:
     """Check a server's data, from where it was proved last to the last event, and note how far it is proved.
 
-    `whole`: from the first event that is kept; with an `archive` from the first of all. With `ca_sha256`
-    every update must be signed by a device of that authority, or of those with a comma between. The noise key
-    of a private run is in `key_folder`, or else with the data. `tell` hears up to which event it is replayed.
+    `whole`, and where that finds a problem: from the first event that is kept; with an `archive` from the
+    first of all. With `ca_sha256` every update must be signed by a device of that authority, or of those with
+    a comma between. The noise key of a private run is in `key_folder`, or else with the data. `tell` hears up
+    to which event it is replayed.
     Raises `DataError` where there are no data, `StoreCorrupt` where their beginning is lost.
     """
     asked = _Asked(database, ca_sha256, whole, archive, key_folder or data_dir, tell or _quiet)
     data_dir = from_root(data_dir)
     for _ in range(TRIES):
         report, moved = _verified(data_dir, asked)
+        if report.problems and report.proved_at and not moved:
+            # What was proved may have a receipt that every snapshot has lost since (`ledger_rows`).
+            report, moved = _verified(data_dir, replace(asked, whole=True))
         if not moved:
             return report
     return replace(report, problems=(MOVED, *report.problems))

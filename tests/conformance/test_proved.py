@@ -14,6 +14,7 @@ from stores import LIMITS, ON_DISK, Backend
 
 from anabranch.core.snapshot import Snapshot
 from anabranch.identity.heads import HASH_BYTES
+from anabranch.server.backup import back_up
 from anabranch.server.export import export_run
 from anabranch.server.store import ending, schema
 from anabranch.server.store.sql import SqlStore
@@ -104,6 +105,29 @@ def test_a_change_after_what_was_proved_is_found_and_nothing_is_noted(place: Pla
     found = place.verify()
     assert found.problems
     assert place.record.read_bytes() == noted
+
+
+@ON_DISK
+def test_a_receipt_that_is_lost_after_it_was_proved_is_no_damage_for_ever(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was proved has it still, and the state of the run has it no more."""
+    keep = "versions:20"
+    place.work(100, keep)
+    proved = place.verify()
+    assert (proved.problems, proved.proved_from > 0) == ((), True), "the log begins late"
+    place.backend.execute("UPDATE receipts SET receipt = '[]' WHERE number = 1")
+    desk = place.work(4, keep)
+    assert "receipt 1 is damaged, and no snapshot is without it" in caplog.text
+    assert json.loads(place.record.read_bytes())["seq"] == proved.events, "it holds still"
+    if place.backend.kind == "sqlite":
+        assert back_up(place.folder, tmp_path / "backup").proved
+    found = place.verify()
+    assert (found.problems, found.state_sha256) == ((), desk.digest)
+    desk = place.work(2, keep)
+    again = place.verify()
+    assert (again.problems, again.proved_from) == ((), found.events), "and this one is noted"
+    assert again.state_sha256 == desk.digest
 
 
 def test_a_snapshot_that_its_server_writes_meanwhile_is_no_loss(
