@@ -57,16 +57,16 @@ def make_broadcast(
     return DirectDownlink(spec, codec_at, strategy.needs_base, rules)
 
 
-def first_replica(spec: ParamSpec, codec: str, vector: Vector) -> Vector:
+def first_replica(spec: ParamSpec, codec: str, vector: Vector, rules: int = NEWEST) -> Vector:
     """What devices have of version 0, (spec.size,), where that is `vector` and its downlink `codec`.
 
-    Raises `UnknownCodec` where a stage of it is not here.
+    `rules`: as of `make_broadcast`. Raises `UnknownCodec` where a stage of it is not here.
     """
     if codec == RAW:
         return vector
     if (stages := parse_chain(codec))[0].name == LOG:
-        return DeltaLog(spec, places=_log_arguments(stages)[2]).first_replica(vector)
-    return DirectDownlink(spec, lambda _: codec, keeps_replicas=False).first_replica(vector)
+        return DeltaLog(spec, places=_log_arguments(stages)[2], rules=rules).first_replica(vector)
+    return DirectDownlink(spec, lambda _: codec, keeps_replicas=False, rules=rules).first_replica(vector)
 
 
 def check_downlink(codec: str) -> None:

@@ -7,7 +7,9 @@ the codec of the way that version 0 would have come, and a digest:
     p_0 = replica of w_0       what that codec makes of it: `compress.broadcast.first_replica`
     SHA-256 of p_0 and of the frozen tensors that come with each version, raw
 
-Where its own w_0 gives another digest, because its torch draws other numbers, version 0 is fetched.
+Where its own w_0 gives another digest, because its torch draws other numbers, version 0 is fetched. So
+it is where a run goes by older `rules` (`core/rules.py`) and its codec by them makes something else of w_0:
+devices go by the newest.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from anabranch.core.config.ranges import BUILT
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
+from anabranch.core.rules import NEWEST
 from anabranch.host.build import Blueprint
 
 
@@ -35,20 +38,23 @@ class FirstModel:
     head: str = ""
 
     @classmethod
-    def of(cls, spec: ParamSpec, tensors: Tensors, seed: int, codec: str, head: str = "") -> FirstModel:
-        """Of the first weights `tensors`, by name, which the App has built from `seed`."""
-        return cls(seed, codec, _replica(spec, tensors, codec)[1], head)
+    def of(
+        cls, spec: ParamSpec, tensors: Tensors, seed: int, codec: str, head: str = "", rules: int = NEWEST
+    ) -> FirstModel:
+        """Of the first weights `tensors`, by name, which the App builds from `seed`; `rules`: the run's."""
+        return cls(seed, codec, _replica(spec, tensors, codec, rules)[1], head)
 
     def read(self, spec: ParamSpec, tensors: Tensors) -> Vector:
         """What a device has of version 0, (spec.size,), once it has built `tensors`, by name.
 
         Raises `InvalidUpdate` where they are other weights than the run's, and `UnknownCodec`.
         """
-        vector, sha256 = _replica(spec, tensors, self.codec)
+        vector, sha256 = _replica(spec, tensors, self.codec, NEWEST)
         if sha256 != self.sha256:
             raise InvalidUpdate(
                 f"what this App builds from seed {self.seed} is not version 0: its SHA-256 differs, as where "
-                "the run's first weights were built by another release of torch, or of the App"
+                "the run's first weights were built by another release of torch, or of the App, or the run "
+                "was begun by an older release of Anabranch"
             )
         return vector
 
@@ -61,9 +67,10 @@ def first_model(
     Raises as `check_built`, where `seed` is not known.
     """
     check_built(blueprint.config, seed)
-    if blueprint.config.run.initial != BUILT or seed is None:
+    run = blueprint.config.run
+    if run.initial != BUILT or seed is None:
         return None
-    return FirstModel.of(blueprint.spec, tensors, seed, blueprint.codec_at(0), head)
+    return FirstModel.of(blueprint.spec, tensors, seed, blueprint.codec_at(0), head, run.rules)
 
 
 def check_built(config: Config, seed: int | None) -> None:
@@ -76,7 +83,7 @@ def check_built(config: Config, seed: int | None) -> None:
         )
 
 
-def _replica(spec: ParamSpec, tensors: Tensors, codec: str) -> tuple[Vector, str]:
+def _replica(spec: ParamSpec, tensors: Tensors, codec: str, rules: int) -> tuple[Vector, str]:
     """Version 0 as devices have it, and the SHA-256 (hex) of that with what comes with each version."""
-    frozen, vector = spec.frozen(tensors), first_replica(spec, codec, spec.flatten(tensors))
+    frozen, vector = spec.frozen(tensors), first_replica(spec, codec, spec.flatten(tensors), rules)
     return vector, hashlib.sha256(encode_model(Raw(), spec, vector, frozen)).hexdigest()

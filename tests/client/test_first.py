@@ -22,6 +22,7 @@ from anabranch.client.run import ClientOptions, run_client
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import digest
 from anabranch.core.rng import seed_of
+from anabranch.core.rules import NEWEST
 from anabranch.host.first import FirstModel
 from anabranch.server.manifest import read_manifest
 from anabranch.testing.federation import config
@@ -119,6 +120,29 @@ def test_what_is_told_is_of_what_the_engine_has() -> None:
         said = server.first.codec.partition("(")[0], server.first.seed, server.first.sha256
         assert said == (codec.partition("(")[0], seed, hashlib.sha256(vector.tobytes()).hexdigest()), codec
     assert served(Synthetic(), "sent").first is None
+
+
+@pytest.mark.parametrize("rules", [0, NEWEST])
+def test_who_builds_has_what_a_run_of_those_rules_serves(rules: int, tmp_path: Path) -> None:
+    """An older run rounds `sr` by fewer bits, which no device does: who builds finds out and fetches."""
+    models = []
+    for initial in ("sent", "built"):
+        tables = {
+            "run": {"seed": 3, "initial": initial, "rules": rules},
+            "downlink": {"codec": "int8(64,sr)"},
+        }
+        server = served(Synthetic(), initial, **tables, strategy={"name": "fedasync"})
+        engine = server.engine
+        assert engine.broadcast is not None
+        replica = engine.broadcast.replica(engine.broadcast_state, 0)
+        assert replica is not None
+        if server.first is not None:
+            assert server.first.sha256 == hashlib.sha256(replica.tobytes()).hexdigest()
+        told, _ = work(server, Synthetic(), tmp_path / initial)
+        built = ["built"] if rules else ["failed", "fetched"]
+        assert kinds(told) == [*(["fetched"] if initial == "sent" else built), "fetched"]
+        models.append(digest(server.engine.vector))
+    assert models[0] == models[1]
 
 
 def test_who_comes_late_takes_the_steps_of_the_log(tmp_path: Path) -> None:
