@@ -104,9 +104,10 @@ def is_same_database(one: str, other: str) -> bool:
 
 
 def _ends(url: URL) -> set[tuple[str, str]]:
-    """The hosts that an address names, each with its port."""
-    hosts = str(url.query.get("host", url.host or "")).lower().split(",")
-    ports = [port or PORT for port in str(url.query.get("port", url.port or "")).split(",")]
+    """The hosts that an address names, each with its port, as the driver is given them."""
+    given = url.get_dialect()().create_connect_args(url)[1]
+    hosts = str(given.get("host") or "").lower().split(",")
+    ports = [port or PORT for port in str(given.get("port") or "").split(",")]
     return set(zip(hosts, ports if len(ports) == len(hosts) else ports * len(hosts), strict=False))
 
 
