@@ -14,7 +14,7 @@
     momentum  m <- mu m + D;  w <- w + lr m
     nesterov  m <- mu m + D;  w <- w + lr (D + mu m)
     adam      m <- mu m + (1 - mu) D;  v <- b2 v + (1 - b2) D^2
-              w <- w + lr m / (1 - mu^t) / (sqrt(v / (1 - b2^t)) + eps)
+              w <- w + lr m / (1 - mu^t) / (sqrt(v / (1 - b2^t)) + eps)    D within +-1.8e19 (float32)
     schedule_free
               g = m + lr D;  m <- (1 - 1/t) g;  w <- w + lr (1 - mu) D + mu g / t
 
@@ -32,6 +32,7 @@ road less scheduled", NeurIPS 2024, for schedule_free, which is of gradients the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
@@ -119,6 +120,9 @@ class Nesterov(Momentum):
 class Adam(Sgd):
     """Each coordinate by its own mean and mean square, `moment` and `second`.
 
+    A mean whose square is no number counts as the longest whose square is one: `second` never gets rid of an
+    infinity, and its weight would stand still for good.
+
     `decayed`: mu^t and b2^t, float64, shape (2, 1); (2, size) where some coordinates have had fewer steps. As
     products, since powers come out in other bits on other machines.
     """
@@ -138,6 +142,7 @@ class Adam(Sgd):
     def step(self, state: State, vector: Vector, total: Vector, count: float) -> State:
         """The step, in place."""
         kind, decays = vector.dtype.type, np.array([[self.momentum], [self.beta2]])
+        total = _bounded(total, count, vector.dtype)
         np.multiply(state.decayed, decays, out=state.decayed)
         np.multiply(state.moment, kind(self.momentum), out=state.moment)
         add_scaled(state.moment, (1.0 - self.momentum) / count, total)
@@ -198,6 +203,15 @@ OPTIMISERS: dict[str, type[Sgd]] = {
     "adam": Adam,
     "schedule_free": ScheduleFree,
 }
+
+
+def _bounded(total: Vector, count: float, kind: np.dtype[Any]) -> Vector:
+    """A sum, shape (size,), of which no mean has a square that is none of `kind`, corrected for its start."""
+    longest = 0.99 * math.sqrt(np.finfo(kind).max) * count  # what is left is for roundings
+    if max(total.max(initial=0.0), -total.min(initial=0.0)) <= longest:
+        return total
+    bounded: Vector = np.clip(total, -longest, longest)
+    return bounded
 
 
 def make_outer(params: Mapping[str, Any]) -> Optimiser:

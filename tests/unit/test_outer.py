@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,22 @@ import anabranch
 from anabranch.core.config.tables import merge
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.params import Indices
 from anabranch.core.snapshot import state_digest, take_snapshot
+from anabranch.strategies.optimisers import Adam, stepped
 from anabranch.strategies.registry import make_strategy, strategy_of
 
 FRESH = {"staleness": {"name": "constant"}}
 G = (1.0, 2.0, 3.0, -1.0, 0.0, 2.0)
+
+
+@dataclass(frozen=True)
+class AdamsOwn:
+    """What Adam remembers, without a strategy's state around it."""
+
+    moment: np.ndarray
+    second: np.ndarray
+    decayed: np.ndarray
 
 
 def path(strategy: str, params: dict[str, Any], deltas: Sequence[float], each: int = 1) -> list[float]:
@@ -111,6 +123,26 @@ def test_adam_goes_on_after_a_sum_whose_square_is_no_float(strategy: str) -> Non
         m, v = mu * m + (1 - mu) * np.array(delta), b2 * v + (1 - b2) * np.array(delta) ** 2
         w += lr * m / (1 - mu**t) / (np.sqrt(v / (1 - b2**t)) + 1e-8)
     assert found.model["w"] == pytest.approx(w, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mean", [1.9e19, 3e20, -1e38])
+@pytest.mark.parametrize("count", [1.0, 0.25])
+@pytest.mark.parametrize("at", [slice(None), np.array([0, 1])], ids=["whole", "part"])
+def test_adam_goes_on_after_a_mean_whose_square_is_no_float(
+    mean: float, count: float, at: slice | Indices
+) -> None:
+    """It counts as one of 1.826e19: the path is that of the definition, which bounds each step."""
+    adam, longest = Adam(lr=0.1, beta2=0.9), 0.99 * np.sqrt(float(np.finfo(np.float32).max))
+    vector, m, v, w = np.zeros(2, np.float32), 0.0, 0.0, 0.0
+    state: Any = AdamsOwn(**adam.init(vector))
+    for t, sent in enumerate([mean] + [np.sign(mean)] * 1000, 1):
+        total = np.array([sent * count, count], np.float32)
+        state = stepped(adam, state, vector, total, count, at)
+        m = 0.9 * m + 0.1 * np.clip(sent, -longest, longest)
+        v = 0.9 * v + 0.1 * np.clip(sent, -longest, longest) ** 2
+        w += 0.1 * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-8)
+    assert vector == pytest.approx([w, 0.1 * 1001], rel=1e-3)
 
 
 def test_a_stale_update_counts_less_at_once_and_in_the_momentum() -> None:
