@@ -6,7 +6,9 @@ import math
 
 from anabranch.core.rules import NEWEST
 
-SLACK = 1e-9  # more than floats are off by, and less than what anybody writes
+# More than floats are off by, and less than what anybody writes: true of results below 4 * 10^6, as a
+# fraction times a count is off by 2^-52 of itself. Larger ones may still come out as floats have them.
+SLACK = 1e-9
 
 
 def ceil_of(fraction: float, count: int, rules: int = NEWEST) -> int:

@@ -30,7 +30,7 @@ HUNDREDTHS = [f"{n / 100:.2f}" for n in range(1, 151)]
 LONG: dict[str, Any] = {"lease_s": 1e9, "lease_min_s": 1e9, "lease_max_s": 1e9, "receipts_max": 1000}
 
 
-@pytest.mark.parametrize("count", [1, 7, 10, 50, 99, 100, 365, 1000, 100_000])
+@pytest.mark.parametrize("count", [1, 7, 10, 50, 99, 100, 365, 1000, 100_000, 2_600_000])
 def test_a_fraction_is_what_is_written(count: int) -> None:
     exact = [Fraction(text) * count for text in HUNDREDTHS]
     assert [ceil_of(float(text), count) for text in HUNDREDTHS] == [math.ceil(e) for e in exact]
