@@ -181,6 +181,8 @@ class Checkup:
     def _other_values(self) -> Iterator[Finding]:
         """What of other devices' arrays is no number; which of the first one is tried in `_training`."""
         self._flawed = (0, self._mine) if self._mine.not_finite() else None
+        if isinstance(self._mine, Streamed):
+            return  # what streams is looked at by nobody before it is trained on
         flawed: dict[int, list[str]] = {}
         for number in range(1, min(self._shards, SHARDS_MAX)):
             try:
@@ -197,7 +199,7 @@ class Checkup:
             yield Finding(WARN, "data", text + (f"; so have shards {more}" if more else ""))
 
     def _another_shard(self) -> Iterator[Finding]:
-        if self._shards == 1:
+        if self._shards == 1 or self._app.own_data:
             return
         try:
             other = data_of(self._app, shard_of(self._config, 1, self._shards))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from anabranch.core.effects import Decided, Refused
 from anabranch.host.standstill import WANTS_ONE, Pause
 from anabranch.reports.text import counted, duration_text
+from anabranch.simulation.problem import device_index
 from anabranch.simulation.world import World
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Standstill:
         count = counted(sum(n for n, _ in self._invalids.values()), "update")
         shown = [f"{name}: {self._invalids[name][1]}" for name in names[:DEVICES_TOLD]]
         for i, name in enumerate(names[:DEVICES_TOLD]):
-            if found := flaws(int(name.rpartition("-")[2])):
+            if found := flaws(device_index(name)):
                 shown[i] += f"; its {', its '.join(found)}: mend its data"
         others = len(names) - DEVICES_TOLD
         more = f"; and {counted(others, 'device')} more" if others > 0 else ""

@@ -383,7 +383,10 @@ class _Adapted(App):
                 setattr(self, method, own)
         for name in ("loss", "optimizer", "metrics", "batch_loss"):
             setattr(self, name, getattr(target, name, None))
-        self.own_data = getattr(target, "own_data", False)
+        said = getattr(target, "own_data", False)
+        if not of_module and not isinstance(said, bool):
+            raise AppError(f"{self.name}: own_data is {said!r}: say True where each device has its own data")
+        self.own_data = said is True  # in a module another thing may have that name
 
     def data(self, shard: Shard) -> Examples:
         """The target's data; a plain pair (x, y) will do."""

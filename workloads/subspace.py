@@ -112,6 +112,7 @@ class Subspace(App):
     def __init__(self, app: App, dimension: int, seed: int = 0, layers: str = "all") -> None:
         super().__init__(app.data_path)
         self.app, self.dimension, self.seed, self.layers = app, dimension, seed, layers
+        self.own_data = app.own_data
         if type(self) is Subspace:
             self.name = f"{app.name}-subspace"
         if layers not in LAYERS:

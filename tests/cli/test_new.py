@@ -79,7 +79,7 @@ def test_no_key_gets_into_an_image_or_into_git(tmp_path: Path) -> None:
     copy_context(folder, tmp_path / "context")
     sent = {str(path.relative_to(tmp_path / "context")) for path in (tmp_path / "context").rglob("*")}
     assert not sent & set(hidden)
-    assert {path.split("/")[0] for path in sent} == made | {"kept", "papers", "device-3"}
+    assert {path.split("/")[0] for path in sent} == made | {"kept", "papers", "device-3", "model"}
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout

@@ -288,9 +288,25 @@ class Loader(Sound):
         return DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=8)
 
 
+class Heard(Loader):
+    """It knows for which shards it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[int] = set()
+
+    def data(self, shard: Shard) -> Any:
+        self.asked.add(shard.index)
+        return super().data(shard)
+
+
 class Shared(Sound):
     def data(self, shard: Shard) -> Any:
         return super().data(Shard(shard.role, 0, 4))
+
+
+class Own(Shared):
+    own_data = True
 
 
 class OnItself(Sound):
@@ -347,6 +363,17 @@ def test_what_works_only_in_part_is_a_warning(app: App, about: str, words: str) 
     assert not found(app, "fail")
     told = [f.text for f in checked(app) if (f.level, f.about) == ("warn", about)]
     assert any(words in text for text in told), told
+
+
+def test_shards_that_stream_are_not_made_to_be_looked_at() -> None:
+    """Nothing of them would be seen, and an App may take long for each."""
+    app = Heard()
+    checked(app)
+    assert app.asked <= {0, 1}, "the second is compared with the first"
+
+
+def test_an_app_whose_devices_have_data_of_their_own_may_pass_over_the_shard() -> None:
+    assert not any("same examples" in f.text for f in checked(Own()))
 
 
 class Line(Sound):

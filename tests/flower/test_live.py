@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,10 @@ def test_the_run_config_of_a_file_is_what_the_devices_of_a_server_are_told(tmp_p
     assert rates(JournalReader(tmp_path / "anabranch-data" / "run").config) == (2, 2)
     refused = commands.anabranch(tmp_path, "server", str(other), "--flower", str(app), *ports)
     assert refused.returncode == OUTCOMES[ConfigError].exit_code
-    assert f"anabranch init {other} --out anabranch-model" in refused.stderr
+    printed = re.search(r"`anabranch (init .* --out NEW)`", " ".join(refused.stderr.split()))
+    assert printed is not None, refused.stderr
+    anabranch(*printed[1].split(), cwd=tmp_path)
+    assert rates(load_model_run(tmp_path / "NEW", f"flower:{app}", other)) == (3, 3)
 
 
 def test_a_model_that_an_earlier_release_made_is_served_as_it_was(tmp_path: Path) -> None:

@@ -135,6 +135,25 @@ def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pyte
         assert result.steps == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "own"),
+    [("own_data = True", True), ("import numpy as np; own_data = np.arange(9.0)", False), ("", False)],
+)
+def test_a_module_has_own_data_where_it_says_so_and_not_where_something_has_that_name(
+    line: str, own: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "module.py").write_text(f"{FUNCTIONS}\n{line}\n")
+    assert load_app(f"{tmp_path}/module.py").own_data is own
+
+
+def test_own_data_that_are_no_yes_or_no_are_named(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(
+        "class App:\n    own_data = 'data.csv'\n    def model(self): ...\n    def data(self, shard): ...\n"
+    )
+    with pytest.raises(AppError, match=r"own_data is 'data\.csv': say True"):
+        load_app(f"{tmp_path}/plain.py")
+
+
 WITHOUT_BASE = """
 import os
 from os.path import join

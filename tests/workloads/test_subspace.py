@@ -60,6 +60,14 @@ class Frozen(Pair):
     frozen = True
 
 
+class Own(Pair):
+    own_data = True
+
+
+def test_whose_data_they_are_is_as_the_wrapped_app_says() -> None:
+    assert [Subspace(app, 4).own_data for app in (Pair(), Own())] == [False, True]
+
+
 class Normed(Pair):
     """With running statistics."""
 

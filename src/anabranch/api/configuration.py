@@ -104,8 +104,8 @@ def load_model_run(
     if heard is not None and heard != said:
         raise ConfigError(
             f"flower.run_config is {said}, but {model} was made with {heard}, of which its first weights and "
-            f"what devices are told may come: make it anew, `anabranch init {path or app} --out {model}` "
-            "with the same --set"
+            f"what devices are told may come: make another, `anabranch init {path or app} --out NEW` with "
+            "the same --set, and serve that"
         )
     return config
 

@@ -455,10 +455,11 @@ def _told(examples: Any, metrics: Any, steps: Any) -> dict[str, float]:
     told = _metrics(metrics)
     if flaw := names_flaw(told, METRICS_MAX):
         raise ConfigError(f"push(metrics=...): {flaw}")
-    told |= {"examples": _count(examples)} | ({"steps": _metric("steps", steps)} if steps else {})
+    told |= {"examples": _count(examples)} | ({"steps": _number("steps=...): it", steps)} if steps else {})
     if not 0 <= told.get("steps", 0) < math.inf:
+        given = "steps" if steps else "metrics"
         raise ConfigError(
-            f"push(steps=...): there were {told['steps']!r}: give how many local steps were made"
+            f"push({given}=...): there were {told['steps']!r} steps: give how many local steps were made"
         )
     return told
 
@@ -481,14 +482,14 @@ def _metrics(metrics: Any) -> dict[str, float]:
     if not isinstance(metrics, Mapping | None):
         what = type(metrics).__name__
         raise ConfigError(f'push(metrics=...) is a {what}: give numbers by name, such as {{"loss": loss}}')
-    return {str(name): _metric(name, value) for name, value in (metrics or {}).items()}
+    return {str(name): _number(f"metrics=...): {name!r}", value) for name, value in (metrics or {}).items()}
 
 
-def _metric(name: str, value: Any) -> float:
+def _number(what: str, value: Any) -> float:
     try:
         return number(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ConfigError(f"push(metrics=...): {name!r} is {value!r}, and no number") from error
+        raise ConfigError(f"push({what} is {value!r}, and no number") from error
 
 
 def parameter_names(model: Any, trained: bool = False) -> frozenset[str]:
