@@ -30,11 +30,12 @@ Model = TypeVar("Model")
 class Best(Generic[Model]):
     """The best version so far by the run's goal: of equal ones the earliest.
 
-    With `goes_back` those that were the best before are kept as well: a run may lose its newest versions.
+    A run that may lose its newest versions says by `oldest` to which one it would go back at most. Those that
+    were the best before are kept as far as one of them would be it again.
     """
 
-    def __init__(self, goal: Goal, goes_back: bool = False) -> None:
-        self._goal, self._goes_back = goal, goes_back
+    def __init__(self, goal: Goal, oldest: Callable[[], int] | None = None) -> None:
+        self._goal, self._oldest = goal, oldest
         self._before: list[tuple[int | None, Metrics, Model | None]] = []
         self.version: int | None = None
         self.metrics: Metrics = {}
@@ -42,17 +43,26 @@ class Best(Generic[Model]):
 
     def offer(self, version: int, metrics: Metrics, model: Callable[[], Model]) -> bool:
         """Take a measured version if it is better; `model` is called only then. Whether it was."""
-        if not self._goal.is_better(metrics, None if self.version is None else self.metrics):
-            return False
-        if self._goes_back:
-            self._before.append((self.version, self.metrics, self.model))
-        self.version, self.metrics, self.model = version, dict(metrics), model()
-        return True
+        better = self._goal.is_better(metrics, None if self.version is None else self.metrics)
+        if better:
+            if self._oldest is not None:
+                self._before.append((self.version, self.metrics, self.model))
+            self.version, self.metrics, self.model = version, dict(metrics), model()
+        self._forget()
+        return better
 
     def taken_back(self, version: int) -> None:
         """The run goes on from this version: what was the best then is it again."""
         while self.version is not None and self.version > version:
             self.version, self.metrics, self.model = self._before.pop()
+
+    def _forget(self) -> None:
+        """Let go of those that are followed by another one wherever the run goes back to."""
+        if self._oldest is None or not self._before:
+            return
+        oldest = self._oldest()
+        followed_by = [*(version for version, _, _ in self._before[1:]), self.version]
+        del self._before[: sum(version is not None and version <= oldest for version in followed_by)]
 
 
 def write_model(path: Path, tensors: Tensors, version: int, metrics: Metrics | None = None) -> None:

@@ -89,6 +89,7 @@ class Disk:
         self.seq = 0  # the last event in the log
         self.last_now = 0.0  # its time
         self.turn = 0  # how often the log has gone back
+        self._backed_up: int | None = None  # the version of the oldest snapshot in the backups of this turn
         self.is_full = False
         self.tears_at: float | None = None  # the next write is cut off after this fraction of it
 
@@ -131,6 +132,13 @@ class Disk:
         """A version's head, empty where it is not known any more."""
         return self._chain.head_of(version) or ""
 
+    def oldest_version(self) -> int:
+        """What a start comes to at least, whatever is lost or put back: no log is cut before its snapshot.
+
+        A backup of before the disk went back is put back no more.
+        """
+        return self._saved.chain.version if self._backed_up is None else self._backed_up
+
     def fill(self, is_full: bool) -> None:
         """There is no room from now on, or there is again."""
         self.is_full = is_full
@@ -145,6 +153,7 @@ class Disk:
 
     def backup(self, engine: Engine) -> Backup:
         """A copy of all that is here. `engine`: the one whose log this is."""
+        self._backed_up = self.oldest_version()
         return Backup(
             self._saved,
             bytes(self._log),
@@ -170,6 +179,7 @@ class Disk:
         """The log ends at event `seq` now; `state_sha256` of the engine there, empty if it is not known."""
         self._journal.go_back(place)
         self.seq, self.turn, self._expected = seq, self.turn + 1, state_sha256
+        self._backed_up = None
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -354,7 +354,7 @@ class Simulation:
         self.devices, self._newcomers = self._fleet()
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
-        self.best: Best[Vector] = Best(Goal.of(config.run), config.faults.takes_back)
+        self.best = self._best()
         self._evaluator = Evaluator(
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
         )
@@ -460,6 +460,12 @@ class Simulation:
         if disk is None:
             return DirectServer(self.world)
         return Process(self.world, disk, self.clock, self._config.run.seed, self._config.faults)
+
+    def _best(self) -> Best[Vector]:
+        """What keeps the best version, and those that may be it again after a loss."""
+        disk = self.world.disk
+        oldest = disk.oldest_version if disk is not None and disk.takes_back else None
+        return Best(Goal.of(self._config.run), oldest)
 
     def _keepers(self) -> Keepers | None:
         """Who unmasks, where anything is masked."""

@@ -6,7 +6,9 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -43,7 +45,7 @@ def test_the_best_version(measured: list[dict[str, float]], best: int | None) ->
 
 
 def test_the_best_version_of_a_run_that_goes_back() -> None:
-    found: Best[int] = Best(Goal(), goes_back=True)
+    found: Best[int] = Best(Goal(), lambda: 0)
     for version, accuracy in enumerate([0.1, 0.5, 0.4, 0.7, 0.9]):
         found.offer(version, {"accuracy": accuracy}, partial(int, version))
     for back_to, best in [(4, 4), (3, 3), (2, 1)]:
@@ -54,6 +56,48 @@ def test_the_best_version_of_a_run_that_goes_back() -> None:
     assert found.offer(4, {"accuracy": 0.6}, partial(int, 4))
     found.taken_back(0)
     assert (found.version, found.model) == (0, 0)
+
+
+class Weights:
+    """A model that it can be told of whether anybody still has it."""
+
+
+def test_what_a_run_cannot_go_back_to_is_let_go() -> None:
+    oldest, alive = 0, WeakSet[Weights]()
+    found: Best[Weights] = Best(Goal(), lambda: oldest)
+
+    def weights() -> Weights:
+        made = Weights()
+        alive.add(made)
+        return made
+
+    for version in range(100):
+        oldest = version - version % 10
+        assert found.offer(version, {"accuracy": version / 100}, weights)
+        assert len(alive) == 1 + version % 10, "from the oldest on, all"
+    oldest = 99
+    assert not found.offer(100, {"accuracy": 0.0}, weights)
+    assert len(alive) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_let_go_is_never_missed(seed: int) -> None:
+    """Beside one that has everything: all that was measured, in a list."""
+    random = Random(seed)
+    oldest, version, measured = 0, 0, list[tuple[int, float]]()
+    found: Best[int] = Best(Goal(), lambda: oldest)
+    for _ in range(300):
+        if random.random() < 0.1:
+            version = random.randint(oldest, version)
+            measured = [(of, value) for of, value in measured if of <= version]
+            found.taken_back(version)
+        else:
+            version += random.randint(1, 3)
+            oldest = random.choice([oldest, oldest, random.randint(oldest, version)])
+            measured.append((version, round(random.random(), 1)))
+            found.offer(version, {"accuracy": measured[-1][1]}, partial(int, version))
+        best = max(measured, key=lambda one: (one[1], -one[0]), default=(None, None))[0]
+        assert found.version == found.model == best
 
 
 def test_a_model_goes_into_plain_torch_with_its_buffers(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ Every promise is kept, and what was noted from outside agrees (`disasters.py`).
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -26,15 +28,17 @@ from safetensors import safe_open
 from anabranch.cli.summary import summary
 from anabranch.core.clock import EventClock
 from anabranch.core.config.tables import Config
+from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.sessions import Sessions
 from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
 from anabranch.core.journal import Record
+from anabranch.core.model.params import Vector
 from anabranch.host import held
 from anabranch.host.chain import Mark
 from anabranch.reports.models import BEST
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk, _read
-from anabranch.simulation.run import open_simulation
+from anabranch.simulation.run import RunProgress, open_simulation
 from anabranch.simulation.server_time import SteppedTime
 from anabranch.workloads.app import Examples
 
@@ -184,11 +188,12 @@ def swing(w: npt.NDArray[np.float32]) -> float:
     return float(37 * w.mean() % 1)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
-def test_what_a_run_leaves_is_of_what_was_not_taken_back(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "snapshots"), [(0, 500), (1, 500), (3, 500), (0, 3), (1, 3), (3, 3)])
+def test_what_a_run_leaves_is_of_what_was_not_taken_back(seed: int, snapshots: int, tmp_path: Path) -> None:
     run = {"virtual_s_max": 20.0, "seed": seed, "evaluate_every_versions": 1}
     faults = {"restore_every_s": 6.0, "restore_age_s": 5.0, "server_down_s": 1.0}
-    settings = config("fedasync", run=run, fleet={"examples_per_client": 0}, faults=faults)
+    tables = {"fleet": {"examples_per_client": 0}, "server": {"snapshot_every_updates": snapshots}}
+    settings = config("fedasync", run=run, **tables, faults=faults)
     with open_simulation(settings, tmp_path, Swinging()) as simulation:
         simulation.run()
         result = simulation.result(0.0)
@@ -202,6 +207,59 @@ def test_what_a_run_leaves_is_of_what_was_not_taken_back(seed: int, tmp_path: Pa
         assert int(file.metadata()["version"]) == best.version
         assert swing(file.get_tensor("w")) == best.accuracy == result.best_value
     assert f"{sum(gone)} of them left out by losses of its server" in summary(result, None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_run_goes_back_further_than_its_disk_says(seed: int) -> None:
+    """What the disk said at any time since it went back last binds it: the models of before may be gone."""
+    faults = {"restore_every_s": 6.0, "server_crash_every_s": 5.0, "server_down_s": 1.0, "lost_tail": 0.5}
+    run = {"virtual_s_max": 60.0, "seed": seed}
+    settings = config("fedasync", run=run, server={"snapshot_every_updates": 5}, faults=faults)
+    with open_simulation(settings, app=Swinging()) as simulation:
+        disk, said, went = simulation.world.disk, [0], list[tuple[int, int]]()
+        assert disk is not None
+        beside = simulation.clock.beside
+
+        def note() -> None:
+            beside()
+            said.append(disk.oldest_version())
+
+        def back(engine: Engine, _: int) -> None:
+            went.append((max(said), engine.version))
+            said[:] = [disk.oldest_version()]
+
+        simulation.clock.beside = note
+        simulation.world.taken_back.append(back)
+        simulation.run()
+    assert len(went) > 1
+    assert all(bound <= version for bound, version in went)
+    assert max(bound for bound, _ in went) > 0, "it says something"
+
+
+class Rising(Ones):
+    """Most versions are the best so far."""
+
+    def evaluate(self, model: dict[str, Any], examples: Examples) -> dict[str, float]:
+        return {"accuracy": float(model["w"].mean())}
+
+
+def test_models_that_were_the_best_before_the_snapshot_are_let_go() -> None:
+    run = {"versions_max": 60, "evaluate_every_versions": 1}
+    tables = {"fleet": {"examples_per_client": 0}, "server": {"snapshot_every_updates": 5}}
+    were_best: list[weakref.ref[Vector]] = []
+
+    def tell(progress: RunProgress) -> None:
+        if progress.evaluated:
+            assert simulation.best.model is not None
+            were_best.append(weakref.ref(simulation.best.model))
+
+    settings = config("fedasync", run=run, **tables, faults={"restore_every_s": 1e6})
+    with open_simulation(settings, app=Rising(), progress=tell) as simulation:
+        simulation.run()
+        gc.collect()
+        alive = sum(model() is not None for model in were_best)
+    assert len(were_best) > 50
+    assert alive <= 10, "those since the snapshot, and what the server has in hand"
 
 
 def test_a_fault_that_is_off_is_no_part_of_a_configuration() -> None:
