@@ -7,6 +7,7 @@ the same one twice is harmless, so is one that nothing comes to name. What decid
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,8 @@ class ChunkedBlobs(BlobStore):
     def __init__(self, database: Database, data_dir: Path, limits: Limits) -> None:
         super().__init__(data_dir, limits)
         self._database, self._chunks = database, Chunks(database, PAYLOAD)
+        self._going: set[str] = set()  # what is removed at the moment
+        self._gone = threading.Condition(self._lock)
 
     def exists(self, sha256: str) -> bool:
         """Whether a payload is stored."""
@@ -108,12 +111,22 @@ class ChunkedBlobs(BlobStore):
         if not payloads:
             return set()
         c = chunks.c
-        # Who comes with one of them meanwhile waits, and puts it there again.
-        with self._lock, self._database.writing() as connection:
-            old = {sha256 for sha256 in payloads if not self._is_on_its_way(sha256)}
-            connection.execute(delete(chunks).where(c.kind == PAYLOAD, c.sha256.in_(old)))
-            left = select(c.sha256).where(c.kind == PAYLOAD, c.sha256.in_(payloads)).distinct()
-            return set(connection.scalars(left))
+        with self._lock:
+            self._going = {sha256 for sha256 in payloads if not self._is_on_its_way(sha256)}
+        try:
+            with self._database.writing() as connection:
+                connection.execute(delete(chunks).where(c.kind == PAYLOAD, c.sha256.in_(self._going)))
+                left = select(c.sha256).where(c.kind == PAYLOAD, c.sha256.in_(payloads)).distinct()
+                return set(connection.scalars(left))
+        finally:
+            with self._gone:
+                self._going = set()
+                self._gone.notify_all()
+
+    def _note_adopted(self, digest: str) -> None:
+        # Who comes with what is removed just then waits, and puts it there again; nobody else does.
+        self._gone.wait_for(lambda: digest not in self._going)
+        super()._note_adopted(digest)
 
     def _keep(self, taken: Path, sha256: str) -> None:
         self._chunks.put(taken, sha256)

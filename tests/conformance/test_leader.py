@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from anabranch.core.errors import ConfigError, LeadershipLost, StoreError, Store
 from anabranch.server import standby
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.base import DiskFailed, Entry, LedByAnother, Projection
+from anabranch.server.store.chunks import ChunkedBlobs
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.sql import SqlStore
@@ -347,19 +349,37 @@ def test_a_silent_leader_is_turned_out_and_can_write_nothing(postgresql_url: str
     second.close()
 
 
-class Noticed:
-    """A lock that tells of whoever has to wait for it."""
+class Noticed(threading.Condition):
+    """A condition that tells of whoever has to wait for it."""
 
-    def __init__(self, waited: threading.Event) -> None:
-        self._lock, self._waited = threading.Lock(), waited
+    def __init__(self, lock: threading.Lock, waited: threading.Event) -> None:
+        super().__init__(lock)
+        self._waited = waited
 
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            self._waited.set()
-            self._lock.acquire()
+    def wait(self, timeout: float | None = None) -> bool:
+        self._waited.set()
+        return super().wait(timeout)
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+
+@contextmanager
+def beside_removal(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], until: threading.Event
+) -> Iterator[None]:
+    """The transaction of a removal lasts until the `work` of another thread has come so far."""
+    writing, other = store._database.writing, threading.Thread(target=work)
+
+    @contextmanager
+    def late() -> Iterator[Connection]:
+        with writing() as connection:
+            other.start()
+            came_so_far = until.wait(WAIT_S)
+            yield connection
+        assert came_so_far
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._database, "writing", late)
+        yield
+    other.join(WAIT_S)
 
 
 def test_a_payload_that_comes_again_while_it_is_dropped_is_there(
@@ -368,31 +388,41 @@ def test_a_payload_that_comes_again_while_it_is_dropped_is_there(
     """The log has let go of an update, and another one of the same bytes comes in just then."""
     store, data, waits = opened(postgresql_url, tmp_path, 60.0), bytes(range(256)) * 40, threading.Event()
     store.start(INFO)
+    blobs = store.blobs
+    assert isinstance(blobs, ChunkedBlobs)
     sha256 = upload(store, data, "u1")
-    store.blobs._adopted.clear()  # which was long ago
-    store.blobs.write("u2", 0, data)
-    store.blobs.seal("u2", sha256)
-    monkeypatch.setattr(store.blobs, "_lock", Noticed(waits))
-    writing = store._database.writing
+    blobs._adopted.clear()  # which was long ago
+    blobs.write("u2", 0, data)
+    blobs.seal("u2", sha256)
+    monkeypatch.setattr(blobs, "_gone", Noticed(blobs._lock, waits))
 
     def adopt() -> None:
-        store.blobs.adopt("u2", sha256)
+        blobs.adopt("u2", sha256)
         waits.set()
 
-    other = threading.Thread(target=adopt)
+    with beside_removal(store, monkeypatch, adopt, waits):
+        blobs.remove({sha256})
+    assert blobs.read(sha256) == data
+    store.close()
 
-    @contextmanager
-    def late() -> Iterator[Connection]:
-        with writing() as connection:
-            other.start()
-            assert waits.wait(WAIT_S)
-            yield connection
 
-    monkeypatch.setattr(store._database, "writing", late)
-    store.blobs.remove({sha256})
-    other.join(WAIT_S)
-    assert store.blobs.read(sha256) == data
-    monkeypatch.undo()
+def test_no_other_payload_waits_while_one_is_dropped(
+    postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, data, came = opened(postgresql_url, tmp_path, 60.0), bytes(range(256)) * 40, threading.Event()
+    store.start(INFO)
+    old = upload(store, data, "u1")
+    store.blobs._adopted.clear()  # which was long ago
+
+    def come() -> None:
+        upload(store, data[1:], "u2")
+        store.blobs.discard("u3")
+        came.set()
+
+    with beside_removal(store, monkeypatch, come, came):
+        assert store.blobs.remove({old}) == set()
+    assert not store.blobs.exists(old)
+    assert store.blobs.read(hashlib.sha256(data[1:]).hexdigest()) == data[1:]
     store.close()
 
 
