@@ -185,7 +185,9 @@ class Writer:
     ) -> tuple[Answer, Answer]:
         """Two events with nothing in between but, seldom, what goes ahead. Raises as `submit` does.
 
-        The second is logged only where the first is, or was decided before.
+        The second is logged only where the first is, or was decided before. But for a first by the id of
+        another update, of the same batch or one that the engine has forgotten: that it is refused is known
+        only once both are in the log.
         """
         leading = Call(event, inline)
         first, second = self._put(leading), self._put(Call(follow_up, behind=leading), first=False)
