@@ -43,7 +43,8 @@ def test_a_simulation_that_diverges_ends_with_a_reason_and_a_code(tmp_path: Path
     plain = anabranch(tmp_path, "simulate", "run.toml", "--out", "run")
     assert plain.returncode == OUTCOMES[Diverged].exit_code == 41
     said = " ".join(plain.stderr.split())
-    assert said.startswith("error: the last 100 updates were all rejected")
+    assert said.startswith("100 updates rejected as invalid. device-0000: update")
+    assert " error: the last 100 updates were all rejected" in said
     assert (
         "3 values that are not finite, the first in tensor 'w'): learning rate too large, or NaN in the data?"
         in said

@@ -140,6 +140,7 @@ def test_code_is_loaded_where_it_says_and_nowhere_else() -> None:
         }
     assert callers == {
         "aggregation.py",  # a caller's own words
+        "api/calibrating.py",  # an attack, once what was opened is trusted: how hasty are its devices?
         "api/trust.py",  # one's own settings, and what the reader of a folder trusts
         "cli/parts.py",  # the command line's
         "core/parts.py",  # which has a method of this name, and loads nothing
