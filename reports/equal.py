@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from anabranch.core.errors import DataError
-from anabranch.reports.metrics import metric_names, value
+from anabranch.reports.metrics import shared_metric, value
 from anabranch.reports.result import Point, Result
 from anabranch.reports.spreads import RunGroup, Spread, grouped, spread
 from anabranch.reports.text import bytes_text, count_text, duration_text
@@ -52,7 +52,7 @@ def at_equal(results: Iterable[Result], against: Against = "time", at: float | N
     for (workload, _), groups in grouped(results).items():
         where = _least(groups, against) if at is None else at
         runs = [run for group in groups for run in group.runs]
-        metric = next(iter(metric_names(runs)), runs[0].goal.metric)  # one, also where they have other goals
+        metric = shared_metric(runs)
         for group in groups:
             values = [v for run in group.runs if (v := _value(run, metric, against, where)) is not None]
             found = spread(values) if values else None

@@ -37,6 +37,16 @@ def metric_names(runs: Iterable[Result]) -> list[str]:
     return list(dict.fromkeys([*judged, *plain(names)]))
 
 
+def last_value(r: Result, name: str) -> float | None:
+    """The metric of a run's last measurement; None where there is none."""
+    return value(r.history[-1], name) if r.history else None
+
+
+def shared_metric(runs: Sequence[Result]) -> str:
+    """By which runs are put side by side: one metric, also where they have other goals."""
+    return next(iter(metric_names(runs)), runs[0].goal.metric)
+
+
 def lacking(r: Result, name: str) -> int:
     """Measurements without a figure that others of the run have: it was not finite there."""
     missing = sum(value(p, name) is None for p in r.history)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from anabranch.core.errors import DataError
 from anabranch.reports.intervals import mean, mean_interval
-from anabranch.reports.metrics import metric_names, units_of, value
+from anabranch.reports.metrics import last_value, shared_metric, units_of
 from anabranch.reports.result import Result
 from anabranch.reports.spreads import RunGroup, grouped
 from anabranch.reports.text import NOTHING, PERCENT, duration_text, number_text
@@ -59,7 +59,10 @@ def paired(results: Iterable[Result], base: str = "") -> list[PairedRow]:
             told = "; ".join(group.label for group in bases)
             raise DataError(f"base = {base!r} is several kinds of run: name one by its label, of {told}")
         found = found or bool(bases)
-        rows += [_row(workload, g, bases[0], groups) for g in groups if bases and g is not bases[0]]
+        runs = [run for group in groups for run in group.runs]
+        metric = shared_metric(runs)
+        is_share = units_of(metric, [last_value(run, metric) for run in runs]) is PERCENT
+        rows += [_row(workload, g, bases[0], metric, is_share) for g in groups if bases and g is not bases[0]]
     if not found:
         raise DataError(f"base = {base!r} is none of the kinds of run: {'; '.join(labels)}")
     return rows
@@ -100,19 +103,16 @@ def _of(row: PairedRow) -> tuple[Difference | None, Difference | None]:
     return row.final_value, row.time_to_target_s
 
 
-def _row(workload: str, group: RunGroup, base: RunGroup, groups: Sequence[RunGroup]) -> PairedRow:
-    runs = [run for g in groups for run in g.runs]
-    metric = next(iter(metric_names(runs)), runs[0].goal.metric)  # one, also where they have other goals
+def _row(workload: str, group: RunGroup, base: RunGroup, metric: str, is_share: bool) -> PairedRow:
     pairs = _pairs(group, base)
-    lasts = [value(run.history[-1], metric) for run in runs if run.history]
     reached = all(run.time_to_target_s is not None for pair in pairs for run in pair)
     return PairedRow(
         workload,
         group.label,
         base.label,
         metric,
-        units_of(metric, lasts) is PERCENT,
-        _difference(pairs, lambda run: value(run.history[-1], metric) if run.history else None),
+        is_share,
+        _difference(pairs, lambda run: last_value(run, metric)),
         _difference(pairs, lambda run: run.time_to_target_s) if reached else None,
     )
 

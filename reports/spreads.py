@@ -12,7 +12,7 @@ from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.parts import is_code
 from anabranch.reports.intervals import deviation, mean
-from anabranch.reports.metrics import lacking, metric_names, value
+from anabranch.reports.metrics import lacking, last_value, metric_names
 from anabranch.reports.result import FLOWER, Fairness, Kind, Point, Result
 from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings, shared_names
 from anabranch.reports.text import NOTHING
@@ -212,7 +212,7 @@ def _row(group: RunGroup) -> SpreadRow:
         mode=goal.mode,
         target=goal.target if len({g.target for g in goals}) == 1 else None,
         aimed=sum(g.target is not None for g in goals),
-        final_value=_spread_of_known(_last(r, goal.metric) for r in runs),
+        final_value=_spread_of_known(last_value(r, goal.metric) for r in runs),
         best_value=_spread_of_known(max(v, key=goal.signed, default=None) for v in judged),
         worst_tenths=_fairness_spreads(runs, lambda f: f.worst_tenth),
         deviations=_fairness_spreads(runs, lambda f: f.deviation),
@@ -235,12 +235,8 @@ def _fairness_spreads(
 
 
 def _last_spreads(runs: Sequence[Result]) -> dict[str, Spread]:
-    found = {n: _spread_of_known(_last(r, n) for r in runs) for n in metric_names(runs) if n != ACCURACY}
+    found = {n: _spread_of_known(last_value(r, n) for r in runs) for n in metric_names(runs) if n != ACCURACY}
     return {name: known for name, known in found.items() if known is not None}
-
-
-def _last(r: Result, name: str) -> float | None:
-    return value(r.history[-1], name) if r.history else None
 
 
 def _reaching(r: Result) -> Point | None:

@@ -34,6 +34,7 @@ from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.identity.authority import Authority
+from anabranch.identity.wallet import Wallet
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import FILE, attest, read_restored
 from anabranch.server.store.base import Mark
@@ -83,6 +84,21 @@ def fetch(transport: GrpcTransport, guarded: Federation) -> int:
     return transport.fetch(guarded.served.manifest.spec.layout_hash).version
 
 
+@contextmanager
+def believed(
+    guarded: Federation, backup: Path, authority: Authority, worker: Wallet, wallet: Wallet, value: float
+) -> Iterator[None]:
+    """Put the backup of version 1 back, attested, serve three versions more: a device comes to follow."""
+    take_back(guarded, backup)
+    attest(guarded.data_dir, "", authority)
+    with started_again(guarded):
+        works(guarded, worker, 3, value)
+        with pytest.raises(HistoryRestored, match="restored to version 1"):
+            fetch(guarded.transport(wallet), guarded)
+        assert fetch(guarded.transport(wallet), guarded) == 4  # from now on it follows
+        yield
+
+
 def test_a_restore_that_the_authority_attests_is_believed_once(tmp_path: Path) -> None:
     with federation(tmp_path) as guarded:
         wallet, other = guarded.joined("device-1"), guarded.joined("device-2")
@@ -97,13 +113,7 @@ def test_a_restore_that_the_authority_attests_is_believed_once(tmp_path: Path) -
             works(guarded, other, 1, 5.0)  # another version 2
             with pytest.raises(HistoryMismatch, match="attest-restore"):
                 fetch(guarded.transport(wallet), guarded)
-        take_back(guarded, tmp_path / "backup")
-        attest(guarded.data_dir, "", guarded.authority)
-        with started_again(guarded):
-            works(guarded, other, 3, 5.0)
-            with pytest.raises(HistoryRestored, match="restored to version 1"):
-                fetch(guarded.transport(wallet), guarded)
-            assert fetch(guarded.transport(wallet), guarded) == 4  # from now on it follows
+        with believed(guarded, tmp_path / "backup", guarded.authority, other, wallet, 5.0):
             fresh = guarded.joined("device-3")
             assert fetch(guarded.transport(fresh), guarded) == 4
         take_back(guarded, tmp_path / "backup")
@@ -125,13 +135,8 @@ def test_a_second_restore_is_believed_though_the_clock_was_set_back(tmp_path: Pa
             (5.0, guarded.authority),
             (7.0, Authority.open(guarded.authority.folder, lambda: an_hour_ago)),
         ):
-            take_back(guarded, tmp_path / "backup")
-            attest(guarded.data_dir, "", authority)
-            with started_again(guarded):
-                works(guarded, other, 3, value)
-                with pytest.raises(HistoryRestored, match="restored to version 1"):
-                    fetch(guarded.transport(wallet), guarded)
-                assert fetch(guarded.transport(wallet), guarded) == 4
+            with believed(guarded, tmp_path / "backup", authority, other, wallet, value):
+                pass
         authority.close()
 
 
