@@ -37,6 +37,7 @@ from anabranch.reports.origin import started_now
 from anabranch.reports.result import Result
 from anabranch.reports.settings import told_apart
 from anabranch.simulation.executors.base import LocalResult
+from anabranch.simulation.executors.choice import settled
 from anabranch.simulation.parts import PARTS, code_digests, is_trace, trace_digest
 from anabranch.simulation.problem import Problem
 from anabranch.support.code import changed_code, let_in
@@ -314,7 +315,9 @@ def remove_checkpoint(folder: Path) -> None:
 
 def check_same(folder: Path, ended: Result, config: Config, app: App | None) -> None:
     """Raises `ConfigError` where the run that has ended in the folder was of other settings or other code."""
-    if differences := told_apart(ended.config, config.to_json()):
+    let_in(config, PARTS)
+    asked = settled(config, config.fleet.executor)  # as the record has it: where the work is done, it is not
+    if differences := told_apart(ended.config, asked.to_json()):
         raise ConfigError(
             f"{folder} has a run of other settings, which has ended: {'; '.join(differences)}; "
             "name another folder"

@@ -33,9 +33,9 @@ def chosen(config: Config, problem: Problem, workers: int) -> str:
 def settled(config: Config, name: str) -> Config:
     """The configuration for the record: who trains batched gets other digests, exact ones the serial ones.
 
-    Where the work is done is no part of it.
+    Where the work is done is no part of it. `name` may be `auto`, where nobody is chosen yet.
     """
-    executor = SERIAL if EXECUTORS.find(name).exact else name
+    executor = SERIAL if name != AUTO and EXECUTORS.find(name).exact else name
     return replace(config, fleet=replace(config.fleet, executor=executor), ray=RayTable())
 
 

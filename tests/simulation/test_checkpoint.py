@@ -197,6 +197,17 @@ def test_one_that_has_ended_is_given_back(tmp_path: Path) -> None:
         simulate(config("fedasync", run={**LONG.to_json()["run"], "seed": 1}), tmp_path, app, resume=True)
 
 
+def test_one_that_has_ended_is_given_back_wherever_the_work_would_be_done(tmp_path: Path) -> None:
+    run = LONG.to_json()["run"]
+    first = simulate(LONG, tmp_path, Interrupting(), resume=True)
+    for executor in ("auto", "serial", "processes", "ray"):
+        there = config("fedasync", run=run, fleet={"executor": executor}, ray={"cpus": 0.5})
+        assert simulate(there, tmp_path, Interrupting(), resume=True) == first
+    with pytest.raises(ConfigError, match=r"fleet\.executor is \"serial\" there and \"batched\" here"):
+        stacked = config("fedasync", run=run, fleet={"executor": "batched"})
+        simulate(stacked, tmp_path, Interrupting(), resume=True)
+
+
 @pytest.mark.parametrize(
     ("tables", "app", "said"),
     [
