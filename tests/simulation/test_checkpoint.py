@@ -203,8 +203,8 @@ def test_one_that_has_ended_is_given_back_wherever_the_work_would_be_done(tmp_pa
     for executor in ("auto", "serial", "processes", "ray"):
         there = config("fedasync", run=run, fleet={"executor": executor}, ray={"cpus": 0.5})
         assert simulate(there, tmp_path, Interrupting(), resume=True) == first
+    stacked = config("fedasync", run=run, fleet={"executor": "batched"})
     with pytest.raises(ConfigError, match=r"fleet\.executor is \"serial\" there and \"batched\" here"):
-        stacked = config("fedasync", run=run, fleet={"executor": "batched"})
         simulate(stacked, tmp_path, Interrupting(), resume=True)
 
 
