@@ -305,10 +305,8 @@ class Ledger:
         return self._answered.get(receipt.task_id) == receipt.update_id
 
 
-def _ewma(mean: float | None, newest: float | None) -> float | None:
-    if mean is None or newest is None:
-        return mean if newest is None else newest
-    return (1 - EWMA_WEIGHT) * mean + EWMA_WEIGHT * newest
+def _ewma(mean: float | None, newest: float) -> float:
+    return newest if mean is None else (1 - EWMA_WEIGHT) * mean + EWMA_WEIGHT * newest
 
 
 def _step_s(update: Update, took_s: float) -> float | None:
