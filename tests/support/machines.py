@@ -81,6 +81,7 @@ class Bench:
             delta=vector(*delta),
             submodel=more.pop("submodel", None),
             local_steps=more.pop("local_steps", 0),
+            metrics=more.pop("metrics", {}),
         )
         payload = more.pop("payload", None) or ev.Payload("00" * 32, 4 * update.delta.size)
         return self.do(ev.UpdateArrived(now, update, payload, flaw))

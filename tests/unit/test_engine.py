@@ -10,7 +10,11 @@ from machines import Bench, decision, part, vector
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Finished, Granted, LeaseEnd, LeaseEnded, Published, Refused
-from anabranch.core.model.updates import Capability, Reason, Verdict
+from anabranch.core.engine.ledger import Counters
+from anabranch.core.engine.strategy import Context, State
+from anabranch.core.model.updates import Ask, Capability, Reason, Task, Verdict
+from anabranch.strategies.fedavg import FedAvg, FedAvgState
+from anabranch.strategies.fedbuff import FedBuff
 
 
 def only(effects: Any, kind: Any) -> Any:
@@ -391,3 +395,168 @@ def test_a_task_names_a_codec_that_its_device_can_do(setting: Any, codecs: Any, 
     bench.do(ev.Enrolled(0.0, "a", Capability(codecs=codecs)))
     (granted,) = bench.ask("a", "t0")
     assert granted.task.uplink == given
+
+
+# --- what is counted, once each ------------------------------------------------------------------
+
+
+def test_the_counters_are_of_all_that_has_happened() -> None:
+    bench = Bench(buffer_size=1, lease_s=10.0, lease_min_s=10.0)
+    bench.enrol("a", "b")
+    for n in range(3):
+        bench.work("a", f"good{n}")
+        for _ in range(2):
+            assert only(bench.push("a", f"good{n}"), Decided)[0].duplicate
+    for n in range(2):
+        bench.ask("a", f"bad{n}")
+        bench.push("a", f"bad{n}", flaw="delta is broken")
+        bench.ask("b", f"back{n}")
+        bench.do(ev.TaskDropped(1.0, "b", f"back{n}", "battery"))
+    bench.ask("b", "late", now=1.0)
+    bench.tick(11.0)
+    bench.push("b", "late", now=12.0)
+    assert bench.engine.counters == Counters(granted=8, applied=4, rejected=2, duplicates=6, leases_lost=3)
+
+
+def test_an_answer_is_found_by_its_update_and_by_the_task_that_it_used_up() -> None:
+    bench = Bench(buffer_size=1)
+    bench.enrol("a", "b")
+    for task in ("t0", "t1"):
+        bench.work("a", task)
+    bench.push("b", "t1", update_id="forged")
+    engine = bench.engine
+    for update_id, task_id, found in (
+        ("update-of-t0", "t0", "update-of-t0"),
+        ("update-of-t0", "t1", "update-of-t0"),
+        ("another", "t1", "update-of-t1"),
+        ("forged", "t1", "forged"),
+    ):
+        receipt = engine.receipt(update_id, task_id)
+        assert receipt is not None
+        assert receipt.update_id == found
+    assert engine.receipt("another", "t2") is None
+
+
+def test_an_update_is_told_as_it_came_and_of_a_private_run_no_metrics() -> None:
+    for private in (False, True):
+        bench = Bench("fedasync", any_submodel=True, participations_max=9 * private)
+        bench.enrol("a")
+        for task, values, raw_bytes in (("whole", 0, 16), ("of a part", 2, 8)):
+            bench.ask("a", task)
+            payload = ev.Payload("11" * 32, 5, "raw", values)
+            submodel = part(0, 2) if values else None
+            delta = (1,) * (values or 4)
+            effects = bench.push(
+                "a", task, delta, examples=7, metrics={"loss": 0.5}, payload=payload, submodel=submodel
+            )
+            (told,) = only(effects, Decided)
+            receipt = bench.engine.ledger.receipts[f"update-of-{task}"]
+            metrics = {} if private else {"loss": 0.5}
+            assert told == Decided("a", receipt, 7, False, metrics, payload, raw_bytes)
+            assert (receipt.client_id, receipt.sha256) == ("a", "11" * 32)
+            assert receipt.version == bench.engine.version
+
+
+def test_a_strategy_hears_once_of_each_lease_that_came_to_nothing() -> None:
+    """Of a live one that ends without an update, or with one that is not taken; never of a late one again."""
+    told: list[str] = []
+
+    class Noting(FedBuff):
+        def on_lost(self, state: State, task: Task, context: Context) -> State:
+            told.append(task.task_id)
+            return super().on_lost(state, task, context)
+
+    bench = Bench(buffer_size=1, lease_s=5.0, lease_min_s=5.0, lease_max_s=5.0, versions_max=3)
+    bench.engine.strategy = Noting(buffer_size=1)
+    bench.enrol("a", "b", "c", "d")
+
+    def hears(*tasks: str) -> None:
+        assert told == list(tasks)
+        told.clear()
+
+    bench.ask("a", "good")
+    bench.push("b", "good", update_id="forged", flaw="delta is broken")
+    bench.push("a", "good")
+    hears()
+    bench.ask("a", "bad")
+    bench.push("a", "bad", flaw="delta is broken")
+    hears("bad")
+    for task in ("late and good", "late and bad", "late and dropped", "late and barred"):
+        bench.ask("a", task, now=2.0)
+        bench.tick(7.0)
+        hears(task)
+        if task == "late and good":
+            assert decision(bench.push("a", task, now=8.0)).verdict is Verdict.PUBLISHED
+        elif task == "late and bad":
+            bench.push("a", task, now=8.0, flaw="delta is broken")
+        elif task == "late and dropped":
+            assert bench.do(ev.TaskDropped(8.0, "a", task, "battery")) == []
+        else:
+            bench.ask("a", "barred", now=8.0)
+            hears()
+            bench.do(ev.Quarantined(9.0, "a", "as an example"))
+            hears("barred")
+            assert not bench.engine.ledger.tasks
+        hears()
+    bench.ask("b", "superseded", now=9.0)
+    bench.ask("b", "dropped", now=9.0)
+    hears("superseded")
+    bench.do(ev.TaskDropped(9.0, "b", "dropped", "battery"))
+    hears("dropped")
+    bench.ask("b", "after the end", now=9.0)
+    bench.ask("d", "when it is over", now=9.0)
+    bench.work("c", "the last", now=9.0)
+    assert bench.engine.finished
+    bench.push("d", "when it is over", now=10.0)
+    (lost,) = only(bench.tick(99.0), LeaseEnded)
+    assert lost.task.task_id == "after the end"
+    hears()
+
+
+def test_a_strategy_looks_at_an_ask_anew_as_it_would_be_then() -> None:
+    """Whether the place that a device gives up by it is free, at the moment at which it asks."""
+    told = []
+
+    class Noting(FedAvg):
+        def on_lost(self, state: FedAvgState, task: Task, context: Context) -> FedAvgState:
+            told.append((task.task_id, context.now, context.version, context.live_tasks))
+            return super().on_lost(state, task, context)
+
+    bench = Bench("fedavg", clients_per_round=1, over_selection=1.0)
+    bench.engine.strategy = Noting(clients_per_round=1, over_selection=1.0)
+    bench.enrol("a", "b")
+    bench.ask("a", "before", now=1.0)
+    before = bench.engine.state
+    assert bench.engine.refusal(Ask("a", "after"), 3.0) is None
+    assert told == [("before", 3.0, 0, 1)]
+    assert bench.engine.state is before, "looking changes nothing"
+    found = bench.engine.refusal(Ask("b", "another"), 3.0)
+    assert found is not None
+    assert found.detail == "the 1 places of round 0 are taken"
+
+
+def test_the_next_deadline_is_a_lease_or_the_strategys_timer_whichever_comes_first() -> None:
+    for lease_s, ends_at in ((2.0, 3.0), (60.0, 6.0)):
+        bench = Bench(buffer_size=10, flush_s=5.0, lease_s=lease_s, lease_min_s=lease_s)
+        bench.enrol("a", "b")
+        assert bench.engine.next_deadline() is None
+        bench.work("a", "t0", now=1.0)
+        assert bench.engine.next_deadline() == 6.0
+        bench.ask("b", "t1", now=1.0)
+        assert bench.engine.next_deadline() == ends_at
+        bench.tick(ends_at)
+        assert bench.engine.next_deadline() == (6.0 if ends_at == 3.0 else 61.0)
+
+
+def test_a_late_device_that_says_its_training_diverged_is_told_of_no_lease() -> None:
+    bench = Bench(buffer_size=1, flaws_max=1, lease_s=5.0, lease_min_s=5.0)
+    bench.enrol("a", "b")
+    for task, ends in (("live", 1), ("late", 0)):
+        bench.ask("a", task, now=0.0)
+        bench.tick(0.0 if ends else 9.0)
+        before = bench.engine.counters.leases_lost
+        effects = bench.do(ev.TaskDropped(9.0, "a", task, "the loss is NaN", diverged=True))
+        assert len(only(effects, LeaseEnded)) == ends
+        assert bench.engine.counters.leases_lost == before + ends
+        assert [e.diverged for e in only(effects, LeaseEnded)] == ["the loss is NaN"] * ends
+        assert bench.engine.guard.release("a"), "one flaw is enough here"

@@ -277,6 +277,46 @@ def test_an_update_of_another_part_or_of_all_is_refused() -> None:
     assert run.engine.version == 0
 
 
+def test_a_refused_update_changes_no_part() -> None:
+    run = Parts("fedbuff", buffer_size=1)
+    late, refused, taken = run.device(1), run.device(0), run.device(0)
+    assert run.push(refused, submodel=run.planner.parts[1]).reason is Reason.WRONG_SUBMODEL
+    assert run.push(taken).staleness == 0
+    assert run.engine.version == 1
+    assert run.push(late).staleness == 0, "nobody has changed its part"
+
+
+def test_a_planner_hears_once_of_each_task_that_it_planned() -> None:
+    """That its part was taken, or that nothing came of it; what comes of a late one only if it is taken."""
+    told: list[tuple[str, int | None]] = []
+
+    class Noting(Fragments):
+        def applied(self, state: Any, submodel: Any, version: int) -> Any:
+            told.append((submodel.bits.hex(), version))
+            return super().applied(state, submodel, version)
+
+        def released(self, state: Any, submodel: Any) -> Any:
+            told.append((submodel.bits.hex(), None))
+            return super().released(state, submodel)
+
+    run = Parts("fedbuff", EngineSettings(lease_s=5.0), buffer_size=1)
+    run.planner = run.engine.planner = Noting(run.spec, 3, "strided")
+    bits = [one.bits.hex() for one in run.planner.parts]
+    taken, refused = run.device(0), run.device(1)
+    run.push(taken)
+    run.push(refused, submodel=run.planner.parts[0])
+    assert told == [(bits[0], 1), (bits[1], None)]
+    late, too_late = run.device(2), run.device(1)
+    told.clear()
+    run.engine.handle(ev.Ticked(5.0))
+    assert sorted(told) == sorted([(bits[2], None), (bits[1], None)])
+    told.clear()
+    run.push(too_late, submodel=run.planner.parts[0])
+    assert told == []
+    run.push(late)
+    assert told == [(bits[2], 2)]
+
+
 def test_a_buffer_is_divided_by_the_updates_that_cover_a_part() -> None:
     run = Parts("fedbuff", buffer_size=3, server_lr=0.5, momentum=0.5)
     for part, delta in ((0, 2.0), (0, 4.0), (1, 8.0)):

@@ -12,6 +12,7 @@ from machines import Bench, decision
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Barred, Finished, Granted, LeaseEnd, LeaseEnded, Refused, Unbarred
+from anabranch.core.engine.clipping import KEPT
 from anabranch.core.engine.guard import READY_KEPT, Guard
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.journal import from_record, to_record
@@ -180,6 +181,32 @@ def test_a_client_that_is_released_goes_on() -> None:
     assert b.do(ev.Released(6.0, "a")) == [Unbarred("a")]
     assert b.do(ev.Released(6.0, "a")) == []
     assert b.work("a", "a0", now=7.0).verdict is Verdict.HELD
+
+
+def test_the_past_of_a_client_that_is_released_is_forgotten() -> None:
+    guard, limits = Guard(), EngineSettings(buffer_max=9)
+    for client in "ab":
+        guard.flawed(client, Reason.INVALID, "not finite", 9, limits)
+        for cut in (True, True, False):
+            guard.taken(client, 1.0, cut, limits)
+    guard.flawed("a", Reason.INVALID, "not finite", 9, limits)
+    assert [guard.suspicion(client) for client in "ab"] == [4, 3]
+    assert guard.flaws_in_row == {"a": 1}
+    guard.bar("a", "as an example")
+    assert guard.release("a")
+    assert not guard.release("a")
+    assert [guard.suspicion(client) for client in "ab"] == [0, 3]
+    assert guard.flaws_in_row == {}
+    assert guard.folded == [{"a": 3, "b": 3}], "its shares are what they were"
+
+
+def test_of_the_lengths_the_newest_are_kept() -> None:
+    guard, limits = Guard(), EngineSettings()
+    for length in range(KEPT + 3):
+        guard.taken("a", float(length), False, limits)
+    guard.taken("a", None, False, limits)
+    assert guard.lengths == [float(length) for length in range(3, KEPT + 3)]
+    assert guard.folded == [{}], "without bounds no shares are counted"
 
 
 def test_enrolling_again_is_no_way_out() -> None:

@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
-from machines import Bench, decision
+from machines import Bench, decision, vector
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Granted, Published, Refused
-from anabranch.core.engine.ledger import ClientRecord, Ledger, Touched, Unsaved
-from anabranch.core.model.updates import Capability, Decision, Reason, Receipt, Verdict
+from anabranch.core.engine.ledger import (
+    CAPABILITIES_KEPT,
+    STEP_S_MAX,
+    STEP_S_MIN,
+    TRAIN_S,
+    ClientRecord,
+    Ledger,
+    Touched,
+    Unsaved,
+)
+from anabranch.core.model.updates import (
+    Capability,
+    Decision,
+    LocalPlan,
+    Reason,
+    Receipt,
+    Task,
+    TaskState,
+    Update,
+    Verdict,
+)
 from anabranch.core.snapshot import restore, take_snapshot
 
 
 def receipt(update_id: str, task_id: str) -> Receipt:
     return Receipt(update_id, task_id, 1, Decision(Verdict.HELD, 0, 1.0))
+
+
+def task(task_id: str, client: str = "a", base: int = 0) -> Task:
+    return Task(task_id, client, base, 0.0, 10.0, 10.0, 1, LocalPlan())
+
+
+def update(of: Task, steps: int = 0, **metrics: float) -> Update:
+    return Update(
+        f"of {of.task_id}",
+        of.task_id,
+        of.client_id,
+        of.base_version,
+        1,
+        vector(0, 0, 0, 0),
+        local_steps=steps,
+        metrics=metrics,
+    )
 
 
 def seed(bench: Bench, client: str, task: str) -> int:
@@ -179,3 +218,114 @@ def test_what_is_in_no_snapshot_is_noted_once_somebody_saves_the_books() -> None
     assert ledger.unsaved == Unsaved(["c", "b"], {"a", "b", "c"}, 5)
     assert [r.update_id for r in ledger.newest_receipts(3)] == ["u1", "u2", "u3"]
     assert [r.update_id for r in ledger.newest_receipts(9)] == ["u0", "u1", "u2", "u3"]
+
+
+def test_ranks_follow_the_devices_after_a_restore_as_well() -> None:
+    """Each time is forgotten as soon as its device has another one, whoever counted it."""
+    bench = Bench("fedasync", lease_s=100.0)
+    took_s = {"a": 1.0, "b": 5.0, "c": 5.0, "d": 20.0}
+    bench.enrol(*took_s)
+    now = 0.0
+
+    def work(client: str, seconds: float) -> None:
+        nonlocal now
+        bench.ask(client, f"at {now}", now=now)
+        bench.push(client, f"at {now}", now=now + seconds, local_steps=1, metrics={TRAIN_S: seconds})
+        now += seconds
+
+    for client, seconds in took_s.items():
+        work(client, seconds)
+    e = bench.engine
+    bench.engine = restore(take_snapshot(e), e.spec, e.strategy, e.settings)
+    for client, seconds in (("b", 100.0), ("d", 0.1), ("a", 50.0), ("c", 100.0)):
+        work(client, seconds)
+        ledger = bench.engine.ledger
+        times = {c: record.step_s for c, record in ledger.clients.items()}
+        for one, own_s in times.items():
+            assert own_s is not None
+            faster = sum(other < own_s for other in times.values() if other is not None)
+            slower = sum(other > own_s for other in times.values() if other is not None)
+            assert ledger.slowness(one) == faster / (faster + slower)
+
+
+def test_how_many_live_tasks_started_from_each_version_is_known() -> None:
+    ledger = Ledger(receipts_max=1)
+    tasks = [task("t0"), task("t1"), task("t2", base=3), task("t3", "b", base=3)]
+    for one in tasks:
+        ledger.open(one)
+    assert (ledger.live, dict(ledger.bases), ledger.holders) == (4, {0: 2, 3: 2}, {"a", "b"})
+    ledger.replace(replace(tasks[1], state=TaskState.EXPIRED))
+    ledger.replace(replace(tasks[2], expires_at=99.0))
+    ledger.close(tasks[3])
+    assert (ledger.live, dict(ledger.bases), ledger.holders) == (2, {0: 1, 3: 1}, {"a"})
+    assert [t.task_id for t in ledger.live_of("a")] == ["t0", "t2"]
+    assert [t.task_id for t in ledger.expired_of("a")] == ["t1"]
+    assert (ledger.live_of("b"), ledger.expired_of("b"), ledger.has_open("b")) == ([], [], False)
+    ledger.close(tasks[1])
+    assert (ledger.live, dict(ledger.bases), ledger.has_open("a")) == (2, {0: 1, 3: 1}, True)
+
+
+def test_who_has_answered_is_saved_anew_and_nobody_else() -> None:
+    ledger = Ledger(receipts_max=9)
+    for client in "ab":
+        ledger.enrol(client, Capability())
+    ledger.track(saved=True)
+    ledger.open(task("t0"))
+    ledger.finished_task(task("t0"), 4.0, update(task("t0")), rejection=False)
+    ledger.close(task("t0"))
+    assert ledger.unsaved == Unsaved([], {"a"}, 0)
+
+
+def test_what_changes_the_books_is_noted_for_those_who_show_them() -> None:
+    ledger = Ledger(receipts_max=9)
+    ledger.enrol("before", Capability())
+    ledger.touched = Touched()
+    ledger.enrol("a", Capability())
+    assert ledger.touched == Touched(clients={"a"})
+    for change in (ledger.open, ledger.replace, ledger.close):
+        ledger.touched = Touched()
+        change(task("t0"))
+        assert ledger.touched == Touched(tasks={"t0"})
+    expired = replace(task("t1"), state=TaskState.EXPIRED)
+    ledger.open(task("t1"))
+    ledger.replace(expired)
+    ledger.touched = Touched()
+    ledger.close(expired)
+    assert ledger.touched == Touched(tasks={"t1"}), "one that was not live as well"
+
+
+def test_a_fleet_of_endless_kinds_does_not_fill_the_memory() -> None:
+    ledger = Ledger(receipts_max=1)
+    most = 0
+    for n in range(CAPABILITIES_KEPT + 2):
+        ledger.enrol(f"c{n}", Capability(examples=n))
+        most = max(most, len(ledger._kinds))
+    assert most == CAPABILITIES_KEPT
+    assert len(ledger._kinds) == 2, "begun anew"
+    assert all(
+        ledger.clients[f"c{n}"] == ClientRecord(Capability(examples=n)) for n in (0, 9, most, most + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "train_s", "step_s"),
+    [
+        (1, 8.0, 8.0),
+        (4, 8.0, 2.0),
+        (4, None, 5.0),  # the time from grant to answer stands in
+        (0, 8.0, None),  # of no step
+        (1, STEP_S_MIN, STEP_S_MIN),
+        (1, STEP_S_MAX, STEP_S_MAX),
+        (1, math.nextafter(STEP_S_MIN, 0.0), None),
+        (1, math.nextafter(STEP_S_MAX, math.inf), None),
+    ],
+)
+def test_the_time_of_a_step_is_that_of_the_training_where_it_is_one(
+    steps: int, train_s: float | None, step_s: float | None
+) -> None:
+    ledger = Ledger(receipts_max=1)
+    ledger.enrol("a", Capability())
+    metrics = {} if train_s is None else {TRAIN_S: train_s}
+    ledger.finished_task(task("t0"), 20.0, update(task("t0"), steps, **metrics), rejection=False)
+    assert ledger.clients["a"].step_s_ewma == step_s
+    assert ledger.clients["a"].task_s_ewma == 20.0
