@@ -76,6 +76,13 @@ class Download:
         """The payload in one, a copy."""
         return b"".join((self.body, self.tail))
 
+    def read(self, size_bytes: int, offset: int) -> memoryview:
+        """Bytes of the payload from a place on, at most so many, and none only at its end; no copy."""
+        part, start = self.body, offset
+        if offset >= len(self.body):
+            part, start = self.tail, offset - len(self.body)
+        return memoryview(part)[start : start + size_bytes]
+
 
 Make = Callable[[], Download]
 
@@ -122,6 +129,11 @@ class Downloads:
         if version == engine.version:
             return self.exact(engine)
         return lambda: self._raw(version, vector)  # an old base, on which nobody writes
+
+    @property
+    def tail_bytes(self) -> int:
+        """Of a whole model's frozen tensors, where they do not travel apart."""
+        return len(self._tail)
 
     def takes_parts(self, codecs: Collection[str] | None) -> bool:
         """Whether a device that knows these stages gets parts of a delta log."""

@@ -250,7 +250,7 @@ async def _begin(run: LiveRun, recovered: Recovered, tenure: Tenure) -> None:
     rate = partial(_rate, run.models, newest.version)
     if await run.writer.look_store(rate) and newest.version not in run.models.exact():
         # As where the data come from a backup; it may be the best.
-        await run.writer.look(lambda engine: run.models.keep(engine, newest))
+        await run.writer.look(lambda engine: run.models.keep(engine, newest, for_long=True))
         await run.writer.look_store(rate)
     tenure.watch(run.writer)
     if recovered.said:

@@ -3,20 +3,25 @@
 The files are a cache, never synced: the page cache serves them. After a restart the raw ones are found
 again, the others are made again from the engine. A file carries its digest in its name, so one that
 was cut short by a crash is found out; and its version's head, as another history may have the number.
+
+A small version that only tasks need is in no file where the engine has it as long as they do: those that mix
+models make one of each update, for hardly more than one device, and have it again after a restart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy.typing as npt
 
@@ -42,6 +47,10 @@ _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})-([0-9a-f]{64})\.bin\Z
 # Vectors up to this size get the digest of every version on record, larger ones that of snapshots only:
 # it would hold the writer up.
 DIGEST_BYTES_MAX = 1 << 20
+IN_MEMORY_BYTES_MAX = DIGEST_BYTES_MAX  # larger ones of the newest would be missed by the engine
+
+Read = Callable[[int, int], bytes | memoryview]  # so many bytes at most, from a place on
+
 PARTS_SPARE = 16  # beside two for each task: so they are seldom looked through
 LOOKED_AT_KEPT = 4  # by observers, who then say how good it is
 NEWEST_KEPT = 2  # so that a fetch that began before a publication can be resumed after it
@@ -69,20 +78,25 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A payload on disk, as `compress.downloads.Download` describes it."""
+    """A payload on disk, as `compress.downloads.Download` describes it; in memory where that is `made`."""
 
     version: int
-    path: Path
+    path: Path | None
     size_bytes: int
     sha256: str
     codec: str
     from_version: int | None = None
     vector_sha256: str = ""
     part_only: bool = False
+    made: Download | None = field(default=None, repr=False, compare=False)
 
     @contextmanager
-    def open(self) -> Iterator[IO[bytes]]:
-        """The file, without a buffer; it stays readable when it is removed. Raises `UnknownVersion`."""
+    def open(self) -> Iterator[Read]:
+        """How to read it, without a buffer; it stays readable when it is removed. Raises `UnknownVersion`."""
+        if self.made is not None:
+            yield self.made.read
+            return
+        assert self.path is not None, "it is in memory or in a file"
         with _cached(self.path):
             try:
                 source = self.path.open("rb", buffering=0)
@@ -90,7 +104,16 @@ class ModelFile:
                 gone = f"version {self.version} is not held any more: fetch the newest"
                 raise UnknownVersion(gone) from None
             with source:
-                yield source
+                yield partial(os.pread, source.fileno())
+
+    def data(self) -> bytes:
+        """All of it. Raises `UnknownVersion`."""
+        with self.open() as read:
+            pieces, offset = [], 0
+            while piece := read(self.size_bytes - offset, offset):
+                pieces.append(piece)
+                offset += len(piece)
+        return b"".join(pieces)
 
 
 class Models:
@@ -162,28 +185,36 @@ class Models:
             return ModelRequest(version, "encoded", holds, part)
         return ModelRequest(version, "encoded", holds if isinstance(holds, int) else None)
 
-    def keep(self, engine: Engine, wanted: ModelRequest) -> None:
-        """Have a file made of what the engine holds, unless it is there; others stay unknown."""
+    def keep(self, engine: Engine, wanted: ModelRequest, for_long: bool = False) -> None:
+        """Have what the engine holds made, unless it is there; others stay unknown.
+
+        `for_long`: in a file, which is there after a restart whether a task needs it or not.
+        """
         held = self._files.get(wanted)
         if held is not None and not (held.done() and held.exception() is not None):
+            if for_long:
+                self._write_down(wanted)
             return
         same = self._same(engine, wanted)
         if same != wanted:
-            self.keep(engine, same)
+            self.keep(engine, same, for_long)
             if same in self._files:
                 self._files[wanted] = self._files[same]
             return
         if (make := self._make(engine, wanted)) is not None:
             is_last = wanted == ModelRequest(engine.version, "exact") and self._published[0] == engine.version
             known = self._published[1] if is_last else ""
-            head = self._head_of(wanted.version) or ""
-            self._files[wanted] = self._executor.submit(self._write, wanted, make, head, known)
+            if not for_long and self._is_small(engine, wanted):
+                self._files[wanted] = _held(wanted, make(), known)
+            else:
+                self._submit(wanted, make, known)
 
     def rate(self, version: int, metrics: Mapping[str, float]) -> None:
         """A follower has measured a version: the best one that is here is kept, by the run's goal."""
         best = None if self.best is None else self.best[1]
         if ModelRequest(version, "exact") in self._files and self._goal.is_better(metrics, best):
             self.best = (version, metrics)
+            self._write_down(ModelRequest(version, "exact"))
 
     @property
     def best_value(self) -> tuple[str, float]:
@@ -259,6 +290,22 @@ class Models:
         codecs = () if wanted.form == "replica" else None
         return self._payloads.offer(engine, wanted.version, wanted.holds, codecs)
 
+    def _is_small(self, engine: Engine, wanted: ModelRequest) -> bool:
+        """Whether it is a whole version that the engine keeps for tasks, and need be in no file for them."""
+        if wanted.form != "exact" or wanted.submodel is not None or not engine.keeps_history:
+            return False
+        return engine.vector.nbytes + self._payloads.tail_bytes <= IN_MEMORY_BYTES_MAX
+
+    def _write_down(self, wanted: ModelRequest) -> None:
+        """Have what is in memory written to a file."""
+        held = self._files[wanted]
+        if held.done() and held.exception() is None and (made := held.result().made) is not None:
+            self._submit(wanted, lambda: made, held.result().sha256)
+
+    def _submit(self, wanted: ModelRequest, make: Make, vector_sha256: str) -> None:
+        head = self._head_of(wanted.version) or ""
+        self._files[wanted] = self._executor.submit(self._write, wanted, make, head, vector_sha256)
+
     def _write(self, wanted: ModelRequest, make: Make, head: str, vector_sha256: str) -> ModelFile:
         """`head`: of the version. `vector_sha256`: of the vector that is the body, where that is known."""
         made = make()
@@ -299,6 +346,14 @@ class Models:
         raise UnknownVersion(f"version {wanted.version} is not held: its file was cut short or is unreadable")
 
 
+def _held(wanted: ModelRequest, made: Download, vector_sha256: str) -> Future[ModelFile]:
+    """A payload that is in memory, at once. `vector_sha256`: as of `Models._write`."""
+    sha256 = vector_sha256 if vector_sha256 and not made.tail else _sha256(made)
+    future: Future[ModelFile] = Future()
+    future.set_result(ModelFile(wanted.version, None, made.size_bytes, sha256, made.codec, made=made))
+    return future
+
+
 def _sha256(made: Download) -> str:
     hashed = hashlib.sha256(made.body)
     hashed.update(made.tail)
@@ -323,9 +378,9 @@ def _name(submodel: UnitMap | TensorSet) -> str:
 
 
 def _remove(future: Future[ModelFile]) -> None:
-    if future.exception() is None:
+    if future.exception() is None and (path := future.result().path) is not None:
         with suppress(OSError):  # the next start removes it
-            future.result().path.unlink()
+            path.unlink()
 
 
 @contextmanager

@@ -404,7 +404,7 @@ class Operators(Guarded, OperatorsServicer):
 
     def _keep(self, engine: Engine, wanted: int | None) -> int:
         version = engine.version if wanted is None else wanted
-        self.run.models.keep(engine, ModelRequest(version, "exact"))
+        self.run.models.keep(engine, ModelRequest(version, "exact"), for_long=True)
         return version
 
     def _names_of(self, stage: int) -> frozenset[str]:
@@ -422,9 +422,7 @@ class Operators(Guarded, OperatorsServicer):
         file, run = await self.run.models.get(wanted), self.run
 
         def convert() -> bytes:
-            with file.open() as source:
-                data = source.read()
-            vector, frozen = decode_model(make_codec(file.codec), run.spec, data)
+            vector, frozen = decode_model(make_codec(file.codec), run.spec, file.data())
             found = run.spec.unflatten(vector, frozen or run.models.frozen)
             return save(plain_tensors({name: array for name, array in found.items() if name in names}))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -378,7 +377,7 @@ class Devices(Guarded, DevicesServicer):
             self.run.models.looked_at(version)
         is_known = request.HasField("newer_than") and version <= request.newer_than
         if not is_known or request.HasField("version"):
-            self.run.models.keep(engine, wanted)
+            self.run.models.keep(engine, wanted, for_long=request.exact)
             self.run.models.retain_parts(engine.ledger.tasks)  # a fetch is no event, and there may be many
         return wanted, bool(engine.finished) and version == newest
 
@@ -390,8 +389,8 @@ class Devices(Guarded, DevicesServicer):
         offset = request.offset
         self.run.sending += 1
         try:
-            with file.open() as source:
-                while data := os.pread(source.fileno(), self._chunk_bytes(request), offset):
+            with file.open() as read:
+                while data := read(self._chunk_bytes(request), offset):
                     yield first, Chunk(offset, data)
                     first, offset = None, offset + len(data)
             if first is not None:

@@ -623,7 +623,7 @@ class Engine:
 
         One that is lent stays the borrower's, and the engine goes on with a copy.
         """
-        is_base = self._keeps_history and self.ledger.bases.get(self.version)
+        is_base = self.keeps_history and self.ledger.bases.get(self.version)
         if is_base or base is self.vector:
             return self.vector.copy()
         if self._loans.holds(self.vector):
@@ -644,7 +644,7 @@ class Engine:
             self.pending = [u for u in self.pending if u not in step.dropped]
         if step.vector is None:
             return []
-        if self._keeps_history and self.ledger.bases.get(self.version):
+        if self.keeps_history and self.ledger.bases.get(self.version):
             self.history[self.version] = self.vector
         self.vector = step.vector
         if not afresh:
@@ -684,7 +684,8 @@ class Engine:
         return {u: receipts[u].client_id for u in self.pending if u in receipts}
 
     @property
-    def _keeps_history(self) -> bool:
+    def keeps_history(self) -> bool:
+        """Whether it has the vector of each version that an open task started from."""
         return self.strategy.needs_base and self.broadcast is None
 
     def _after(self, effects: list[Effect], now: float) -> list[Effect]:

@@ -175,7 +175,7 @@ def test_a_file_outlives_another_of_the_same_bytes(tmp_path: Path) -> None:
     models.close()
     with pytest.raises(UnknownVersion):
         asyncio.run(models.get(wanted[0]))
-    assert hashlib.sha256(other.path.read_bytes()).hexdigest() == other.sha256
+    assert hashlib.sha256(other.data()).hexdigest() == other.sha256
 
 
 @pytest.mark.parametrize("has_it", ["whole", "as a part"])

@@ -12,17 +12,22 @@ from typing import IO, Any, cast
 
 import numpy as np
 import pytest
-from desks import LIMITS, Desk, settings
+from desks import LIMITS, TENSORS, Desk, settings
 
+from anabranch.core import events as ev
+from anabranch.core.config.tables import merge
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.model.params import ParamSpec
-from anabranch.server.models import ModelRequest, Models
+from anabranch.server.models import IN_MEMORY_BYTES_MAX, ModelFile, ModelRequest, Models
+from anabranch.server.store.factory import open_store
 from anabranch.server.store.files import PIECE_BYTES, write_all
 from anabranch.server.store.memory import MemoryStore
 from anabranch.strategies.registry import make_strategy
 
 FIRST = ModelRequest(0, "exact")
+MIXING = merge([("test", {"strategy": {"name": "fedasync", "alpha": 1.0}})])
+START = TENSORS["w"].tobytes()
 
 
 class Greedless(io.RawIOBase):
@@ -103,3 +108,102 @@ def test_who_goes_while_a_file_is_made_leaves_it_to_the_others(tmp_path: Path) -
     finally:
         begin.set()
         desk.drop()
+
+
+# --- a version of each update --------------------------------------------------------------------
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "models").iterdir())
+
+
+def got(desk: Desk, version: int) -> ModelFile:
+    return asyncio.run(desk.models.get(ModelRequest(version, "exact")))
+
+
+def test_a_version_that_tasks_need_is_in_no_file_where_the_engine_has_it_as_well(tmp_path: Path) -> None:
+    """And stays as it was, whatever the engine does with its own."""
+    desk = Desk(MemoryStore(LIMITS), tmp_path, MIXING)
+    for client in ("a", "b", "c"):
+        desk.enrol(client)
+    one, two, three = (desk.ask(client, f"{client}1") for client in ("a", "b", "c"))
+    first = got(desk, 0)
+    desk.push(one, 3.0)
+    desk.push(two, 5.0)
+    later = desk.ask("a", "a2").base_version
+    second = got(desk, later)
+    desk.tell(ev.TaskDropped(desk.tick(), "a", "a2", "gone"))
+    desk.push(three, 7.0)  # made of a version that no task needs, so of the engine's own
+    data = [first.data(), second.data()]
+    found, model = files(tmp_path), desk.books.engine.vector.tobytes()
+    desk.drop()
+    assert found == []
+    assert data[0] == START
+    assert hashlib.sha256(data[1]).hexdigest() == second.sha256 == desk.store.versions()[later - 1].sha256
+    assert model not in data
+
+
+def test_what_is_in_memory_is_read_in_pieces_frozen_tensors_as_well(tmp_path: Path) -> None:
+    vector, frozen = np.arange(9, dtype=np.float32), {"steps": np.arange(5)}
+    spec = ParamSpec.of({"w": vector, **frozen})
+    engine = Engine(spec, make_strategy("fedasync", {}), EngineSettings(), vector)
+    models = Models(tmp_path / "models", spec, frozen)
+    models.published(0, 0.0, "f" * 64)  # of the vector alone
+    models.keep(engine, FIRST)
+    held = asyncio.run(models.get(FIRST))
+    models.keep(engine, FIRST, for_long=True)
+    models.close()
+    (path,) = files(tmp_path)
+    with held.open() as read:
+        pieces = [bytes(piece) for at in range(held.size_bytes + 1) if (piece := read(1, at))]
+        assert bytes(read(1_000, 30)) == vector.tobytes()[30:]
+    assert b"".join(pieces) == held.data() == path.read_bytes()
+    assert hashlib.sha256(held.data()).hexdigest() == held.sha256
+    assert held.size_bytes == len(pieces) > vector.nbytes + 40 - 1
+
+
+@pytest.mark.parametrize(("more", "is_in_file"), [(0, False), (1, True)])
+def test_a_large_version_is_in_a_file(more: int, is_in_file: bool, tmp_path: Path) -> None:
+    vector = np.zeros(IN_MEMORY_BYTES_MAX // 4 + more, np.float32)
+    spec = ParamSpec.of({"w": vector})
+    models = Models(tmp_path / "models", spec, {})
+    models.keep(Engine(spec, make_strategy("fedasync", {}), EngineSettings(), vector), FIRST)
+    models.close()
+    assert bool(files(tmp_path)) is is_in_file
+
+
+def test_a_task_has_its_version_after_a_restart(tmp_path: Path) -> None:
+    desk = Desk(open_store("", tmp_path), tmp_path, MIXING)
+    for client in ("a", "b"):
+        desk.enrol(client)
+    desk.push(desk.ask("a", "t1"), 3.0)
+    old = desk.ask("a", "t2").base_version
+    desk.push(desk.ask("b", "t3"), 5.0)
+    before = got(desk, old)
+    desk.drop()
+    again = Desk(open_store("", tmp_path), tmp_path, MIXING)
+    assert again.books.engine.version > old
+    assert again.ask("a", "t2").base_version == old
+    after = got(again, old)
+    again.drop()
+    assert (after.data(), after.sha256) == (before.data(), before.sha256)
+
+
+@pytest.mark.parametrize("wanted_by", ["task", "observer", "measurement"])
+def test_a_version_that_is_measured_is_there_after_a_restart(wanted_by: str, tmp_path: Path) -> None:
+    vector, head = np.arange(9, dtype=np.float32), "a" * 64
+    spec = ParamSpec.of({"w": vector})
+    engine = Engine(spec, make_strategy("fedasync", {}), EngineSettings(), vector)
+    models = Models(tmp_path / "models", spec, {}, head_of=lambda _: head)
+    models.keep(engine, FIRST)
+    if wanted_by == "observer":
+        models.keep(engine, FIRST, for_long=True)
+    if wanted_by == "measurement":
+        models.rate(0, {"accuracy": 0.5})
+        assert models.best is not None
+    models.close()
+    again = Models(tmp_path / "models", spec, {}, head_of=lambda _: head)
+    assert again.exact() == (set() if wanted_by == "task" else {0})
+    if again.exact():
+        assert asyncio.run(again.get(FIRST)).data() == vector.tobytes()
+    again.close()
