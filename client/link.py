@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0  # between two attempts to renew, less for certificates of a short life
 RETRIES_MIN = 20
+DISAGREED_RETRY_S = 3600.0  # the most, where clocks disagree: the server signs and keeps each in vain
 ROUND_TRIPS = 4  # of connecting: TCP's, and TLS's three
 
 
@@ -54,6 +55,7 @@ class Link:
         self._limits, self._reconnect_max_s, self._now = limits, reconnect_max_s, now
         self._lock = threading.Lock()
         self._not_before = 0.0
+        self._disagreed_s = 0.0  # between the two newest attempts, where the clocks disagreed
         # Its own: a certificate is renewed under the other, by a call that may take longer to connect.
         self._connecting = threading.Lock()
         self._connect_s = CONNECT_S
@@ -132,14 +134,20 @@ class Link:
             until = f"the certificate of operator {peer.name!r} counts until {time_text(end)}"
             log.warning("%s, and no server renews it: before then, %s", until, new_papers(peer.kind))
             return
-        self._not_before = now + min(RETRY_S, (end - begin) / RETRIES_MIN)
+        retry_s = min(RETRY_S, (end - begin) / RETRIES_MIN)
+        self._not_before = now + retry_s
         request = devices.RenewCertificateRequest(signing_request=wallet.request())
         try:
             with self.calling():
                 answer = self.servers.current.stub.RenewCertificate(request, timeout=CONTROL_S)
             self.wallet = wallet.renewed(answer.certificate, now)
         except AnabranchError as error:
+            if isinstance(error, ClocksDisagree):
+                most_s = min(DISAGREED_RETRY_S, (end - begin) / RETRIES_MIN)
+                self._disagreed_s = min(max(retry_s, 2 * self._disagreed_s), most_s)
+                self._not_before = now + self._disagreed_s
             log.warning("the certificate was not renewed, it is tried again: %s", error)
             return
+        self._disagreed_s = 0.0
         log.info("the certificate was renewed")
         self.servers.reconnect()

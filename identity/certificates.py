@@ -28,6 +28,7 @@ URI = "anabranch"
 SET_CLOCK = "set the clock that is wrong"
 SERVERS_CLOCK = "by the server's clock"
 SKEW_S = 300.0  # a certificate is valid a little before it is made: clocks differ
+SKEW_SHARE = 1 / 4  # of its life, for one of a short life
 RENEW_AT = 2 / 3  # of its life, a certificate is due for renewal
 REQUEST_BYTES_MAX = 4096
 
@@ -229,7 +230,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_time(now - min(SKEW_S, life_s / 4)))
+        .not_valid_before(_time(now - min(SKEW_S, life_s * SKEW_SHARE)))
         .not_valid_after(_time(now + life_s))
     )
 
@@ -267,6 +268,12 @@ def peer_of(pem: bytes) -> Peer:
 def lifetime(certificate: x509.Certificate) -> tuple[float, float]:
     """When it begins and ends to be valid, in seconds since 1970."""
     return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+
+
+def made_at(certificate: x509.Certificate) -> float:
+    """When it was made, by the clock of who made it, to the second: it is valid from a little before."""
+    begin, end = lifetime(certificate)
+    return begin + min(SKEW_S, (end - begin) * SKEW_SHARE / (1 + SKEW_SHARE))
 
 
 def times_text(what: str, valid: tuple[float, float], clock: str, now: float) -> str:

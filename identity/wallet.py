@@ -23,6 +23,7 @@ from anabranch.identity.certificates import (
     is_issued_by,
     key_pem,
     lifetime,
+    made_at,
     new_key,
     new_papers,
     peer_of,
@@ -88,12 +89,13 @@ class Wallet:
 
         Raises `NotAuthenticated` for one that is not of this key, this name and this authority, and
         `ClocksDisagree` for one of a server whose clock is wrong: it would take the place of one that counts.
+        Ends are not compared: one of a shorter life may end before, where the server's setting was changed.
         """
         found = replace(self, certificate=read_certificate(certificate, "the server's answer"))
         if found.name != self.name:
             raise NotAuthenticated(f"the server sent a certificate of {found.name!r}, not of {self.name!r}")
         begin, end = lifetime(found.certificate)
-        if begin - SKEW_S > now or end < lifetime(self.certificate)[1]:
+        if not begin - SKEW_S <= now < end or made_at(found.certificate) < made_at(self.certificate):
             text = times_text("the certificate that the server sent", (begin, end), "this machine's", now)
             raise ClocksDisagree(f"{text}: {SET_CLOCK}")
         found.save()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from anabranch.client.stopping import Bell
 from anabranch.core.errors import ClocksDisagree, NotAuthenticated, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import DAY_S, Authority
-from anabranch.identity.certificates import SKEW_S, Kind, lifetime, time_text
+from anabranch.identity.certificates import SKEW_S, Kind, certificate_der, lifetime, time_text
 from anabranch.identity.wallet import read_wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.tls import CertificateSupply, ServerIdentity
@@ -262,6 +265,52 @@ def test_a_certificate_that_the_server_signs_by_a_wrong_clock_is_not_put_in_the_
         on_disk = read_wallet(wallet.folder)
         assert on_disk is not None
         assert on_disk.peer == renewed
+        link.close()
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(7 * DAY_S, DAY_S), (60.0, 7 * DAY_S)])
+def test_a_certificate_of_another_life_takes_the_place_of_the_present_one(
+    tmp_path: Path, before_s: float, after_s: float
+) -> None:
+    """A device that compared the ends said for days that a clock is wrong, after the setting was changed."""
+    t0, now = 1_800_000_000.0, [0.0]
+    with Authority.create(tmp_path / "ca", lambda: t0 + now[0]) as authority:
+        wallet = issued(authority, Kind.DEVICE, "device-1", tmp_path / "a", before_s)
+        now[0] = before_s * 0.8
+        assert wallet.is_due(t0 + now[0])
+        made = authority.renew(wallet.peer, wallet.request(), after_s)
+        newer = wallet.renewed(certificate_der(made), t0 + now[0])
+        assert newer.peer.not_after == t0 + now[0] + after_s
+        stale = authority.renew(wallet.peer, wallet.request(), 60.0)
+        with pytest.raises(ClocksDisagree, match="set the clock that is wrong"):
+            newer.renewed(certificate_der(stale), t0 + now[0] + 60.0)  # it would have ended by now
+
+
+def test_a_renewal_that_a_wrong_clock_prevents_is_tried_less_and_less(tmp_path: Path) -> None:
+    """Each attempt leaves a certificate in the register: it was 120 of them in an hour, of every device."""
+    t0 = time.time()
+    wall = [t0]
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS, lambda: wall[0]) as guarded:
+        wallet, now = guarded.joined("device-1"), [t0 + 5 * DAY_S]
+        link = Link(guarded.address, wallet=wallet, now=lambda: now[0])
+        wall[0] = t0 - 60.0  # before it made the device's certificate
+        began, asked_at = now[0], [0.0]
+        register = sqlite3.connect(guarded.authority.folder / "register.db")
+        with closing(register):
+            while now[0] < began + 4 * 3600.0:
+                link.stub()
+                (count,) = register.execute("SELECT COUNT(*) FROM certificates").fetchone()
+                if count - 1 > len(asked_at):
+                    asked_at.append(now[0] - began)
+                now[0] += 30.0
+            assert link.wallet is not None
+            assert link.wallet.peer == wallet.peer
+            waits = [later - earlier for earlier, later in pairwise(asked_at)]
+            assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
+            wall[0] = t0
+            now[0] += 3600.0
+            link.stub()
+            assert link.wallet.peer != wallet.peer
         link.close()
 
 
