@@ -1,10 +1,14 @@
-"""What of a torch module is not trained, as its parameters say it, and at which stage it stands."""
+"""What of a torch module is not trained, as its App or its parameters say it; at which stage it stands."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from anabranch.workloads.app import App
+from anabranch.workloads.loadable import check_all_names
+from anabranch.workloads.trainer import declared_trained
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +34,22 @@ def _is_still(module: torch.nn.Module, path: str) -> bool:
     if wanted or not path:
         return bool(wanted) and not any(wanted)
     return _is_still(module, path.rpartition(".")[0])
+
+
+def freeze_others(app: App, module: torch.nn.Module) -> frozenset[str] | None:
+    """What the App's `trained` names, beside which no parameter requires a gradient any more.
+
+    None where it leaves that to the parameters. Raises `AppError` for one of a tensor's several names.
+    """
+    declared = declared_trained(app, module)
+    if declared is None:
+        return None
+    names = frozenset(declared)
+    check_all_names(module, names, app.name)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name not in names:
+            parameter.requires_grad_(False)
+    return names
 
 
 @contextmanager

@@ -122,6 +122,8 @@ class Subspace(App):
 
     def model(self) -> Model:
         """The module of the numbers, all zero: the wrapped App's start."""
+        from anabranch.workloads.frozen_tensors import freeze_others
+        from anabranch.workloads.loadable import check_loadable
         from anabranch.workloads.subspace_module import SubspaceModule
         from anabranch.workloads.torch_loop import TorchRuntime
 
@@ -132,6 +134,10 @@ class Subspace(App):
                 f"{self.name}: {self.app.name} has a model of numpy arrays, and only its own train has their "
                 "gradients: use Hashing.expand and Hashing.project there"
             )
+        check_loadable(base, self.name)
+        named = freeze_others(self.app, base) or frozenset()
+        if unknown := sorted(named - base.state_dict().keys()):
+            raise AppError(f"{self.app.name}: trained names {unknown[0]!r}, which is no tensor of its model")
         return SubspaceModule(base, self.dimension, self.seed, self.layers, self.name)
 
     def data(self, shard: Shard) -> Any:

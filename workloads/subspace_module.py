@@ -12,7 +12,6 @@ from torch import nn
 from torch.func import functional_call
 
 from anabranch.core.errors import AppError, ManifestMismatch
-from anabranch.workloads.loadable import check_loadable
 from anabranch.workloads.subspace import BASE, Hashing, coordinate_words, dealt
 
 KINDS = (torch.float16, torch.float32, torch.float64)
@@ -106,7 +105,6 @@ class SubspaceModule(nn.Module):
 
 
 def _trained(base: nn.Module, name: str) -> dict[str, torch.Tensor]:
-    check_loadable(base, name)
     trained: dict[str, torch.Tensor] = {n: p for n, p in base.named_parameters() if p.requires_grad}
     for own, tensor in trained.items():
         if tensor.dtype not in KINDS:

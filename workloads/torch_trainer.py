@@ -17,8 +17,8 @@ from anabranch.core.model.units import UnitGroup, check_groups
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
-from anabranch.workloads.frozen_tensors import at_stage, still_names, training_only
-from anabranch.workloads.loadable import check_all_names, check_loadable, check_no_copies
+from anabranch.workloads.frozen_tensors import at_stage, freeze_others, still_names, training_only
+from anabranch.workloads.loadable import check_loadable, check_no_copies
 from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
 from anabranch.workloads.trainer import (
@@ -30,7 +30,6 @@ from anabranch.workloads.trainer import (
     check_submodel,
     declared_buffers,
     declared_stages,
-    declared_trained,
     declared_units,
     result_of,
     spec_of,
@@ -221,11 +220,14 @@ class TorchTrainer:
         return tuple(name for name, array in built.items() if name in known and array.dtype.kind == "f")
 
     def _trained(self, module: torch.nn.Module, built: Mapping[str, Array]) -> Collection[str] | None:
-        """The names of the tensors that are trained, declared or found; None: all floats are."""
-        declared = declared_trained(self.app, module)
+        """The names of the tensors that are trained, declared or found; None: all floats are.
+
+        Of those that are declared, no other requires a gradient from here on: the module's form, which each
+        task finds it in.
+        """
+        declared = freeze_others(self.app, module)
         if declared is not None:
-            check_all_names(module, frozenset(declared), self.app.name)
-            return frozenset(declared)
+            return declared
         found = frozenset(still_names(module))
         floats = {name for name, array in built.items() if array.dtype.kind == "f"}
         return floats - found if floats & found else None

@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 from anabranch.core.errors import AppError
+from anabranch.core.model.live import LiveWeights
+from anabranch.core.model.submodels import tensor_set
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batched import BatchedTraining
 from anabranch.workloads.trainer import Training, trainer_for
+from anabranch.workloads.zeroth import Zeroth
 
 PLAN = LocalPlan(steps=4, batch_size=8, learning_rate=0.1, momentum=0.9)
 
@@ -74,6 +77,69 @@ def test_an_app_names_what_is_trained() -> None:
 
     assert list(trainer_for(Named()).spec.slices) == ["4.weight", "4.bias"]
     assert trainer_for(All(1)).spec == trainer_for(All()).spec == trainer_for(Net()).spec
+
+
+class Named(Net):
+    """What `Net` freezes by requires_grad, it freezes by leaving its names out."""
+
+    def model(self) -> Any:
+        net = super().model()
+        net.requires_grad_(True)
+        return net
+
+    def trained(self, model: Any) -> list[str]:
+        still = tuple(f"{place}." for place in self._frozen)
+        return [n for n, t in model.state_dict().items() if t.is_floating_point() and not n.startswith(still)]
+
+
+class Stopped(Exception):
+    """An endless training has gone on for long enough."""
+
+
+def in_a_task(trainer: Any, vector: Any, frozen: Any, examples: Examples) -> Any:
+    return trainer.train(vector, frozen, examples, PLAN, seed=1).delta
+
+
+def without_gradients(trainer: Any, vector: Any, frozen: Any, examples: Examples) -> Any:
+    trainer.app.zeroth = Zeroth(queries=3)
+    return in_a_task(trainer, vector, frozen, examples)
+
+
+def without_an_end(trainer: Any, vector: Any, frozen: Any, examples: Examples) -> Any:
+    seen: list[Any] = []
+
+    def hook(live: LiveWeights) -> None:
+        seen.append(live.flat())
+        if len(seen) == 5:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        trainer.train_on(vector, frozen, examples, PLAN, 1, hook)
+    return np.stack(seen)
+
+
+def of_a_part(trainer: Any, vector: Any, frozen: Any, examples: Examples) -> Any:
+    spec = trainer.spec
+    part = tensor_set(spec, [i for i, tensor in enumerate(spec.tensors) if tensor.name == "4.weight"])
+    return trainer.train(vector, frozen, examples, PLAN, 1, None, part).delta
+
+
+@pytest.mark.parametrize("way", [in_a_task, without_gradients, without_an_end, of_a_part])
+def test_what_is_not_named_is_trained_no_more_than_without_a_gradient(way: Any) -> None:
+    """The oracle is the same model, in which the parameters themselves say that they require none."""
+    found = []
+    for app in (Named(1, 2), Net(1, 2)):
+        trainer = trainer_for(app)
+        given = trainer.initial(3)
+        vector, frozen = trainer.spec.flatten(given), trainer.spec.frozen(given)
+        found.append(way(trainer, vector, frozen, app.data(Shard("train"))))
+        left = trainer.resident(None).module.state_dict()  # type: ignore[attr-defined]
+        still = {name for name in frozen if left[name].is_floating_point()}
+        assert still == {"1.weight", "1.bias", "2.weight", "2.bias", "2.running_mean", "2.running_var"}
+        for name in ("1.weight", "1.bias", "2.weight", "2.bias"):
+            assert np.array_equal(left[name].numpy(), frozen[name]), name
+    assert found[0].any()
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_nothing_trained_and_unknown_names_are_errors() -> None:

@@ -60,6 +60,19 @@ class Frozen(Pair):
     frozen = True
 
 
+class Named(Pair):
+    """Says what is trained, and leaves out what `Frozen` freezes."""
+
+    names: tuple[str, ...] = ("0.weight", "0.bias", "2.weight")
+
+    def trained(self, model: Any) -> tuple[str, ...]:
+        return self.names
+
+
+class Unknown(Named):
+    names = ("0.weights",)
+
+
 class Own(Pair):
     own_data = True
 
@@ -180,7 +193,7 @@ def test_each_tensor_has_its_own_numbers_and_biases_are_trained_as_they_are() ->
 
 
 def test_what_the_app_freezes_stays_and_shared_weights_stay_shared() -> None:
-    for app, names in ((Frozen(), ["2.bias"]), (Tied(), [])):
+    for app, names in ((Frozen(), ["2.bias"]), (Named(), ["2.bias"]), (Tied(), [])):
         small = Subspace(app, 8)
         trainer = trainer_for(small)
         start, moved = small.merged(trainer.initial(0)), np.ones(8, np.float32)
@@ -200,6 +213,7 @@ def test_what_the_app_freezes_stays_and_shared_weights_stay_shared() -> None:
         (lambda: trainer_for(Subspace(Normed(), 5)), r"buffers, which .*GroupNorm.*persistent=False"),
         (lambda: trainer_for(Subspace(OfKind(torch.bfloat16), 5)), "tensor '0.weight' is bfloat16: keep"),
         (lambda: trainer_for(Subspace(OfKind(None), 5)), "tensor '0.weight' of its model has no shape yet"),
+        (lambda: trainer_for(Subspace(Unknown(), 5)), "trained names '0.weights', which is no tensor of"),
         (lambda: trainer_for(Subspace(Synthetic(), 5)), "numpy arrays.*Hashing.expand"),
     ],
 )
