@@ -93,6 +93,11 @@ def dealt(dimension: int, sizes: Sequence[int]) -> list[int]:
     return [int(k) for k in found]
 
 
+def _of_wrapped(name: str) -> Any:
+    """An attribute that lies with the wrapped App: its methods read it there, and set `kept` there."""
+    return property(lambda own: getattr(own.app, name), lambda own, value: setattr(own.app, name, value))
+
+
 class Subspace(App):
     """An App whose model is `dimension` numbers that move all weights of another App's torch model.
 
@@ -109,10 +114,13 @@ class Subspace(App):
     or U.
     """
 
+    options, runtime, version = _of_wrapped("options"), _of_wrapped("runtime"), _of_wrapped("version")
+    kept, zeroth = _of_wrapped("kept"), _of_wrapped("zeroth")
+
     def __init__(self, app: App, dimension: int, seed: int = 0, layers: str = "all") -> None:
         super().__init__(app.data_path)
         self.app, self.dimension, self.seed, self.layers = app, dimension, seed, layers
-        self.own_data = app.own_data
+        self.own_data, self.measures = app.own_data, app.measures
         if type(self) is Subspace:
             self.name = f"{app.name}-subspace"
         if layers not in LAYERS:
@@ -144,6 +152,14 @@ class Subspace(App):
         """The wrapped App's."""
         return self.app.data(shard)
 
+    def arrived(self, examples: Examples, now: float) -> Any:
+        """The wrapped App's."""
+        return self.app.arrived(examples, now)
+
+    def drift(self, examples: Examples, share: Array) -> Examples | None:
+        """The wrapped App's."""
+        return self.app.drift(examples, share)
+
     def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:
         """The wrapped App's."""
         return self.app.settings(seed)
@@ -159,26 +175,24 @@ class Subspace(App):
 
     def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> Any:
         """The wrapped App's, on the numbers: the learning rate is theirs."""
-        self._lend(model)
-        metrics = self.app.train(model, examples, plan, seed)
-        self.kept = self.app.kept
-        return metrics
+        model.check()
+        return self.app.train(model, examples, plan, seed)
 
     def train_zeroth(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """The wrapped App's, on the numbers: two losses for each slope among K, not n."""
-        self._lend(model)
+        model.check()
         return self.app.train_zeroth(model, examples, plan, seed)
 
     def evaluate(self, model: Model, examples: Examples) -> dict[str, float]:
         """The wrapped App's, of the model that the numbers make."""
-        self._lend(model)
+        model.check()
         return self.app.evaluate(model, examples)
 
     def merged(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
         """The wrapped App's state dict w_0 + U a, of a run's tensors (`final.safetensors`, an export).
 
-        Without its adapters, where it has any. Raises `ManifestMismatch` for tensors of another model, start
-        or U.
+        By its own `merged`, where it has one, and without its adapters, where it has any. Raises
+        `ManifestMismatch` for tensors of another model, start or U.
         """
         from anabranch.workloads.adapters import has_adapters
 
@@ -190,11 +204,5 @@ class Subspace(App):
         module.take(tensors)
         module.check()
         found: dict[str, Array] = module.merged()
-        if not has_adapters(module.base):
-            return found
-        return dict(self.app.merged(found))
-
-    def _lend(self, model: Model) -> None:
-        model.check()
-        for name in ("runtime", "options", "version", "kept", "zeroth"):
-            setattr(self.app, name, getattr(self, name))
+        own = getattr(self.app.merged, "__func__", None) is not App.merged
+        return dict(self.app.merged(found)) if own or has_adapters(module.base) else found

@@ -19,7 +19,9 @@ from anabranch.core.errors import AppError, DataError
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.code import load
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
+from anabranch.workloads.app import app_of
 from anabranch.workloads.calls import arrived_of, join_run, train
+from tests.support.app_contract import METHODS, Asked, arguments
 
 OWN_TRAIN = """
 import torch
@@ -218,6 +220,22 @@ def test_a_class_without_the_base_has_what_an_app_has(without_base: Path) -> Non
         assert app.kept == kept
         found = train(app, app.model(), there, LocalPlan(), seed=0)
         assert found == {"before": int(kept or b"0"), "from": 7, "told": 1}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"settings"}))  # which may be anything of its own
+def test_whatever_an_app_is_asked_a_class_without_the_base_is_asked(name: str) -> None:
+    asked = Asked()
+    of_data = (np.zeros((2, 3)), np.zeros(2))
+    both = {"model": dict, "data": lambda own, shard: asked.method("data")(own, shard) and of_data}
+    target = type("Plain", (), {**both, name: both["data"] if name == "data" else asked.method(name)})()
+    app = app_of(target, "plain")
+    given = {"options": {"folder": "/data"}, "runtime": object(), "version": 3, "kept": b"1", "zeroth": None}
+    for own, value in given.items():
+        setattr(app, own, value)
+    args = arguments(name)
+    found = getattr(app, name)(*args)
+    assert asked.calls == [(name, args, given)]
+    assert name == "data" or found == asked.calls[0]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from anabranch.workloads.digits import Digits
 from anabranch.workloads.subspace import BASE, Hashing, Subspace, coordinate_words, dealt
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.trainer import trainer_for
+from tests.support.app_contract import ATTRIBUTES, GIVEN, METHODS, Asked, arguments
 
 H, S = np.array([0, 1, 0, 1, 1, 0]), np.array([1, -1, -1, 1, 1, 1])
 ONE_STEP = LocalPlan(steps=1, batch_size=16, learning_rate=0.5)
@@ -79,6 +80,50 @@ class Own(Pair):
 
 def test_whose_data_they_are_is_as_the_wrapped_app_says() -> None:
     assert [Subspace(app, 4).own_data for app in (Pair(), Own())] == [False, True]
+
+
+# What follows from the numbers, not from the wrapped App's tensors.
+OF_NUMBERS = {"model", "units", "buffers", "trained", "stages", "merged"}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - OF_NUMBERS))
+def test_whatever_an_app_is_asked_the_wrapped_one_is_asked(name: str) -> None:
+    """With all that it is given; what it keeps then, the device keeps."""
+    asked = Asked()
+    app = type("Told", (Pair,), {name: asked.method(name)})()
+    small = Subspace(app, 4)
+    given = {"options": {"folder": "/data"}, "runtime": object(), "version": 3, "kept": b"1", "zeroth": None}
+    assert given.keys() == GIVEN
+    for own, value in given.items():
+        setattr(small, own, value)
+    args = arguments(name, model=small.model())
+    assert getattr(small, name)(*args) == (None if name == "join" else asked.calls[0])
+    assert asked.calls == [(name, args, given)]
+    app.kept = b"2"
+    assert small.kept == b"2"
+
+
+def test_no_attribute_of_an_app_is_forgotten() -> None:
+    copied = {"data_path": "there", "own_data": True, "measures": False}
+    app = type("Said", (Pair,), dict(copied))("there")
+    assert {name: getattr(Subspace(app, 4), name) for name in copied} == copied
+    of_training = {"loss", "optimizer", "metrics", "batch_loss"}  # which is the wrapped App's
+    assert copied.keys() | of_training | GIVEN | {"name", "any_model", "split_known"} == ATTRIBUTES
+
+
+class Merging(Pair):
+    """Has a plain model of its own making."""
+
+    def merged(self, tensors: Any) -> dict[str, Any]:
+        return {name: np.sign(array) for name, array in tensors.items()}
+
+
+def test_the_wrapped_app_makes_its_plain_model_by_itself() -> None:
+    run = trainer_for(Subspace(Pair(), 6)).initial(0)
+    plain = {name: np.sign(array) for name, array in Subspace(Pair(), 6).merged(run).items()}
+    found = Subspace(Merging(), 6).merged(run)
+    assert found.keys() == plain.keys()
+    assert all((found[name] == plain[name]).all() for name in plain)
 
 
 class Normed(Pair):
