@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.engine.buffers import (
     AVERAGE,
@@ -18,11 +19,15 @@ from anabranch.core.engine.buffers import (
     matching,
     policy_of,
 )
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.strategy import Context, State, Step
 from anabranch.core.errors import ConfigError
-from anabranch.core.model.params import ParamSpec, SparseVector, dense
+from anabranch.core.model.params import ParamSpec, SparseVector, Vector, dense
 from anabranch.core.model.submodels import Coordinates, unit_map
 from anabranch.core.model.units import Member, UnitGroup
-from anabranch.core.model.updates import Update
+from anabranch.core.model.updates import Ask, Capability, Update
+from anabranch.strategies.fedbuff import FedBuff
 
 TENSORS: dict[str, Any] = {
     "weight": np.zeros((3, 2), np.float32),
@@ -130,6 +135,39 @@ def test_the_newest_or_none(policy: str, expected: list[float]) -> None:
     model = np.full(SPEC.size, 0.5, np.float32)
     buffers.publish(model)
     np.testing.assert_array_equal(model[SPEC.buffer_places], expected)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_whoever_only_looks_at_bases_gets_differences_from_the_newest_model(mixes: bool) -> None:
+    """And who mixes with them gets differences from the model that the device started from."""
+    given = []
+
+    class Looking(FedBuff):
+        @property
+        def needs_base(self) -> bool:
+            return True
+
+        @property
+        def mixes_models(self) -> bool:
+            return mixes
+
+        def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+            given.append(dense(update.delta)[SPEC.buffer_places].tolist())
+            return super().step(state, vector, update, context)
+
+    engine = Engine(SPEC, Looking(buffer_size=1), EngineSettings(), VECTOR)
+    for client in "ab":
+        engine.handle(ev.Enrolled(0.0, client, Capability()))
+        engine.handle(ev.TaskAsked(0.0, Ask(client, f"t-{client}")))
+    start = VECTOR[SPEC.buffer_places]
+    for client, reached in (("a", 10.0), ("b", 4.0)):
+        delta = np.zeros(SPEC.size, np.float32)
+        delta[SPEC.buffer_places] = reached
+        sent = Update(f"u-{client}", f"t-{client}", client, 0, 1, delta)
+        engine.handle(ev.UpdateArrived(1.0, sent, ev.Payload("00" * 32, delta.nbytes)))
+        newest = start if client == "a" else np.full(6, 10.0)
+        assert given.pop() == (reached - (start if mixes else newest)).tolist()
+    assert engine.version == 2
 
 
 def test_patterns_find_the_names_of_floats() -> None:

@@ -218,6 +218,15 @@ def test_a_device_is_once_in_a_cohort_and_may_be_in_the_next() -> None:
     assert not of(b.ask("a", "a1"), Refused), "the next cohort is open, whatever the keeper does"
 
 
+def test_a_second_update_of_a_device_is_no_member_whatever_let_it_come() -> None:
+    b = bench()
+    b.give("a", "a0", (1, 0, 0, 0))
+    arrived = b.log[-1]
+    assert isinstance(arrived, ev.UpdateArrived)
+    assert b.cohorts.flaw(arrived.update) == "a device is once in a masked sum"
+    assert b.cohorts.flaw(replace(arrived.update, client_id="b")) == ""
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_sum_that_no_honest_updates_have_is_no_version(sign: int) -> None:
     b = bench()

@@ -10,6 +10,7 @@ from machines import Bench, decision, part, vector
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Finished, Granted, LeaseEnd, LeaseEnded, Published, Refused
+from anabranch.core.engine.admission import given_up
 from anabranch.core.engine.ledger import Counters
 from anabranch.core.engine.strategy import Context, State
 from anabranch.core.model.updates import Ask, Capability, Reason, Task, Verdict
@@ -560,3 +561,72 @@ def test_a_late_device_that_says_its_training_diverged_is_told_of_no_lease() -> 
         assert bench.engine.counters.leases_lost == before + ends
         assert [e.diverged for e in only(effects, LeaseEnded)] == ["the loss is NaN"] * ends
         assert bench.engine.guard.release("a"), "one flaw is enough here"
+
+
+def test_a_run_ends_once_whatever_comes_after() -> None:
+    bench = Bench(buffer_size=1, updates_max=1, flaws_max=1, lease_s=5.0, lease_min_s=5.0, flush_s=1.0)
+    bench.enrol("a", "b", "c", "d")
+    for client in "bcd":
+        bench.ask(client, f"t-{client}")
+    bench.ask("a", "t-a")
+    assert len(only(bench.push("a", "t-a"), Finished)) == 1
+    after = [
+        bench.push("b", "t-b", flaw="delta is broken"),
+        bench.do(ev.TaskDropped(2.0, "c", "t-c", "the loss is NaN", diverged=True)),
+        bench.tick(9.0),
+        bench.tick(10.0),
+    ]
+    assert [[type(e) for e in effects] for effects in after] == [[Decided], [LeaseEnded], [LeaseEnded], []]
+    assert bench.engine.guard.quarantined == {}, "nobody is to blame any more"
+
+
+def test_the_model_of_the_newest_version_is_kept_from_an_update_of_an_older_one() -> None:
+    """Whose base another task still needs: by w <- (w + base + delta) / 2, and all deltas are 0 but one."""
+    bench = Bench("fedasync", vector(8, 8, 8, 8), alpha=0.5, staleness={"name": "constant"})
+    bench.enrol("old", "fast", "new")
+    bench.ask("old", "of version 0")
+    bench.work("fast", "first", (4, 4, 4, 4))
+    bench.ask("new", "of version 1")
+    models = [bench.engine.vector.tolist()]
+    for client, task in (("old", "of version 0"), ("new", "of version 1")):
+        bench.push(client, task, (0, 0, 0, 0))
+        models.append(bench.engine.vector.tolist())
+    assert models == [[10.0] * 4, [9.0] * 4, [9.5] * 4]
+    assert bench.engine.history == {}
+
+
+def test_a_strategy_that_needs_no_base_has_none_kept() -> None:
+    bench = Bench(buffer_size=1)
+    bench.enrol("slow", "fast")
+    bench.ask("slow", "s")
+    for n in range(3):
+        bench.work("fast", f"f{n}")
+        assert bench.engine.history == {}
+
+
+def test_a_model_that_is_lent_stays_as_it_is_while_the_engine_goes_on() -> None:
+    bench = Bench(buffer_size=1, staleness={"name": "constant"})
+    bench.enrol("a")
+    loan = bench.engine.lend()
+    for n in range(2):
+        bench.work("a", f"t{n}")
+        assert loan.vector.tolist() == [0.0] * 4
+        assert bench.engine.vector.tolist() == [n + 1.0] * 4
+    timed = Bench(buffer_size=9, flush_s=5.0)
+    timed.enrol("a")
+    loan = timed.engine.lend()
+    timed.work("a", "t0", now=1.0)
+    timed.tick(6.0)
+    assert (timed.engine.version, loan.vector.tolist()) == (1, [0.0] * 4)
+
+
+def test_a_place_is_freed_for_whoever_must_wait_its_turn_after_asking_anew() -> None:
+    """And for none of other refusals: a copy of a device, or one that may not ask, ends no task of it."""
+    bench = Bench(tasks_per_client=1)
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    for why in Reason:
+        refused = Refused(Ask("a", "t1"), why, "as an example", (1.0, 2.0))
+        dropped = given_up(refused, 3.0, bench.engine)
+        freed = why in (Reason.AT_CAPACITY, Reason.LAPSED, Reason.TOO_FAST)
+        assert dropped == (ev.TaskDropped(3.0, "a", "t0", "its device asked anew") if freed else None)

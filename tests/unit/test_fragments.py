@@ -286,6 +286,28 @@ def test_a_refused_update_changes_no_part() -> None:
     assert run.push(late).staleness == 0, "nobody has changed its part"
 
 
+def test_turns_count_answers_of_both_kinds_and_tasks_under_way() -> None:
+    turns = []
+
+    class Counting(Fragments):
+        def plan(self, state: Any, vector: Any, applicant: Applicant) -> Any:
+            turns.append(applicant.turn)
+            return super().plan(state, vector, applicant)
+
+    run = Parts("fedbuff", EngineSettings(tasks_per_client=3), buffer_size=1)
+    name = run.device(0)
+    run.push(name)
+    run.engine.planner = Counting(run.spec, 3, "strided")
+    for n in range(2):
+        run.engine.handle(ev.TaskAsked(1.0, Ask(name, f"more {n}")))
+    task = run.engine.ledger.tasks["more 0"]
+    broken = Update("broken", "more 0", name, task.base_version, 1, np.ones(2, np.float32), task.submodel)
+    run.engine.handle(ev.UpdateArrived(2.0, broken, ev.Payload("00" * 32, 8), "it was cut"))
+    assert run.engine.ledger.clients[name].rejected == 1
+    run.engine.handle(ev.TaskAsked(3.0, Ask(name, "the last")))
+    assert turns == [1, 2, 3]
+
+
 def test_a_planner_hears_once_of_each_task_that_it_planned() -> None:
     """That its part was taken, or that nothing came of it; what comes of a late one only if it is taken."""
     told: list[tuple[str, int | None]] = []

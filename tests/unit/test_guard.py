@@ -51,6 +51,33 @@ def test_a_client_has_at_most_its_share_of_a_window() -> None:
     assert reason(b.ask("a", "a4")) is None, "its first one has left the window"
 
 
+def test_tasks_under_way_count_in_the_window_as_well() -> None:
+    b = Bench("fedasync", window_max=2, window_versions=3, tasks_per_client=3)
+    b.enrol("a")
+    b.work("a", "a0")
+    assert reason(b.ask("a", "a1")) is None
+    (refused,) = b.ask("a", "a2")
+    assert refused.detail == "has 2 updates of the 2 that one client may have in 3 versions"
+
+
+def test_a_task_that_is_given_up_by_asking_anew_is_no_part_of_a_share() -> None:
+    b = Bench("fedbuff", buffer_size=4, buffer_max=1)
+    b.enrol("a")
+    b.ask("a", "before")
+    ended, granted = b.ask("a", "after")
+    assert (ended.end, granted.task.task_id) == (LeaseEnd.SUPERSEDED, "after")
+
+
+def test_a_device_of_a_private_run_has_no_more_tasks_under_way_than_it_may_answer() -> None:
+    b = Bench("fedasync", participations_max=2, tasks_per_client=3)
+    b.enrol("a")
+    b.work("a", "a0")
+    assert reason(b.ask("a", "a1")) is None
+    (refused,) = b.ask("a", "a2")
+    assert refused.reason is Reason.OVER_SHARE
+    assert refused.detail == "has given the 2 updates that [privacy] lets one device give"
+
+
 def test_leases_that_expire_do_not_add_to_a_share() -> None:
     b = Bench("fedbuff", buffer_size=9, buffer_max=1, tasks_per_client=3, lease_s=10.0, lease_min_s=10.0)
     b.enrol("a")
@@ -267,6 +294,24 @@ def test_a_run_whose_last_updates_were_all_rejected_is_given_up() -> None:
     assert b.engine.finished == end.why
     assert reason(b.ask("a", "late", now=9.0)) is Reason.RUN_FINISHED
     assert not b.engine.guard.quarantined, "it is not the fault of one of them"
+
+
+def test_where_all_others_are_in_quarantine_it_is_not_the_fault_of_the_last_one() -> None:
+    b = Bench("fedbuff", buffer_size=1, flaws_max=2)
+    b.enrol("a", "b")
+    b.do(barred("b"))
+    for number in range(3):
+        assert not [e for e in flawed(b, "a", number) if isinstance(e, Barred)]
+    b.enrol("c")
+    assert [e.client_id for e in flawed(b, "a", 4) if isinstance(e, Barred)] == ["a"]
+
+
+def test_what_comes_of_a_client_in_quarantine_counts_against_nobody() -> None:
+    guard, limits = Guard(), EngineSettings(flaws_max=1, rejections_max=1)
+    guard.bar("a", "as an example")
+    assert guard.flawed("a", Reason.INVALID, "not finite", 9, limits) == ""
+    assert guard.hopeless(limits) == ""
+    assert guard.suspicion("a") == 0
 
 
 def test_one_client_does_not_end_a_run_of_others() -> None:

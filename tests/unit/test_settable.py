@@ -172,6 +172,20 @@ def test_a_run_that_was_given_up_goes_on_with_a_larger_bound() -> None:
     assert isinstance(change(bench, run__rejections_max=3)[-1], Reopened)
 
 
+def test_whoever_trains_on_after_the_end_is_in_the_round_that_goes_on() -> None:
+    bench = Bench("fedavg", clients_per_round=2, over_selection=1.0, deadline_s=0.0, updates_max=1)
+    bench.enrol("a", "b")
+    for client in "ab":
+        bench.ask(client, f"t-{client}")
+    bench.push("a", "t-a")
+    assert bench.engine.finished
+    change(bench, now=2.0, run__updates_max=9)
+    bench.enrol("c")
+    assert isinstance(bench.ask("c", "t-c", now=2.0)[-1], Refused), "both places are taken"
+    bench.push("b", "t-b", now=3.0)
+    assert bench.engine.version == 1
+
+
 def test_rounds_go_on_without_those_who_were_lost_after_the_end() -> None:
     """While a run is over nobody tells the strategy who is lost: their places are free in the end."""
     bench = Bench("fedavg", clients_per_round=2, over_selection=1.0, deadline_s=0.0, updates_max=3)
