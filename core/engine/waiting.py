@@ -196,10 +196,7 @@ class WaitingLine:
         waiter = self._waiters[client_id] = Waiter(ticket, now + refused.retry_after_s[1] + GRACE_S)
         heapq.heappush(self._ends, (waiter.until, waiter.ticket, client_id))
         if len(self._ends) > 2 * self.waiting_max:  # somebody asks without end: keep what still counts
-            self._ends = [
-                (w.until if self._is_awaited(w.ticket) else w.until + KEPT_S, w.ticket, c)
-                for c, w in self._waiters.items()
-            ]
+            self._ends = [(w.until, w.ticket, c) for c, w in self._waiters.items()]
             heapq.heapify(self._ends)
 
     def _leave(self, client_id: str) -> None:
@@ -225,18 +222,10 @@ class WaitingLine:
         for tickets in (self._tickets, self._sharing, self._passed):
             _take(tickets, ticket)
 
-    def _is_awaited(self, ticket: int) -> bool:
-        return _is_in(self._tickets, ticket) or _is_in(self._sharing, ticket)
-
     def _before(self, tickets: list[int], client_id: str) -> int:
         """How many of these come before a device's; all, if it has none."""
         waiter = self._waiters.get(client_id)
         return len(tickets) if waiter is None else bisect_left(tickets, waiter.ticket)
-
-
-def _is_in(tickets: list[int], ticket: int) -> bool:
-    at = bisect_left(tickets, ticket)
-    return at < len(tickets) and tickets[at] == ticket
 
 
 def _put(tickets: list[int], ticket: int) -> None:
