@@ -379,6 +379,21 @@ def test_a_rollback_goes_back_to_a_version_and_what_waits_is_lost() -> None:
     assert state_digest(replayed.engine) == state_digest(b.engine)
 
 
+def test_what_waited_at_the_version_of_a_rollback_is_lost_as_well() -> None:
+    b = MaskedBench()
+    log = logged(b)
+    b.enrol(*NAMES)
+    for client in "abc":
+        b.give(client, f"{client}0", (4, 0, 0, 0))
+    b.answer(1)
+    to_seq = sum(1 for _ in log.records())
+    b.give("d", "d0", (4, 0, 0, 0))
+    assert b.engine.pending == ["update-of-c0", "update-of-d0"]
+    (lost,) = of(rolled_back(b, log, 1, to_seq), CohortLost)
+    assert lost.update_ids == ("update-of-c0", "update-of-d0")
+    assert b.engine.pending == []
+
+
 def test_a_rollback_of_an_older_release_counts_what_was_lost_as_it_did() -> None:
     """Snapshots and marks that came of it have that number."""
     b, log, to_seq, _ = two_versions()

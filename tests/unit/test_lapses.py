@@ -197,6 +197,19 @@ def test_an_update_ends_the_row(late: bool) -> None:
     assert "a" not in room.line._lapses
 
 
+def test_an_update_of_before_that_is_sent_again_does_not() -> None:
+    room = Room(places=1)
+    assert room.is_granted("a", 0.0)
+    task_id = room.tasks.pop("a")
+    room.line.heard(0.5, room.bench.push("a", task_id, now=0.5))
+    lapse(room, "a", 3, 1.0)
+    assert "a" in room.line._lapses
+    (again,) = room.bench.push("a", task_id, base=0, now=2.0)
+    assert again.duplicate
+    room.line.heard(2.0, [again])
+    assert "a" in room.line._lapses
+
+
 def test_a_flawed_update_does_not() -> None:
     room = Room(places=1)
     lapse(room, "a", 2, 0.0)
@@ -231,6 +244,9 @@ def test_what_is_kept_of_devices_is_bounded() -> None:
     for client in "abcdef":
         lapse(room, client, 2, 0.0)
     assert [c in lapses for c in "abcdef"] == [False] * 3 + [True] * 3
+    lapse(room, "d", 1, 1.0)
+    lapse(room, "a", 2, 2.0)
+    assert [c in lapses for c in "abcdef"] == [True, False, False, True, False, True], "the newest three"
 
 
 # --- tenure --------------------------------------------------------------------------------------

@@ -139,6 +139,15 @@ def test_what_still_waits_after_a_rollback_is_a_share_of_its_clients(window: int
     assert state_digest(again) == state_digest(engine)
 
 
+def test_lengths_of_updates_that_are_left_out_bound_nobodys_any_more() -> None:
+    world = World("fedbuff", {"buffer_size": 2}, {}, clip=2.0)
+    world.enrol()
+    world.play([("a", 0, 1.0), ("b", 0, 1.5), ("d", 0, 1.25), ("b", 0, 1.5)])
+    a, _, d, _ = world.engine.guard.lengths
+    world.roll_back(0, 0, "b")
+    assert world.engine.guard.lengths == [a, d]
+
+
 def test_the_log_replays_to_the_same_state_with_the_rollback_in_it() -> None:
     world = rolled()
     world.play([(c, 1, 2.0) for c in "abdabdabdabd"])

@@ -176,3 +176,49 @@ def test_what_an_earlier_life_has_left_goes_first() -> None:
 
 def test_a_session_by_itself_goes_by_these_settings() -> None:
     assert Session("a", 1).settings == SessionSettings(0.5, 60.0, 0, 1, ask_with_push=False)
+
+
+def test_a_result_that_is_refused_for_good_costs_none_of_those_behind_it() -> None:
+    session = device(ask_with_push=True)
+    session.handle(ev.Started(0.0, "u-1", ("u-2", "u-3")))
+    refused = session.handle(ev.CallFailed(0.0, "task is not open", retryable=False))
+    assert refused == [ef.Discard("u-1"), ef.Push("u-2", "")]
+    flawed = session.handle(ev.CallFailed(0.0, "not finite", retryable=False, flawed=True))
+    assert flawed[0] == ef.Discard("u-2")
+    assert isinstance(flawed[1], ef.Push)
+    assert flawed[1].update_id == "u-3"
+
+
+def test_a_flawed_result_is_one_of_the_tasks_that_are_done_and_a_lost_one_is_none() -> None:
+    for is_flawed, left in ((True, [ef.Stop("1 tasks done")]), (False, [])):
+        session = device(tasks_max=1)
+        trained(session, asked(session.handle(ev.Started(0.0))))
+        effects = session.handle(ev.CallFailed(0.0, "not taken", retryable=False, flawed=is_flawed))
+        assert [e for e in effects if isinstance(e, ef.Stop)] == left
+        assert session.answered == is_flawed
+
+
+def test_whatever_succeeds_ends_the_doubling_of_failed_calls() -> None:
+    """A failed call then waits for two seconds at most, whichever call it is."""
+
+    def fail(session: Session, times: int) -> float:
+        for _ in range(times):
+            effects = session.handle(ev.CallFailed(0.0, "no route", retryable=True))
+            session.handle(ev.TimerFired(0.0, "retry"))
+        return pause_s(effects)
+
+    for seed in range(20):
+        session = device(seed)
+        session.handle(ev.Started(0.0))
+        fail(session, 9)
+        session.handle(ev.TaskRefused(0.0, (0.0, 1.0), "full"))
+        task_id = asked(session.handle(ev.TimerFired(0.0, "retry")))
+        assert fail(session, 1) <= 2.0
+        session.handle(ev.TaskGranted(0.0, task(task_id)))
+        fail(session, 9)
+        push = pushed(session)
+        assert fail(session, 1) <= 2.0
+        fail(session, 9)
+        session.handle(ev.PushAcknowledged(0.0, push.update_id, HELD))
+        assert session.failures == 0
+        assert fail(session, 1) <= 2.0

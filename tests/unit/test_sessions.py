@@ -73,6 +73,17 @@ def test_a_copy_waits_while_the_other_beats_and_is_told_why() -> None:
     assert desk.line.sessions.news == ["a"], "it is said once"
 
 
+def test_a_run_that_is_over_is_over_for_a_copy_as_well() -> None:
+    desk = Desk(updates_max=1)
+    assert isinstance(desk.ask("one", 0.0), str)
+    assert is_refused(desk.ask("two", 1.0))
+    desk.bench.enrol("b")
+    desk.bench.work("b", "the last", now=2.0)
+    answer = desk.ask("two", 3.0)
+    assert isinstance(answer, Refused)
+    assert (answer.reason, answer.final) == (Reason.RUN_FINISHED, True)
+
+
 def test_a_copy_takes_over_from_one_that_has_fallen_silent() -> None:
     desk = Desk()
     task = desk.ask("one", 0.0)

@@ -114,6 +114,27 @@ def test_the_line_is_bounded() -> None:
     assert room.is_granted("b", 2.1)
 
 
+def test_one_that_asks_without_end_does_not_change_until_when_the_others_are_awaited() -> None:
+    """Ends of waits that no longer count are cleared away meanwhile."""
+    for asks in (1, 9):
+        room = Room(waiting_max=3)
+        room.ask("a", 0.0)
+        for client in "bcd":
+            room.ask(client, 0.0)
+        c_until = room.line._waiters["c"].until
+        for n in range(asks):
+            room.ask("b", 1.0 + 0.1 * n)
+        room.ask("d", 1.9)
+        room.push("a", 2.0)
+        assert room.is_granted("b", 2.0)
+        room.push("b", 2.1)
+        assert not room.is_granted("d", c_until), "c was there before it"
+        assert room.is_granted("d", c_until + 0.01), "c is not there"
+        assert len(room.line) == 1
+        room.ask("e", c_until + KEPT_S + 0.1)
+        assert list(room.line._waiters) == ["e"], "c has lost its turn"
+
+
 def test_the_ids_of_the_newest_tasks_that_came_to_nothing_are_used_up() -> None:
     """However they ended; nobody else's ask is refused for that, and an ask in hand is not."""
     room = Room(places=4, ended_max=3, lease_s=10.0)
