@@ -93,6 +93,8 @@ class UpdateArrived:
 
     A masked one has `seals`: the seed of each mask in a box for its keeper, base64. `base_head` (hex)
     is what the boxes are bound to, as the device knows it; of other updates it is not kept.
+
+    `salt` (hex), in a private run: of the server's own, so that no hash of the record tells of its payload.
     """
 
     now: float
@@ -103,6 +105,7 @@ class UpdateArrived:
     other_base: bool = False
     seals: Mapping[str, str] = field(default_factory=dict)
     base_head: str = ""
+    salt: str = ""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class UpdateRecord:
     other_base: bool = False
     seals: Mapping[str, str] = field(default_factory=dict)
     base_head: str = ""
+    salt: str = ""
 
     @classmethod
     def of(cls, event: ev.UpdateArrived) -> UpdateRecord:
@@ -93,6 +94,7 @@ class UpdateRecord:
             other_base=event.other_base,
             seals=event.seals,
             base_head=event.base_head,
+            salt=event.salt,
         )
 
     def event(self, spec: ParamSpec, load_delta: LoadDelta) -> ev.UpdateArrived:
@@ -118,6 +120,7 @@ class UpdateRecord:
             other_base=self.other_base,
             seals=self.seals,
             base_head=self.base_head,
+            salt=self.salt,
         )
 
 
@@ -223,7 +226,7 @@ written(_converter, ev.TaskDropped, later=("diverged",))
 written(_converter, RollbackRecord, later=("rules",))
 written(_converter, SettingsRecord, later=("rules",))
 written(_converter, ev.Proof, later=("at",))
-written(_converter, UpdateRecord, later=("proof", "other_base", "seals", "base_head"))
+written(_converter, UpdateRecord, later=("proof", "other_base", "seals", "base_head", "salt"))
 
 
 def to_record(event: ev.Event) -> Record:

@@ -11,6 +11,7 @@ ones; whoever reads it asks for at least the first number that does so.
 |      | a version that a chain with `sr` encodes is rounded by 24 random bits a value, not by 8            |
 |      | a message of the delta log whose levels would all be 0 has a finer unit                            |
 |      | `port` asks for no direction since a base that is the newest version                               |
+| 2    | in a private run the record of an update carries a salt (`core/privacy/mechanism.py`)              |
 
 One thing is under no number: with Adam at the server a sum or a mean whose square is no float32 stopped its
 weight for good. A run of an older release that had one does not lead to what it led to.
@@ -18,4 +19,4 @@ weight for good. A run of an older release that had one does not lead to what it
 
 from __future__ import annotations
 
-NEWEST = 1
+NEWEST = 2

@@ -52,6 +52,11 @@ def check_private(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
         raise ConfigError(why)
 
 
+def salted(config: Config) -> bool:
+    """Whether each update's record carries a salt, without which a link of the chain would tell of it."""
+    return config.privacy.on and config.run.rules > 1
+
+
 def doubts(config: Config, strategy: Strategy) -> Iterator[str]:
     """What the people of a private run should know, although it is as they want it."""
     privacy, devices = config.privacy, config.fleet.clients

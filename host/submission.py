@@ -195,6 +195,7 @@ def arrived(
     now: float,
     head: str | None = None,
     proof: ev.Proof | None = None,
+    salt: str = "",
 ) -> ev.UpdateArrived:
     """The event of an update that was `examined`. `head`: its base version's own, where it is known."""
     update, flaw = found
@@ -207,6 +208,7 @@ def arrived(
         other_base=is_of_other_base(submission.base_head, head),
         seals=submission.seals,
         base_head=submission.base_head if submission.seals else "",
+        salt=salt,
     )
 
 

@@ -361,7 +361,7 @@ async def _live(
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()
     await uploads.find(tasks_of_use(recovered.engine))
     chronicle = Chronicle(lambda: writer.glance, clock.now())
-    intake = Intake(spec, recovered.info.run_id, writer, uploads, Calls(limits), config.run.payload_digest)
+    intake = Intake(spec, recovered.info.run_id, writer, uploads, Calls(limits), config)
     run = LiveRun(
         info=recovered.info,
         given=config,

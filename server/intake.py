@@ -7,12 +7,13 @@ resend gets the same answer.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from anabranch.core import events as ev
-from anabranch.core.content import SHA256
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect
 from anabranch.core.errors import (
     IdTaken,
@@ -28,6 +29,8 @@ from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.params import ParamSpec, lasting_delta
 from anabranch.core.model.submodels import CoordinateRuns, Submodel
 from anabranch.core.model.updates import Ask, Receipt, Task, Update
+from anabranch.core.privacy.mechanism import SALT_BYTES
+from anabranch.host.private import salted
 from anabranch.host.submission import (
     Submission,
     announced,
@@ -214,10 +217,11 @@ class Intake:
         writer: Writer,
         uploads: Uploads,
         calls: Calls,
-        payload_digest: str = SHA256,
+        config: Config,
     ) -> None:
         self.spec, self.run_id, self.writer, self.uploads = spec, run_id, writer, uploads
-        self.calls, self._payload_digest = calls, payload_digest
+        self.calls, self._payload_digest = calls, config.run.payload_digest
+        self._salted = salted(config)
         # Whom updates are masked for.
         self.keepers: Sequence[str] = ()
         # Whether the strategy keeps updates: large ones are copied for it before the writer has them.
@@ -380,7 +384,8 @@ class Intake:
             self.writer.coming -= 1
         head = await self._head_of_base(header.submission)
         found = checked.update, checked.flaw
-        event = arrived(header.submission, found, self.writer.now(), head, header.proof)
+        salt = secrets.token_hex(SALT_BYTES) if self._salted else ""
+        event = arrived(header.submission, found, self.writer.now(), head, header.proof, salt)
         reach("update_checked")
         answer, asked = await self._submitted(event, checked, header.ask)
         decided = answered(event, answer.effects)

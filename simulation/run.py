@@ -24,9 +24,11 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.planner import Planner, too_narrow
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Tensors, Vector, digest
+from anabranch.core.privacy.mechanism import record_salt
 from anabranch.host.build import Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.log import Journal
+from anabranch.host.private import salted
 from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
 from anabranch.reports.folders import FolderBusy, has_ended, holds_run, need_free
 from anabranch.reports.html import write_report
@@ -335,7 +337,7 @@ class Simulation:
         if config.faults.on:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
             kept = Disk(journal, begin, config.server.snapshot_every_updates, config.faults.takes_back)
-        rules = config.limits, config.server.lapsed, config.server.windows
+        rules = config.limits, config.server.lapsed, config.server.windows, _salt(config, noise_key)
         self.room = WaitingRoom(engine, *rules[:2]) if called_when_free(config) else None
         self.time = (SteppedTime if config.faults.clock_step_every_s else ServerTime)(self.clock)
         self.world = World(
@@ -549,6 +551,11 @@ class Simulation:
 
     def _clock_of(self, client_id: str) -> DeviceClock:
         return RIGHT if self.faults is None else self.faults.clock_of(client_id)
+
+
+def _salt(config: Config, noise_key: bytes | None) -> Callable[[str], str]:
+    """What the records of a private run are salted with; of masked sums there is no secret to make it of."""
+    return partial(record_salt, noise_key) if noise_key and salted(config) else lambda _: ""
 
 
 def _blueprint(config: Config, problem: Problem, noise_key: bytes | None) -> Blueprint:

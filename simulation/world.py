@@ -59,7 +59,7 @@ class World:
 
     After a crash there is another engine: `restarted` are told of it, and `taken_back`, before, if it is of
     an earlier event: of which one. With a `room` refused devices sleep in it, without one they stand in the
-    live server's line. `lapsed` and `windows`: see `WaitingLine`.
+    live server's line. `lapsed` and `windows`: see `WaitingLine`. `salt`: of an update, by its id.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class World:
         limits: Limits = DEFAULT_LIMITS,
         lapsed: str = TURNS,
         windows: str = PLACES,
+        salt: Callable[[str], str] = lambda _: "",
     ) -> None:
         self._limits, self._line = limits, partial(WaitingLine, limits, lapsed, windows)
         self.clock, self.time = clock, time or ServerTime(clock)
@@ -88,7 +89,7 @@ class World:
         self.taken_back: list[Callable[[Engine, int], None]] = []
         self.restarted: list[Callable[[Engine], None]] = []
         self.whole: AbstractContextManager[object] = nullcontext()  # what nothing may come between
-        self._journal = journal
+        self._journal, self._salt = journal, salt
         self.disk = journal if isinstance(journal, Disk) else None
         self._turn = 0
         self._recorder = recorder
@@ -156,7 +157,7 @@ class World:
             )
             found = examined(submission, result.payload, spec, self._limits)
             head = None if self.disk is None else self.disk.head_of(task.base_version)
-            event = arrived(submission, found, self.time.now(), head)
+            event = arrived(submission, found, self.time.now(), head, salt=self._salt(outbox.update_id))
             decided = answered(event, self._handle(event, result.payload))
         except (InvalidUpdate, IdTaken) as error:
             if isinstance(error, InvalidUpdate):

@@ -36,7 +36,7 @@ from anabranch.core.model.params import Delta, Vector, dense
 from anabranch.core.privacy.accountant import coefficients
 from anabranch.core.privacy.normals import normals
 
-KEY_BYTES = 32
+KEY_BYTES = SALT_BYTES = 32
 GRID_BITS = 20  # of the grid below the smaller one of clip and noise
 SLACK = 2.0**-40  # of the clip: more than all roundings of a length
 
@@ -137,3 +137,13 @@ def version_key(key: bytes, version: int) -> bytes:
     """The key of a version's normals."""
     info = b"anabranch/1 noise " + version.to_bytes(8, "big")
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
+
+
+def record_salt(key: bytes, update_id: str) -> str:
+    """What the record of an update carries in a private simulation, hex: secret, and the same in a replay.
+
+    A version's place in the chain of hashes is of the records that led to it, and who knows the rest of them
+    could try out what the values of an update were. A live server draws as many bytes instead.
+    """
+    info = b"anabranch/1 record salt " + update_id.encode()
+    return HKDF(SHA256(), SALT_BYTES, salt=None, info=info).derive(key).hex()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import stat
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +22,19 @@ from wire import Served, server_config
 from anabranch.api.configuration import load_config
 from anabranch.api.live_result import report_of_data
 from anabranch.client.operator import OperatorClient
+from anabranch.core.config.secagg import SecaggTable
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, DataError
+from anabranch.core.journal import Record
 from anabranch.core.model.params import digest
+from anabranch.core.rules import NEWEST
 from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.reports.journal_files import JOURNAL
 from anabranch.server.backup import back_up, put_back
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import attest
+from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
@@ -142,6 +151,37 @@ def test_a_private_run_goes_on_after_a_restart_and_is_proved_with_its_key(
     assert not any(trace.decode("latin-1") in caplog.text for trace in traces(key))
 
 
+def hashed(records: list[Record]) -> str:
+    """SHA-256 of a journal's lines, written here anew."""
+    lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n" for record in records)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("rules", [NEWEST, 1])
+def test_the_links_that_devices_are_given_tell_nothing_of_an_update(
+    settings: Config, manifest: Manifest, tmp_path: Path, rules: int
+) -> None:
+    settings = replace(settings, run=replace(settings.run, rules=rules))
+    with Served(settings, manifest) as served:
+        work(served, 1)
+        request = devices.GetLinksRequest(after_version=0, to_version=1)
+        link = served.device().stub.GetLinks(request, timeout=10.0).links.hex()
+    with closing(open_store("", tmp_path / "data")) as store:
+        records = [record for _, record in store.records()]
+    updates = [i for i, record in enumerate(records) if record["kind"] == "update"]
+    assert len(updates) == 4
+    known = records[: updates[1] + 1]  # two made the version
+    assert hashed(known) == link, "else this is no test of what anybody could try out"
+    salts = {records[i].pop("salt", None) for i in updates}
+    assert (hashed(known) == link) == (rules == 1), "who knows all but the salts"
+    if rules == 1:
+        assert salts == {None}
+    else:
+        assert len(salts) == 4
+        assert all(salt and len(bytes.fromhex(salt)) == 32 for salt in salts)
+    assert verify(tmp_path / "data", whole=True).problems == ()
+
+
 def test_without_its_key_nothing_goes_on_or_is_proved(
     settings: Config, manifest: Manifest, tmp_path: Path
 ) -> None:
@@ -221,6 +261,27 @@ def test_a_private_simulation_replays_to_its_digests(tmp_path: Path) -> None:
     done = anabranch(tmp_path, "replay", "run")
     assert done.returncode == 4
     assert f"{NOISE_KEY} is missing" in done.stderr
+
+
+@pytest.mark.parametrize(("rules", "masked"), [(NEWEST, False), (1, False), (NEWEST, True)])
+def test_a_simulations_journal_is_salted_by_its_key(tmp_path: Path, rules: int, masked: bool) -> None:
+    """And comes out again where the run is simulated anew; masked sums have no key to make a secret of."""
+    (tmp_path / "run.toml").write_text(SIMULATED)
+    config = load_config(tmp_path / "run.toml")
+    config = replace(config, run=replace(config.run, rules=rules, keep_payloads=False))
+    if masked:
+        secagg = SecaggTable("keeper", ["north"], cohort_min=2)
+        config = replace(config, secagg=secagg, privacy=replace(config.privacy, bands=1))
+    result = simulate(config, tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / JOURNAL).read_text().splitlines()]
+    updates = [record for record in records if record["kind"] == "update"]
+    assert hashed(records) == result.journal_sha256
+    salts = {record.pop("salt", None) for record in updates}
+    salted = rules == NEWEST and not masked
+    assert (hashed(records) == result.journal_sha256) is not salted
+    assert len(salts) == (len(updates) if salted else 1)
+    outcome = replay_run(tmp_path / "run")
+    assert (outcome.way, outcome.matches) == ("simulation", True)
 
 
 def test_two_private_simulations_have_noise_of_their_own(tmp_path: Path) -> None:
