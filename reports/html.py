@@ -126,6 +126,7 @@ def _privacy_tiles(r: Result) -> list[str]:
         return []
     by = "" if r.masked is None else f" by each of {r.masked.who}"
     bound = f"{p.participations_max} updates of a {p.unit}, {p.separation} versions apart"
+    bound += p.caveat and f"; {p.caveat}"
     return [
         tile("Epsilon", epsilon_text(p.epsilon), f"at delta {p.delta:g}; {bound}"),
         tile(

@@ -347,7 +347,7 @@ class Recorder:
     ) -> Result:
         """What was recorded so far. `wall_s` is real time, in simulations too; `why` says what ended it."""
         history, clients = tuple(self._point(v) for v in sorted(self._measured)), self._shares()
-        spec, privacy = self.spec, PrivacyTable.of_json(self.config)
+        spec = self.spec
         return Result(
             strategy=self.strategy,
             workload=self.workload,
@@ -383,11 +383,19 @@ class Recorder:
             model_bytes=0 if spec is None else spec.size_bytes,
             settings_changed=tuple(self._settings),
             fairness=fairness_of(self.goal.among(measured_names(history)), history, clients),
-            privacy=privacy.promise(max(self._marks) + self._cohorts_lost),
-            masked=SecaggTable.of_json(self.config).told(privacy, self._cohorts_lost),
+            **self._guarded(),
             devices_unfit=len(self._unfit),
             **self._judged(history),
         )
+
+    def _guarded(self) -> dict[str, Any]:
+        """What a private run promises, and whose masked sums were."""
+        privacy, secagg = PrivacyTable.of_json(self.config), SecaggTable.of_json(self.config)
+        seeded = secagg.on and self.kind == "simulated"
+        return {
+            "privacy": privacy.promise(max(self._marks) + self._cohorts_lost, seeded),
+            "masked": secagg.told(privacy, self._cohorts_lost),
+        }
 
     def _shares(self) -> dict[str, ClientShare]:
         """What each device gave, and spent for it."""

@@ -13,6 +13,7 @@ from anabranch.core.privacy.accountant import epsilon_of, mu_of, sensitivity
 
 BANDS_MAX = 16  # of bands that are not said: each but the first is a vector of the model's size in memory
 ROUNDING = 1e-9  # of itself: to which an epsilon is known
+SEEDED = " of run.seed"  # of a mechanism whose noise whoever knows the configuration can take off again
 NOISE_STEPS = 1e6  # a noise that follows of an epsilon is rounded up to a millionth: alike on every machine
 
 
@@ -29,7 +30,8 @@ class Promise:
     """What a private run promises: (epsilon, delta) for the whole of it, and for what it has published.
 
     `unit`: whose data. `adjacency`: between what two cases; `zero-out`: all values of one device are zero,
-    and when it asks and answers is the same. `noise` is the deviation of a coordinate in clips.
+    and when it asks and answers is the same. `noise` is the deviation of a coordinate in clips. A `mechanism`
+    "of run.seed" is that of a simulation with masked sums: there the promise is what a live run would keep.
     """
 
     epsilon: float
@@ -44,12 +46,19 @@ class Promise:
     participations_max: int
     separation: int
 
+    @property
+    def caveat(self) -> str:
+        """Why it does not hold here; empty where it does."""
+        seeded = self.mechanism.endswith(SEEDED)
+        return "as a live run would have it; here the noise follows from run.seed" if seeded else ""
+
     def text(self) -> str:
         """In a line."""
         epsilon, so_far = epsilon_text(self.epsilon), epsilon_text(self.epsilon_so_far)
         return (
             f"private: epsilon {epsilon} ({so_far} so far) at delta {self.delta:g} "
             f"for each {self.unit}: {self.participations_max} updates of length {self.clip:g} at most"
+            f"{self.caveat and f', {self.caveat}'}"
         )
 
 
@@ -132,13 +141,15 @@ class PrivacyTable:
         """Epsilon where no device gives more updates than these."""
         return epsilon_of(sensitivity(self.bands_used, participations) / self.noise_used, self.delta)
 
-    def promise(self, sums: int) -> Promise | None:
+    def promise(self, sums: int, seeded: bool = False) -> Promise | None:
         """What holds for a run of which so many sums were seen; None for one that is not private.
 
-        That is its versions, and those masked sums of which no version was made.
+        That is its versions, and those masked sums of which no version was made. `seeded`: the noise follows
+        from `run.seed`.
         """
         if not self.on:
             return None
+        mechanism = "gaussian" if self.bands_used == 1 else "correlated gaussian"
         so_far = min(self.participations, -(-sums // self.separation))
         return Promise(
             epsilon=self._epsilon_of(self.participations),
@@ -146,7 +157,7 @@ class PrivacyTable:
             epsilon_so_far=self._epsilon_of(so_far),
             unit="device",
             adjacency="zero-out",
-            mechanism="gaussian" if self.bands_used == 1 else "correlated gaussian",
+            mechanism=mechanism + SEEDED * seeded,
             clip=self.clip,
             noise=self.noise_used,
             bands=self.bands_used,

@@ -279,6 +279,8 @@ def test_a_simulations_journal_is_salted_by_its_key(tmp_path: Path, rules: int, 
     salts = {record.pop("salt", None) for record in updates}
     salted = rules == NEWEST and not masked
     assert (hashed(records) == result.journal_sha256) is not salted
+    assert result.privacy is not None
+    assert bool(result.privacy.caveat) == masked, "a key of the operating system's keeps the promise"
     assert len(salts) == (len(updates) if salted else 1)
     outcome = replay_run(tmp_path / "run")
     assert (outcome.way, outcome.matches) == ("simulation", True)

@@ -20,6 +20,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.secagg.ring import mask_of
 from anabranch.core.secagg.terms import Terms
 from anabranch.core.snapshot import state_digest
+from anabranch.reports.html import report_html
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.keepers import SimulatedKeeper
 from anabranch.simulation.masking import mask_seed
@@ -275,6 +276,10 @@ def test_a_private_run_has_its_noise_of_the_keepers() -> None:
         assert float(simulation.engine.vector.std()) < 1e-3
     assert result.privacy is not None
     assert result.masked is not None
+    caveat = "as a live run would have it; here the noise follows from run.seed"
+    assert result.privacy.text().endswith(f"updates of length 2 at most, {caveat}")
+    assert result.privacy.mechanism == "gaussian of run.seed", "so it is on record too"
+    assert caveat in report_html(result)
     # Of two keepers, in eight versions: each of deviation z max(W) (s C + sqrt(d)) / (s W K).
     ring = cohorts.terms.ring
     each = 0.5 * ring.length / ring.scale / 3
