@@ -18,6 +18,9 @@ OUTBOX_ENTRIES_MAX = 64
 OUTBOX_BYTES_MAX = 2 * GIB
 # Of masked updates: one alone would hide nothing.
 COHORT_MIN = 2
+# Of a masked sum, as keepers take it: a run of larger ones is refused, as nobody would ever answer it.
+COHORT_MAX, COHORT_BYTES_MAX = 10_000, 48 * MIB
+COHORT_MEMBER_BYTES_MAX = 32 * KIB
 # Of a client at a server: updates on their way, and what has come of those that were cut.
 UPLOAD_BYTES_PER_CLIENT = 2 * GIB
 # A chunk that goes over most links in time, and that every release takes.

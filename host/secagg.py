@@ -17,8 +17,10 @@ from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.robust import NONE, RobustTable
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
+from anabranch.core.limits import COHORT_BYTES_MAX, COHORT_MAX, COHORT_MEMBER_BYTES_MAX
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.secagg.cohort import COHORT_HEAD_BYTES, member_bytes_max
 from anabranch.core.secagg.ring import Numbers, chain_of
 from anabranch.core.secagg.terms import Terms, weights_of
 from anabranch.host.private import check_private, dealt
@@ -51,7 +53,23 @@ def terms_of(config: Config, spec: ParamSpec, strategy: Strategy) -> Terms:
         separation=privacy.separation if privacy.on else 0,
     )
     made.check()
+    if config.run.rules > 1:  # simulations of before had any, and replay
+        _check_carried(made)
     return made
+
+
+def _check_carried(terms: Terms) -> None:
+    """Raises `ConfigError` for sums that a keeper does not take: they would wait for ever."""
+    keepers, each = len(terms.keepers), member_bytes_max(len(terms.keepers))
+    if each > COHORT_MEMBER_BYTES_MAX:
+        most = (COHORT_MEMBER_BYTES_MAX - member_bytes_max(0)) // (member_bytes_max(1) - member_bytes_max(0))
+        raise ConfigError(f"secagg.keepers names {keepers}: an update has boxes for {most} at most")
+    most = min(COHORT_MAX, (COHORT_BYTES_MAX - COHORT_HEAD_BYTES) // each)
+    if terms.cohort > most:
+        raise ConfigError(
+            f"strategy.buffer_size is {terms.cohort}, and a keeper takes masked sums of {most} updates at "
+            f"most, with {keepers} in secagg.keepers: take smaller sums"
+        )
 
 
 def cohorts_of(config: Config, spec: ParamSpec, strategy: Strategy) -> Cohorts:

@@ -22,7 +22,7 @@ from anabranch.core.errors import (
     TooLarge,
     outcome_of,
 )
-from anabranch.core.limits import MIB
+from anabranch.core.limits import COHORT_BYTES_MAX, COHORT_MAX, COHORT_MEMBER_BYTES_MAX, MIB
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.identity.addresses import SERVER_NAME, host_and_port
 from anabranch.identity.certificates import certificate_pem
@@ -38,9 +38,8 @@ from anabranch.support.stop_signals import call_on_signals, stop_signals
 
 log = logging.getLogger(__name__)
 
-# What strangers can have this process hold: so many cohorts on their way, of so many bytes each.
-CALLS_MAX, COHORT_BYTES_MAX = 8, 48 * MIB
-MEMBERS_MAX, MEMBER_BYTES_MAX = 10_000, 32 * 1024
+# What strangers can have this process hold: so many cohorts on their way, of `COHORT_BYTES_MAX` each.
+CALLS_MAX = 8
 CHUNK_BYTES = MIB
 READ_S = 60.0  # for a cohort to come in
 DRAIN_S = 10.0
@@ -126,10 +125,10 @@ async def _read(requests: AsyncIterator[keepers.UnmaskRequest]) -> Cohort:
                 raise InvalidUpdate("the first message must have the cohort's head")
             head = request.head
         members += request.members
-        if len(members) > min(head.members, MEMBERS_MAX):
-            raise TooLarge(f"more than the {head.members} members that were said, or than {MEMBERS_MAX}")
-        if any(member.ByteSize() > MEMBER_BYTES_MAX for member in request.members):
-            raise TooLarge(f"a member of a cohort has {MEMBER_BYTES_MAX} bytes at most")
+        if len(members) > min(head.members, COHORT_MAX):
+            raise TooLarge(f"more than the {head.members} members that were said, or than {COHORT_MAX}")
+        if any(member.ByteSize() > COHORT_MEMBER_BYTES_MAX for member in request.members):
+            raise TooLarge(f"a member of a cohort has {COHORT_MEMBER_BYTES_MAX} bytes at most")
     if head is None or len(members) < head.members:
         raise InvalidUpdate("the cohort broke off: fewer members than its head says")
     return cohort_from_proto(head, members)

@@ -7,9 +7,13 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 
+from anabranch.core.limits import KIB
 from anabranch.core.secagg.terms import Terms
 
 DOMAIN = b"anabranch cohort 1\n"
+# The most bytes that a member has on the wire, with ids of the longest: by itself, and for each keeper's box.
+MEMBER_BYTES, BOX_BYTES = 1536, 192
+COHORT_HEAD_BYTES = 64 * KIB  # of the terms, mostly
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class CohortMember:
     base_head: str
     arrived_version: int
     weight: int
+
+
+def member_bytes_max(keepers: int) -> int:
+    """The most bytes that a member has on its way to one of so many keepers."""
+    return MEMBER_BYTES + BOX_BYTES * keepers
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ from anabranch.core.errors import (
     TooLarge,
     Unavailable,
 )
-from anabranch.core.secagg.cohort import Cohort
+from anabranch.core.limits import COHORT_BYTES_MAX, COHORT_MAX, COHORT_MEMBER_BYTES_MAX
+from anabranch.core.secagg.cohort import COHORT_HEAD_BYTES, Cohort, member_bytes_max
 from anabranch.core.secagg.ring import Numbers
 from anabranch.core.secagg.terms import Terms
 from anabranch.identity.authority import Authority
@@ -57,7 +58,7 @@ from anabranch.identity.signatures import check_signature
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import Floors, KeeperPapers, make_papers, read_papers
 from anabranch.keeper.rules import Declined, Why
-from anabranch.keeper.serving import COHORT_BYTES_MAX, MEMBER_BYTES_MAX, MEMBERS_MAX, serve
+from anabranch.keeper.serving import serve
 from anabranch.keeper.store import KeeperStore, open_memory
 from anabranch.protos.convert import cohort_to_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
@@ -504,9 +505,9 @@ def headed(terms: str) -> keepers.UnmaskRequest:
 
 def heavy() -> Iterator[keepers.UnmaskRequest]:
     """A cohort of few members so far, each of the most bytes that one may have."""
-    yield keepers.UnmaskRequest(head=keepers.CohortHead(run_id="r", terms_json="{}", members=MEMBERS_MAX))
-    member = keepers.CohortMember(signed=bytes(MEMBER_BYTES_MAX - 16))
-    for _ in range(COHORT_BYTES_MAX // MEMBER_BYTES_MAX + 2):
+    yield keepers.UnmaskRequest(head=keepers.CohortHead(run_id="r", terms_json="{}", members=COHORT_MAX))
+    member = keepers.CohortMember(signed=bytes(COHORT_MEMBER_BYTES_MAX - 16))
+    for _ in range(COHORT_BYTES_MAX // COHORT_MEMBER_BYTES_MAX + 2):
         yield keepers.UnmaskRequest(members=[member])
 
 
@@ -529,6 +530,22 @@ def test_what_is_no_cohort_is_an_error(place: Remote, requests: Any, error: type
         list(place.wire._stub.Unmask(iter(requests(cohort))))
     said = {entry.key: str(entry.value) for entry in found.value.trailing_metadata()}
     assert said["anabranch-error"] == error.__name__
+
+
+def test_no_member_has_more_bytes_than_a_run_reckons_with(tmp_path: Path) -> None:
+    """By that a run knows whether keepers take its sums; it is no great deal more either."""
+    longest, authority = "x" * 64, Authority.create(tmp_path / "ca")
+    for count in (1, 5):
+        papers = [make_papers(tmp_path / f"{count}-{i}", authority.pem, Floors(), 1e9) for i in range(count)]
+        wallet = issued(authority, Kind.DEVICE, longest, tmp_path / f"d-{count}")
+        names = tuple(sorted(p.name for p in papers))
+        terms = Terms(32, 12, 1.0, 4, tuple(range(1024, 0, -1)), 9, 8, names)
+        device = MaskingDevice(wallet, [p.statement() for p in papers])
+        sent = device.send(longest, longest, terms, base_version=10**9, arrived_version=10**9)
+        head, *rest = cohort_to_proto(cohort_of(longest, terms, [sent] * 9, version=10**9))
+        bytes_each = sum(request.ByteSize() for request in rest) / 9
+        assert 0.6 * member_bytes_max(count) < bytes_each <= member_bytes_max(count)
+        assert head.ByteSize() <= COHORT_HEAD_BYTES
 
 
 # --- who it is, and where its key is -----------------------------------------------------------------

@@ -14,6 +14,7 @@ from anabranch.core.engine.settable import differences, typed
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.rules import NEWEST
 from anabranch.core.secagg.terms import Terms
 from anabranch.host.build import Blueprint
 from anabranch.host.secagg import check_guarded, terms_of
@@ -64,6 +65,27 @@ def test_a_private_runs_noise_is_the_keepers_and_its_clip_holds() -> None:
     promise = config.privacy.promise(1)
     assert promise is not None
     assert promise.mechanism == "gaussian"
+
+
+@pytest.mark.parametrize(("keepers", "most"), [(1, 10_000), (18, 10_000), (19, 9696), (100, 2424)])
+def test_no_run_has_sums_that_no_keeper_takes(keepers: int, most: int) -> None:
+    """Live its first would wait for ever; an older simulation replays."""
+    names = {"keepers": [f"k{i}" for i in range(keepers)], "value_bits": 12}
+
+    def of(size: int, rules: int = NEWEST) -> Config:
+        return masked_config({"name": "fedbuff", "buffer_size": size}, names, run={"rules": rules})
+
+    assert terms(of(most)).cohort == most
+    with pytest.raises(ConfigError, match=rf"buffer_size is {most + 1}, and .* sums of {most} updates at"):
+        terms(of(most + 1))
+    assert terms(of(most + 1, rules=1)).cohort == most + 1
+
+
+def test_an_update_has_boxes_for_so_many_keepers() -> None:
+    names = [f"k{i}" for i in range(163)]
+    assert terms(masked_config(secagg={"keepers": names[:162]}))
+    with pytest.raises(ConfigError, match=r"secagg\.keepers names 163: .* for 162 at most"):
+        terms(masked_config(secagg={"keepers": names}))
 
 
 def test_devices_send_numbers_once_in_a_sum_whatever_the_tables_leave_open() -> None:
