@@ -53,6 +53,9 @@ with uncollected():
     kept += [[n] for n in range(1000)]
 assert gc.isenabled()
 assert gc.get_freeze_count() <= frozen
+gc.freeze()  # later than the module came
+with uncollected():
+    assert gc.isenabled()
 """
 
 
