@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
@@ -220,10 +219,6 @@ class Counted(IterableDataset[Any]):
         (3, "data is a int: give a pair"),
         ("data.csv", "data is a str: give a pair"),
         (X, "data is a ndarray: give a pair"),
-        (
-            pd.DataFrame({"a": [1.0, 2.0], "klass": [0, 1]}),
-            r"is a DataFrame: .*frame\[\.\.\.\]\.to_numpy\(\)",
-        ),
         ({"x": X, "y": Y}, r"has the parts x, y: one must be 'train', or give a pair \(x, y\)"),
         ({"validation": (X, Y)}, "one must be 'train'"),
         ((X, Y[:-1]), "give each its label"),
@@ -237,6 +232,14 @@ class Counted(IterableDataset[Any]):
 def test_what_is_wrong_with_data_is_said(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         data_of(ab.app(net, data), Shard("train"))
+
+
+def test_a_frame_is_no_data() -> None:
+    import pandas as pd  # which takes longer than all else that these tests import
+
+    frame = pd.DataFrame({"a": [1.0, 2.0], "klass": [0, 1]})
+    with pytest.raises(DataError, match=r"is a DataFrame: .*frame\[\.\.\.\]\.to_numpy\(\)"):
+        data_of(ab.app(net, frame), Shard("train"))
 
 
 def test_what_is_wrong_besides_is_said() -> None:
