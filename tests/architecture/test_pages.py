@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -68,6 +69,7 @@ def _leads_somewhere(page: Path, href: str, root: Path) -> bool:
     return not anchor or anchor in _anchors(target.read_text(encoding="utf-8"))
 
 
+@cache  # a page is led to from many places
 def _anchors(source: str) -> set[str]:
     """The names of a page's headings as GitHub makes them: a repeated one is numbered."""
     seen: Counter[str] = Counter()
