@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
-from commands import anabranch, answer, serving
+from commands import answer, serving, with_torch
 from safetensors.numpy import load_file
 
 from anabranch.core.errors import (
@@ -70,15 +70,15 @@ def run(folder: Path, app: str) -> Iterator[Run]:
     """A server of the App with three updates of one device."""
     (folder / "apps.py").write_text(APPS)
     name = f"apps.py:{app}"
-    answer(anabranch(folder, "init", name, "--json"))
+    answer(with_torch(folder, "init", name, "--json"))
     with serving(folder, *ADDRESSES, "--strategy", "fedasync") as said:
         device = ("--server", said["address"], "--id", "device-0", "--tasks-max", 3)
-        answer(anabranch(folder, "client", name, *device, "--json"))
+        answer(with_torch(folder, "client", name, *device, "--json"))
         yield Run(folder, name, said["admin_address"])
 
 
 def exported(of: Run, file: str, *options: object) -> CompletedProcess[str]:
-    return anabranch(of.folder, "admin", "export", file, *options, "--admin", of.admin, "--json")
+    return with_torch(of.folder, "admin", "export", file, *options, "--admin", of.admin, "--json")
 
 
 def not_exported(of: Run, app: str, wanted: type[AnabranchError], *options: object) -> str:

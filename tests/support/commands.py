@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -36,6 +37,11 @@ buffer_size = 3
 def anabranch(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return run(COMMAND, *arguments, cwd=cwd)
+
+
+def with_torch(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same where torch is there already, whose import takes longer than most commands that need it."""
+    return run(COMMAND, *arguments, cwd=cwd, has=["torch"])
 
 
 def started(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -92,10 +98,12 @@ def killable_saying(cwd: Path, *arguments: object) -> Iterator[tuple[dict[str, A
 
 
 def command_line() -> click.Group:
-    """The command line, with every command loaded."""
-    group = typer.main.get_command(app)
+    """The command line, with every command loaded. The collector stays off where tests are collected."""
+    group, collects = typer.main.get_command(app), gc.isenabled()
     assert isinstance(group, click.Group)
     with click.Context(group) as context:
         for name in group.list_commands(context):
             assert group.resolve_command(context, [name])
+    if not collects:
+        gc.disable()
     return group

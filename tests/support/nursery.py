@@ -1,6 +1,6 @@
 """Processes of Python that start in hundredths of a second: forked from one that has imported the product.
 
-    python -P nursery.py SOCKET
+    python -P nursery.py SOCKET [MODULE ...]
 
 An interpreter that imports the product takes a second or two of a processor, which is most of what many
 commands take. A process of a nursery is one like any other: it has an id, a folder, an environment and
@@ -49,7 +49,10 @@ LATE = (
 
 
 class Process:
-    """As `subprocess.Popen` of text, as far as tests need it. `enter`: words that put a program elsewhere."""
+    """As `subprocess.Popen` of text, as far as tests need it. `enter`: words that put a program elsewhere.
+
+    `has`: modules that it finds imported beside the product, which are to be worth a nursery of their own.
+    """
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Process:
         stderr: int | IO[Any] | None = None,
         env: Mapping[str, str] | None = None,
         enter: Sequence[str] = (),
+        has: Sequence[str] = (),
     ) -> None:
         self.args, self.returncode = list(map(str, words)), None  # type: list[str], int | None
         self.stdout, out = _stream(stdout, 1)
@@ -68,7 +72,8 @@ class Process:
             json.dump([self.args, str(cwd or Path.cwd()), dict(env or os.environ)], asked)
             asked.flush()
             asked.seek(0)
-            socket.send_fds(_nursery(*enter), [b"!"], [asked.fileno(), tell, nothing.fileno(), out, err])
+            line = _nursery(*enter, has=tuple(has))
+            socket.send_fds(line, [b"!"], [asked.fileno(), tell, nothing.fileno(), out, err])
         for descriptor in (tell, out, err):
             os.close(descriptor)
         self._told = open(told, "rb", buffering=0)  # noqa: SIM115 - until it has ended
@@ -146,12 +151,12 @@ def _stream(given: int | IO[Any] | None, own: int) -> tuple[IO[str] | None, int]
 
 
 @cache
-def _nursery(*enter: str) -> socket.socket:
+def _nursery(*enter: str, has: tuple[str, ...]) -> socket.socket:
     """The one of this process, or that of a place that a program is put into by `enter`. It ends with us."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [*enter, sys.executable, "-P", __file__, str(theirs.fileno())],
+            [*enter, sys.executable, "-P", __file__, str(theirs.fileno()), *has],
             pass_fds=[theirs.fileno()],
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # else NumPy's import starts threads
         )
@@ -167,11 +172,11 @@ def _nursery(*enter: str) -> socket.socket:
 # --- the nursery itself ---------------------------------------------------------------------------------
 
 
-def serve(line: socket.socket) -> list[str]:
+def serve(line: socket.socket, more: Sequence[str]) -> list[str]:
     """Fork what is asked for until nobody can ask any more; in a fork, what it shall run."""
     from anabranch.cli.program import COMMANDS
 
-    for name in (*(f"anabranch.cli.{module}" for module, _ in COMMANDS.values()), *LATE):
+    for name in (*(f"anabranch.cli.{module}" for module, _ in COMMANDS.values()), *LATE, *more):
         import_module(name)
     import_module("anabranch.core.config.tables").merge([]).to_json()  # how settings are read and written
     for kind in import_module("anabranch.host.parts").ENGINE_PARTS:
@@ -248,5 +253,5 @@ def end(codes: list[int]) -> None:
 if __name__ == "__main__":
     codes: list[int] = []
     atexit.register(end, codes)  # the first that is registered is the last that is called
-    if given := serve(socket.socket(fileno=int(sys.argv[1]))):
+    if given := serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]):
         codes.append(live(given))
