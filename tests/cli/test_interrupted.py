@@ -294,7 +294,7 @@ class App(anabranch.App):
 """
 
 
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_a_device_and_the_workers_of_its_loader_at_once(number: str, tmp_path: Path) -> None:
     """As a terminal's Ctrl-C and a service's stop do: no error, and at Ctrl-C no worker says a word."""
     (tmp_path / "mine.py").write_text(LOADER.replace("NUMBER", number))

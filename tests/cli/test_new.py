@@ -129,7 +129,7 @@ def test_until_a_release_it_is_installed_from_a_clone(template: str, tmp_path: P
         assert found[first][1] == found[1 - first][1], name
 
 
-@pytest.mark.parametrize("template", ["numpy", "flower"])
+@pytest.mark.parametrize("template", ["numpy", pytest.param("flower", marks=pytest.mark.slow)])
 def test_it_runs_and_its_tests_pass(template: str, tmp_path: Path) -> None:
     answer(anabranch(tmp_path, "new", "mine", "--template", template, "--json"))
     folder = tmp_path / "mine"

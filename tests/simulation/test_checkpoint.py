@@ -72,10 +72,11 @@ def killed(variant: str, out: Path, at_version: int, after_s: float = 0.0) -> in
 
 
 WITH_PROVE = ("stacks of workers",)  # which are each tried by themselves as well
+WITH_SLOW = ("processes",)  # which come to the serial results: tests/conformance/test_executors.py
 TWICE = ("feedback", "faults")  # killed once more after they have gone on
 
 
-@pytest.mark.parametrize("variant", in_slices(VARIANTS, WITH_PROVE))
+@pytest.mark.parametrize("variant", in_slices(VARIANTS, WITH_PROVE, WITH_SLOW))
 def test_a_killed_run_goes_on_to_the_same(
     variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which cases of a matrix `make test` leaves to `make prove`."""
+"""Which cases of a matrix `make test` leaves to `make slow` and `make prove`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 
-def in_slices(names: Iterable[str], with_prove: Collection[str]) -> list[Any]:
-    """All of them as parameters of a test; those of `with_prove` are marked so."""
-    return [pytest.param(name, marks=[pytest.mark.prove] if name in with_prove else []) for name in names]
+def in_slices(
+    names: Iterable[str], with_prove: Collection[str], with_slow: Collection[str] = ()
+) -> list[Any]:
+    """All of them as parameters of a test; those of `with_prove` and `with_slow` are marked so."""
+    marked = [(pytest.mark.prove, with_prove), (pytest.mark.slow, with_slow)]
+    return [pytest.param(name, marks=[mark for mark, of in marked if name in of]) for name in names]
