@@ -13,6 +13,7 @@ from desks import LIMITS, Desk, settings
 from own_parts import forgotten
 
 from anabranch.core import events as ev
+from anabranch.core.effects import Decided
 from anabranch.core.errors import DataError, LogLost, StoreCorrupt, StoreError, StoreFull, UnknownVersion
 from anabranch.core.limits import Limits
 from anabranch.core.model.updates import Ask, Capability
@@ -156,6 +157,59 @@ def test_a_batch_is_logged_at_once_and_acknowledged_after_it(store: Store, tmp_p
     look(desk, lambda engine: engine.version)
     desk.tell(ev.Enrolled(2.0, "a", Capability()))
     assert store.acknowledged == [3], "what changes nothing is no event"
+    desk.drop()
+
+
+def test_an_update_that_comes_twice_in_a_batch_counts_once_and_both_are_answered(
+    store: Store, tmp_path: Path
+) -> None:
+    desk = desk_of(store, tmp_path)
+    desk.enrol("a")
+    event, data = desk.answer(desk.ask("a", "t0"), 1.0)
+    first, second = Call(event, data), Call(event, data)
+    desk.books.commit([first, second])
+    (told,), (again,) = first.effects, second.effects
+    assert isinstance(told, Decided)
+    assert isinstance(again, Decided)
+    assert (told.duplicate, again.duplicate, again.receipt) == (False, True, told.receipt)
+    assert (first.seq, second.seq, desk.books.seq) == (3, None, 3)
+    assert (desk.books.engine.counters.applied, desk.books.run.duplicates) == (1, 1)
+    assert [record["kind"] for _, record in store.records()] == ["enrolled", "asked", "update"]
+    desk.drop()
+
+
+def test_an_update_that_the_engine_has_forgotten_is_answered_from_the_store_whose_rows_may_wait(
+    store: Store, tmp_path: Path
+) -> None:
+    desk = desk_of(store, tmp_path, replace(LIMITS, receipts_max=1))
+    for client in "ab":
+        desk.enrol(client)
+    (event, data), (other, others) = (desk.answer(desk.ask(c, f"t-{c}"), 1.0) for c in "ab")
+    first, second, third = Call(event, data), Call(other, others), Call(event, data)
+    desk.books.commit([first, second, third])
+    assert list(desk.books.engine.ledger.receipts) == ["u-t-b"]
+    (again,) = third.effects
+    assert isinstance(again, Decided)
+    assert again.duplicate
+    assert again.receipt.update_id == "u-t-a"
+    assert (desk.books.engine.counters.applied, desk.books.seq) == (2, second.seq)
+    desk.drop()
+
+
+def test_what_comes_of_an_event_is_given_to_the_store_once(store: Store, tmp_path: Path) -> None:
+    desk = desk_of(store, tmp_path)
+    given: list[int] = []
+    append = store.append
+
+    def noting(entries: Any, projections: Any = ()) -> Any:
+        given.extend(projection.seq for projection in projections)
+        return append(entries, projections)
+
+    store.append = noting  # type: ignore[method-assign]
+    desk.work(3)
+    desk.books.project()
+    desk.books.project()
+    assert given == list(range(1, desk.books.seq + 1))
     desk.drop()
 
 

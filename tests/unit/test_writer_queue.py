@@ -19,6 +19,8 @@ from anabranch.core.effects import RolledBackTo
 from anabranch.core.errors import ConfigError, Overloaded, StoreError, Unavailable
 from anabranch.core.journal import from_record
 from anabranch.core.model.updates import Ask, Capability
+from anabranch.server.books import Call
+from anabranch.server.lanes import Lanes
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.writer import Writer
 
@@ -143,6 +145,19 @@ def test_an_operator_who_passes_nobody_keeps_the_time(tmp_path: Path) -> None:
         assert logged == [1e12 + 5, 1e12 + 9]
 
     run(Desk(store, tmp_path, settings()), work)
+
+
+def test_an_operator_who_passes_a_look_and_an_event_is_no_later_than_the_event() -> None:
+    lanes = Lanes()
+    event, order = Call(enrolled(5)), Call(ev.Paused(1e12 + 9), ahead=True)
+    waiting = [Call(None, look=lambda engine: engine.version), event, Call(enrolled(3))]
+    for call in (*waiting, None, order):
+        lanes.put_nowait(call)
+    assert (lanes.qsize(), lanes.ahead, lanes.empty()) == (5, 1, False)
+    assert [lanes.get_nowait() for _ in range(5)] == [order, *waiting, None]
+    assert lanes.empty()
+    assert order.event is not None
+    assert order.event.now == 1e12 + 5
 
 
 def test_a_commit_has_so_many_events_at_most(tmp_path: Path) -> None:
