@@ -78,8 +78,18 @@ def test_a_device_of_a_private_run_has_no_more_tasks_under_way_than_it_may_answe
     assert refused.detail == "has given the 2 updates that [privacy] lets one device give"
 
 
-def test_leases_that_expire_do_not_add_to_a_share() -> None:
-    b = Bench("fedbuff", buffer_size=9, buffer_max=1, tasks_per_client=3, lease_s=10.0, lease_min_s=10.0)
+def test_a_fold_of_a_log_in_which_it_was_decided_looks_at_no_share() -> None:
+    for admits_all, found in ((False, Reason.OVER_SHARE), (True, None)):
+        b = Bench("fedbuff", buffer_size=9, buffer_max=1, admits_all=admits_all)
+        b.enrol("a")
+        b.work("a", "a0")
+        assert reason(b.ask("a", "a1")) is found
+
+
+@pytest.mark.parametrize("bound", ["buffer_max", "window_max"])
+def test_leases_that_expire_do_not_add_to_a_share(bound: str) -> None:
+    limits: dict[str, Any] = {bound: 1}
+    b = Bench("fedbuff", buffer_size=9, tasks_per_client=3, lease_s=10.0, lease_min_s=10.0, **limits)
     b.enrol("a")
     for i in range(3):
         b.ask("a", f"a{i}", now=100.0 * i)
