@@ -630,3 +630,14 @@ def test_a_place_is_freed_for_whoever_must_wait_its_turn_after_asking_anew() -> 
         dropped = given_up(refused, 3.0, bench.engine)
         freed = why in (Reason.AT_CAPACITY, Reason.LAPSED, Reason.TOO_FAST)
         assert dropped == (ev.TaskDropped(3.0, "a", "t0", "its device asked anew") if freed else None)
+
+
+def test_a_version_says_of_each_sender_how_much_of_it_was_heard_the_last_one_too() -> None:
+    bench = Bench(buffer_size=3, robust={"rule": "median"})
+    bench.enrol(*"abc")
+    for client in "abc":
+        bench.ask(client, f"t-{client}")
+    effects = [bench.push(c, f"t-{c}", (value,) * 4) for c, value in (("a", 1), ("b", 9), ("c", 2))][-1]
+    (published,) = only(effects, Published)
+    assert published.heard == (("a", 0.0), ("b", 0.0), ("c", 1.0))
+    assert bench.engine.vector.tolist() == [2.0] * 4
