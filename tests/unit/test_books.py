@@ -196,8 +196,8 @@ def test_an_update_that_the_engine_has_forgotten_is_answered_from_the_store_whos
     desk.drop()
 
 
-def test_what_comes_of_an_event_is_given_to_the_store_once(store: Store, tmp_path: Path) -> None:
-    desk = desk_of(store, tmp_path)
+def given_to(store: Store) -> list[int]:
+    """The events of which the store is given what came of them, from now on."""
     given: list[int] = []
     append = store.append
 
@@ -206,10 +206,32 @@ def test_what_comes_of_an_event_is_given_to_the_store_once(store: Store, tmp_pat
         return append(entries, projections)
 
     store.append = noting  # type: ignore[method-assign]
+    return given
+
+
+def test_what_comes_of_an_event_is_given_to_the_store_once(store: Store, tmp_path: Path) -> None:
+    desk = desk_of(store, tmp_path)
+    given = given_to(store)
     desk.work(3)
     desk.books.project()
     desk.books.project()
     assert given == list(range(1, desk.books.seq + 1))
+    desk.drop()
+
+
+def test_a_snapshot_is_written_once_all_that_it_covers_has_its_rows(store: Store, tmp_path: Path) -> None:
+    """Nobody would write them after a restart from it."""
+    desk = desk_of(store, tmp_path)
+    given, seen, save = given_to(store), [], store.save_snapshot
+
+    def noting(*args: Any, **options: Any) -> Any:
+        seen.append(list(given))
+        return save(*args, **options)
+
+    store.save_snapshot = noting  # type: ignore[method-assign]
+    desk.work(1)
+    desk.books.save(desk.now)
+    assert seen == [list(range(1, desk.books.seq + 1))]
     desk.drop()
 
 
