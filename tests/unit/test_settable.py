@@ -347,6 +347,13 @@ def test_a_start_takes_what_its_files_say_otherwise(
     assert said.new == ({} if new is None else {"run.updates_max": new})
 
 
+def test_a_start_takes_what_a_program_says_that_names_no_file() -> None:
+    plain = merge([])
+    given = replace(plain, run=replace(plain.run, updates_max=20))
+    assert "run.updates_max" not in given.sources
+    assert StartSettings.of(config(updates_max=10), given, after()).new == {"run.updates_max": 20}
+
+
 def test_what_a_start_passes_over_is_known() -> None:
     said = StartSettings.of(config(updates_max=10), config(updates_max=10), after(operator(15)))
     assert (said.new, said.passed_over) == ({}, {"run.updates_max": 10})
@@ -356,7 +363,7 @@ def test_a_standby_does_not_take_back_what_was_said_since_it_waits() -> None:
     """Its file was read before: whoever spoke last counts."""
     stored, old = config(updates_max=10), config(updates_max=12)
     assert StartSettings.of(stored, old, after(), read_at=5.0).new == {"run.updates_max": 12}
-    for later in (operator(30, at=6.0), start(30, at=6.0)):
+    for later in (operator(30, at=6.0), start(30, at=6.0), operator(30, at=5.0)):
         said = StartSettings.of(stored, old, after(later), read_at=5.0)
         assert (said.new, said.passed_over) == ({}, {"run.updates_max": 12})
     assert StartSettings.of(stored, old, after(operator(30, at=4.0)), read_at=5.0).new == {
