@@ -73,6 +73,15 @@ def test_private_runs_keep_their_promises_and_their_noise(tmp_path: Path) -> Non
     check(run(tmp_path, plan), plan)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_runs_that_mix_models_keep_their_promises_and_the_versions_of_their_tasks(
+    stream: bool, tmp_path: Path
+) -> None:
+    plan = Plan(seed=13, kills=3, updates=100, mixing=True, stream=stream)
+    check(run(tmp_path, plan), plan)
+    assert not list((tmp_path / "data" / "models").rglob("v*.bin"))
+
+
 def test_runs_of_a_schedule_free_server_keep_their_promises_and_its_mean(tmp_path: Path) -> None:
     plan = Plan(seed=12, kills=2, updates=100, averaged=True)
     check(run(tmp_path, plan), plan)

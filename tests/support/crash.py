@@ -62,7 +62,7 @@ def run(folder: Path, plan: Plan) -> Outcome:
     kind = StreamWriter if plan.stream else Writer
     writers = [kind(n, share, server.address, spec, plan.seed) for n, share in enumerate(shares)]
     for number, writer in enumerate(writers):
-        writer.blake3 = plan.blake3 and number % 2 == 1
+        writer.blake3, writer.mixes = plan.blake3 and number % 2 == 1, plan.mixing
         writer.start()
     try:
         if plan.failpoints:
@@ -99,7 +99,7 @@ def expected_model(
         return remembered(data_dir, spec, first, plan.database)
     if plan.averaged:
         return _averaged(first, applied)
-    return _mixed(first, applied) if plan.units else summed(first, applied)
+    return _mixed(first, applied) if plan.units or plan.mixing else summed(first, applied)
 
 
 def summed(first: Vector, applied: list[Applied]) -> Vector:
@@ -108,11 +108,12 @@ def summed(first: Vector, applied: list[Applied]) -> Vector:
 
 
 def _mixed(first: Vector, applied: list[Applied]) -> Vector:
-    """AsyncDrop's model, by hand: on its part half of what is there, half of what the device made of it."""
+    """A model that is mixed, by hand: of its part half of what is there and half of what the device made."""
     half, model = np.float32(0.5), first.copy()
     for update in sorted(applied, key=lambda update: update.version):
-        if update.where is not None and update.base is not None:
-            model[update.where] = half * model[update.where] + half * update.base + half * update.delta
+        if update.base is not None:
+            where = slice(None) if update.where is None else update.where
+            model[where] = half * model[where] + half * update.base + half * update.delta
     return model
 
 

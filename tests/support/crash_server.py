@@ -1,12 +1,13 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [private] [averaged] [remembering] [blake3] [saving] [standby] \
-        [unlogged] [unsynced] [NAME:N[:stop]] [LIMITS]
+        [broken] [compressed] [units] [mixing] [private] [averaged] [remembering] [blake3] [saving] \
+        [standby] [unlogged] [unsynced] [NAME:N[:stop]] [LIMITS]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
-With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `private`
+With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `mixing`
+whole models are mixed. With `private`
 every version has noise of deviation 1. With `averaged` the server's steps are schedule-free. With
 `remembering` it has every device's last update on the disk. With `blake3` devices may name their updates by
 that. With `saving` snapshots are frequent. With `standby` it waits while another server leads; the lease is
@@ -50,6 +51,7 @@ LEASE_S = 2.0
 ADMIN = "admin_address"  # a file beside the data, with the operators' address
 CLOCK = "clock"  # another, with the seconds by which the machine's clock is wrong
 COMPRESSED: Tables = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
+MIXING: Tables = {"strategy": {"name": "fedasync", "alpha": 0.5, "staleness": {"name": "constant"}}}
 UNITS: Tables = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
 ROUND = {
@@ -131,7 +133,7 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     if "standby" in words:
         server |= {"standby": True, "leader_lease_s": LEASE_S}
     wanted = {"compressed": COMPRESSED, "units": UNITS, "phases": PHASES, "private": PRIVATE}
-    wanted |= {"averaged": AVERAGED, "remembering": REMEMBERING}
+    wanted |= {"averaged": AVERAGED, "remembering": REMEMBERING, "mixing": MIXING}
     wanted["blake3"] = {"run": {"payload_digest": "blake3"}}
     tables: Tables = {name: table for word in wanted if word in words for name, table in wanted[word].items()}
     config = server_config(Path(data_dir), server=server, **tables)

@@ -37,7 +37,7 @@ PASSING = (
 class Applied:
     """An acknowledged update, and the version that came of it.
 
-    Of a part of the model: where that is, and what the device started from there.
+    Of a part of the model: where that is. Of a model that is mixed: what the device started from there.
     """
 
     version: int
@@ -61,7 +61,7 @@ class Writer(threading.Thread):
         self.acknowledged: list[str] = []
         self.resent = self.retries = 0
         self.problems: list[str] = []
-        self.abandoned = self.blake3 = False
+        self.abandoned = self.blake3 = self.mixes = False
 
     def run(self) -> None:
         """Push until the share is acknowledged."""
@@ -94,7 +94,7 @@ class Writer(threading.Thread):
             self._look_into(answer.refusal, device)
             return
         part = device.submodel(answer.task)
-        base = None if part is None else self._base(device, answer.task, part)
+        base = None if part is None and not self.mixes else self._base(device, answer.task, part)
         size, where = (VALUES, None) if part is None else (part.size, part.indices)
         delta = self._numbers.integers(-8, 9, size).astype(np.float32)
         response = self._insist(lambda: device.push(answer.task, delta, update_id))
@@ -116,15 +116,19 @@ class Writer(threading.Thread):
             self._insist(device.enrol)
         self._pause(1)
 
-    def _base(self, device: Device, task: devices.Task, part: Submodel) -> Vector | None:
-        """What the device starts from on the part; meanwhile the task must stay what it is."""
-        assert isinstance(part, UnitMap)
-        version, codecs = task.base_version, device.codecs
-        got = self._insist(lambda: device.fetch(version=version, submodel=task.submodel, codecs=codecs))
-        if got is None or self._insist(lambda: device.ask(task.task_id)).task.submodel != task.submodel:
+    def _base(self, device: Device, task: devices.Task, part: Submodel | None) -> Vector | None:
+        """What the device starts from, on its part if it has one; meanwhile the task must stay what it is."""
+        assert part is None or isinstance(part, UnitMap)
+        wanted = {"version": task.base_version, "codecs": device.codecs}
+        wanted |= {} if part is None else {"submodel": task.submodel}
+        got = self._insist(lambda: device.fetch(**wanted))
+        again = self._insist(lambda: device.ask(task.task_id)).task
+        if got is None or (again.base_version, again.submodel) != (task.base_version, task.submodel):
             self.problems.append(f"task {task.task_id} is of another part or model than it was granted for")
             return None
         header, data = got
+        if part is None:
+            return apply_download(self._spec, header.part.encoding.codec, data, None, None)[0]
         spec = part.small if header.part_only else part.spec
         vector, _ = apply_download(spec, header.part.encoding.codec, data, None, None)
         return vector if header.part_only else vector[part.indices]

@@ -37,6 +37,7 @@ class Plan:
     broken: bool = False
     compressed: bool = False
     units: bool = False
+    mixing: bool = False  # of whole models, of which devices fetch those that they start from
     phases: bool = False
     standby: bool = False
     private: bool = False
@@ -78,6 +79,7 @@ class ServerProcess:
             *["broken"][: plan.broken],
             *["compressed"][: plan.compressed],
             *["units"][: plan.units],
+            *["mixing"][: plan.mixing],
             *["phases"][: plan.phases],
             *["private"][: plan.private],
             *["averaged"][: plan.averaged],

@@ -126,11 +126,18 @@ class StreamDevice(Device):
         """A model from an offset on."""
         fields.setdefault("manifest_sha256", self.manifest_sha256)
         self._stream.say(fetch=devices.FetchModelRequest(client_id=self.client_id, **fields))
+        try:
+            return self._fetched(fields.get("offset", 0))
+        except grpc.RpcError:
+            self._renew()
+            raise
+
+    def _fetched(self, offset: int) -> tuple[devices.ModelHeader, bytes]:
         first = self._stream.hear()
         data, last = bytearray(first.data), first
         while last.head.more:
             last = self._stream.hear()
-            assert last.head.offset == fields.get("offset", 0) + len(data)
+            assert last.head.offset == offset + len(data)
             data += last.data
         return first.head.fetch, bytes(data)
 
