@@ -58,6 +58,9 @@ TRIAL_STEPS, TRIAL_BATCH = 3, 16  # at least as many examples, where there are
 PAYS_BELOW, CHAIN_PAYS_BELOW = 32_000, 200_000
 TRIAL_ERROR_MAX = 1e-3  # of the length of the delta
 TRIAL_LOSS_ERROR_MAX = 1e-2
+# What a trial may say.
+ANOTHER_RESULT = "a trial in a stack came to another result"
+NOT_COMPARED = "a trial came to weights that are not finite"
 
 
 class BatchedTraining:
@@ -83,11 +86,16 @@ class BatchedTraining:
         trainings of a few steps, stacked and one by one, must come to the same, in float32: the rounding of
         fewer bits would hide other differences. So no model is trained otherwise because nobody had thought
         of its peculiarity.
+
+        What diverges in the trial tells nothing of its kind: it is `NOT_COMPARED`, and asked of another.
         """
         key = training.kind, len(training.examples) > 1  # with one each no batch is padded, here or there
         if key not in self._objections:
             found = self._known_objection(training) or self._slower_here(training)
-            self._objections[key] = found or self._tried(training, frozen)
+            found = found or self._tried(training, frozen)
+            if found == NOT_COMPARED:
+                return found
+            self._objections[key] = found
         return self._objections[key]
 
     def pays(self) -> bool:
@@ -180,11 +188,13 @@ class BatchedTraining:
         for t, result in zip(pair, stacked, strict=True):
             with runtime.exact():
                 alone = self._trainer.train(t.vector, frozen, t.examples, t.plan, t.seed, t.submodel)
+            if not np.isfinite(alone.delta).all():
+                return NOT_COMPARED
             off = float(np.linalg.norm(result.delta - alone.delta))
             near = off <= TRIAL_ERROR_MAX * float(np.linalg.norm(alone.delta)) + 1e-12
             losses = result.metrics["loss"], alone.metrics["loss"]
             if not near or not np.isclose(*losses, rtol=TRIAL_LOSS_ERROR_MAX, equal_nan=True):
-                return "a trial in a stack came to another result"
+                return ANOTHER_RESULT
         return ""
 
 

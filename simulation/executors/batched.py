@@ -4,7 +4,8 @@ A job waits until a result is needed. Then those that are due next, and are alik
 stack. Where twice as many wait, a stack of those that are due first is begun at once, so that workers train
 while this process goes on. What is in a stack follows from the virtual clock alone: a run repeats itself to
 the bit, with any number of workers. It differs from a serial run by rounding, and has a digest of its own.
-Models that cannot be stacked are trained one by one, and the log says why, once.
+Models that cannot be stacked are trained one by one, and the log says why, once. This process alone judges
+that, of each stack as it begins: a worker would judge by the first that it happens to get.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from dataclasses import replace
 from functools import cached_property, partial
@@ -24,9 +25,9 @@ from anabranch.simulation.executors.names import BATCHED, COMPILED
 from anabranch.simulation.executors.pool import WorkerState, worker_pool
 from anabranch.simulation.executors.serial import Deferred
 from anabranch.simulation.parts import PARTS
-from anabranch.simulation.problem import OneThread, Problem, ProblemSource
+from anabranch.simulation.problem import OneThread, Problem, ProblemSource, device_name
 from anabranch.support.own_parts import own_parts
-from anabranch.workloads.batched import BatchedTraining
+from anabranch.workloads.batched import ANOTHER_RESULT, NOT_COMPARED, BatchedTraining
 from anabranch.workloads.torch_trainer import TorchTrainer
 from anabranch.workloads.trainer import Training, smaller
 
@@ -51,29 +52,32 @@ class StackTrainer:
         self._training = BatchedTraining(problem.trainer, compiled)
         self._said: set[str] = set()
 
-    def train(self, jobs: Sequence[Job]) -> list[Outcome | Alone]:
-        """What each job comes to; those whose trainings are of one kind are stacked.
+    def unstacked(self, jobs: Sequence[Job]) -> frozenset[int]:
+        """The places of those jobs of a stack that are better trained one by one."""
+        trainings = {i: self.problem.trainings(job) for i, job in enumerate(jobs)}
+        found: set[int] = set()
+        for members in _alike(trainings):
+            if self._objects_to([(jobs[i].device, t) for i in members for t in trainings[i]]):
+                found.update(members)
+        return frozenset(found)
 
-        Those that cannot be are not begun: beside others they gain nothing, and some are never asked for.
+    def train(self, jobs: Sequence[Job], unstacked: Collection[int]) -> list[Outcome | Alone]:
+        """What each job comes to; those whose trainings are of one kind are stacked, but for `unstacked`.
+
+        Those are not begun: beside others they gain nothing, and some are never asked for.
         """
-        found: dict[int, Outcome | Alone] = {}
-        alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-        trainings = [self.problem.trainings(job) for job in jobs]
-        for i, own in enumerate(trainings):
-            alike[own[0].kind].append(i)
-        for members in alike.values():
-            if self._objects_to([t for i in members for t in trainings[i]]):
-                found |= self._alone(jobs, members)
-            else:
-                found |= self._stacked(jobs, trainings, members)
+        found: dict[int, Outcome | Alone] = {**self._alone(jobs, unstacked)}
+        trainings = {i: self.problem.trainings(job) for i, job in enumerate(jobs) if i not in unstacked}
+        for members in _alike(trainings):
+            found |= self._stacked(jobs, trainings, members)
         return [found[i] for i in range(len(jobs))]
 
-    def _alone(self, jobs: Sequence[Job], members: list[int]) -> dict[int, Alone]:
+    def _alone(self, jobs: Sequence[Job], members: Iterable[int]) -> dict[int, Alone]:
         """The jobs at these places, each by itself."""
         return {i: partial(_outcome, partial(self.problem.train, jobs[i])) for i in members}
 
     def _stacked(
-        self, jobs: Sequence[Job], trainings: Sequence[list[Training]], members: list[int]
+        self, jobs: Sequence[Job], trainings: Mapping[int, list[Training]], members: list[int]
     ) -> dict[int, Outcome]:
         """What the jobs at these places come to, in one stack."""
         try:
@@ -86,12 +90,18 @@ class StackTrainer:
         own = {i: [next(results) for _ in trainings[i]] for i in members}
         return {i: _outcome(partial(self.problem.finish, jobs[i], own[i])) for i in members}
 
-    def _objects_to(self, stack: Sequence[Training]) -> bool:
-        most = max(stack, key=lambda training: len(training.examples))
-        why = self._training.objection(most, self.problem.frozen)
-        if why and why not in self._said:
+    def _objects_to(self, stack: Sequence[tuple[int, Training]]) -> bool:
+        """Whether devices' trainings of one kind are no stack; who has the most examples tells most."""
+        telling = [member for member in stack if len(member[1].examples) > 1] or stack
+        tried = (
+            (device, self._training.objection(training, self.problem.frozen))
+            for device, training in sorted(telling, key=lambda member: -len(member[1].examples))
+        )
+        device, why = next((known for known in tried if known[1] != NOT_COMPARED), (0, NOT_COMPARED))
+        if why not in ("", NOT_COMPARED, *self._said):
             self._said.add(why)
-            log.warning("devices are trained one by one: %s", why)
+            whose = f", with the examples of {device_name(device)}" if why == ANOTHER_RESULT else ""
+            log.warning("devices are trained one by one: %s%s", why, whose)
         return bool(why)
 
 
@@ -196,10 +206,11 @@ class BatchedExecutor:
 
     def _begin(self, waiting: dict[int, _Waiting], works: Sequence[_Waiting]) -> None:
         jobs = [replace(job, known=None) if job.known else job for job in (work.job for work in works)]
+        unstacked = self._here.unstacked(jobs)
         if self._pool is None or all(work.job.known for work in works):  # only somebody new asks for it
-            stack = _JobStack(partial(self._here.train, jobs))
+            stack = _JobStack(partial(self._here.train, jobs, unstacked))
         else:
-            stack = _JobStack(self._pool.submit(_train, jobs).result)
+            stack = _JobStack(self._pool.submit(_train, jobs, unstacked).result)
         for place, work in enumerate(works):
             work.stack, work.place = stack, place
             waiting.pop(id(work), None)
@@ -209,6 +220,14 @@ class CompiledExecutor(BatchedExecutor):
     """The same by programs that torch compiles, but for models whose passes are written out."""
 
     compiled: ClassVar[bool] = True
+
+
+def _alike(trainings: Mapping[int, Sequence[Training]]) -> list[list[int]]:
+    """The places of jobs, by the kind of their trainings."""
+    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for place, own in trainings.items():
+        alike[own[0].kind].append(place)
+    return list(alike.values())
 
 
 def _outcome(work: Callable[[], LocalResult]) -> Outcome:
@@ -233,9 +252,9 @@ def _open(compiled: bool, source: ProblemSource) -> None:
     _opened.open(lambda: StackTrainer(source.open(), compiled))
 
 
-def _train(jobs: Sequence[Job]) -> list[Outcome | Alone]:
+def _train(jobs: Sequence[Job], unstacked: Collection[int]) -> list[Outcome | Alone]:
     with own_parts(PARTS):
-        return [found() if callable(found) else found for found in _opened.get().train(jobs)]
+        return [found() if callable(found) else found for found in _opened.get().train(jobs, unstacked)]
 
 
 def _evaluate(evaluation: Evaluation) -> Mapping[str, float]:

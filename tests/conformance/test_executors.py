@@ -6,6 +6,7 @@ import importlib.util
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleets import Broken, Deadly, Ones, config
-from local_apps import Brief, Linear
+from local_apps import Brief, Linear, OddOne
 from ray_cluster import ray_cluster
 
 from anabranch.core.config.tables import Config
@@ -328,6 +329,60 @@ def test_a_device_of_one_example_does_not_speak_for_its_stack(make: Make) -> Non
     assert len(problem.trainings(jobs[-1])[0].examples) == 1, "it is due first"
     results = [work.result() for work in [executor.train(job) for job in jobs][::-1]]
     assert [r.payload for r in results] == [problem.train(job).payload for job in jobs[::-1]]
+
+
+@pytest.mark.parametrize("layer", ["", "hidden norm"])
+def test_a_device_that_diverges_does_not_speak_for_its_stack(
+    layer: str, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NaN beside NaN says nothing of a model, as to which the next device is asked."""
+    problem, executor = make("batched", OddOne(layer))
+    jobs = jobs_of(problem, PLANS["plain"])
+    pending = [executor.train(job) for job in jobs]
+    results = [work.result() for work in pending[1:]]
+    assert np.isnan(delta_of(pending[0].result())).any()
+    alone = [problem.train(job) for job in jobs[1:]]
+    for result, expected in zip(results, alone, strict=True):
+        assert_near(result, expected)
+    said = ["devices are trained one by one: a trial in a stack came to another result"] if layer else []
+    assert [r.getMessage().partition(", with")[0] for r in caplog.records] == said
+    assert ([r.payload for r in results] == [r.payload for r in alone]) == bool(layer), (
+        "one by one, to the bit"
+    )
+
+
+class AllOdd(OddOne):
+    """Every device is."""
+
+    def data(self, shard: Shard) -> Examples:
+        return super().data(Shard("train", self.device))
+
+
+def test_where_all_diverge_nothing_is_said_of_stacks(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    problem, executor = make("batched", AllOdd())
+    pending = [executor.train(job) for job in jobs_of(problem, PLANS["plain"], count=3)]
+    assert all(np.isnan(delta_of(work.result())).any() for work in pending)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_who_is_stacked_hangs_on_no_process(name: str, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """What the first stack shows holds, though another process had that one: who goes on has it on record.
+
+    The model mixes the examples of one device alone, so those of another stack would show nothing.
+    """
+    odd = OddOne("norm of large", device=8, unit=1e3)
+    problem, executor = make(name, odd, fleet(fleet={"batch_devices": 5}))
+    jobs = jobs_of(problem, PLANS["plain"])
+    first = [problem.train(job) for job in jobs]
+    ended = [Future[LocalResult]() for _ in jobs[4:]]
+    for future, result in zip(ended, first[4:], strict=True):
+        future.set_result(result)
+    jobs[4:] = [replace(job, known=known) for job, known in zip(jobs[4:], ended, strict=True)]
+    pending = [executor.train(job) for job in jobs]
+    assert [work.result().payload for work in reversed(pending)] == [r.payload for r in reversed(first)]
+    (record,) = caplog.records
+    assert record.getMessage().endswith("came to another result, with the examples of device-0008")
 
 
 class Counted(Brief):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from anabranch.core.model.updates import LocalPlan
-from anabranch.workloads.app import Examples
+from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.digits import Digits
 
 
@@ -25,6 +26,13 @@ class HiddenNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.mean(0)
+
+
+class NormOfLarge(nn.Module):
+    """The same where values are large."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - torch.relu(x.mean(0) - 100.0)
 
 
 class Paused(nn.Module):
@@ -53,6 +61,7 @@ LAYERS: dict[str, Any] = {
     "dropout": nn.Dropout,
     "hidden dropout": HiddenDropout,
     "hidden norm": HiddenNorm,
+    "norm of large": NormOfLarge,
     "paused": Paused,
     "tied": Twice,
     "convolution": lambda: nn.Sequential(
@@ -76,6 +85,20 @@ class Linear(Digits):
 
     def model(self) -> Any:
         return nn.Sequential(nn.Linear(64, 32), LAYERS[self.layer](), nn.ReLU(), nn.Linear(32, 10))
+
+
+class OddOne(Linear):
+    """One device has the most examples, and its values in another unit."""
+
+    def __init__(self, layer: str = "", device: int = 0, unit: float = float("nan")) -> None:
+        super().__init__(layer)
+        self.device, self.unit = device, unit
+
+    def data(self, shard: Shard) -> Examples:
+        whole = super().data(Shard("test"))
+        if shard.role != "train" or shard.index != self.device:
+            return Examples(whole.x[:24], whole.y[:24])
+        return Examples(whole.x[:40] * np.float32(self.unit), whole.y[:40])
 
 
 class Brief(Linear):
