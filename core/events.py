@@ -162,7 +162,8 @@ class RolledBack:
     state that the log gives then (`host/rollback.py`); it is no part of the record. `rules`: by which it is
     made, 0 of a record that has none; from 2 on who was in quarantine before keeps the reason for it, and
     what is left out is counted, from 3 on that of masked sums by their versions; from 4 on the updates that
-    still wait count as shares of the version in the making, and windows go by the numbers of masked sums.
+    still wait count as shares of the version in the making, and windows go by the numbers of masked sums;
+    from 5 on what is left out is counted though its receipts are gone.
     """
 
     now: float
@@ -170,7 +171,7 @@ class RolledBack:
     to_seq: int
     without: tuple[str, ...]
     everyone: bool = False
-    rules: int = 4
+    rules: int = 5
     fold: Engine | None = field(default=None, compare=False, repr=False)
 
 

@@ -66,6 +66,9 @@ def _left_out(event: ev.RolledBack, engine: Engine, fold: Engine) -> tuple[int, 
         counted = fold.updates_summed - fold.counters.left_out
         total = engine.updates_summed - counted
         return total - engine.counters.left_out, total
+    if event.rules > 4:  # of receipts there may be fewer than updates
+        left_out = engine.counters.applied - fold.counters.applied
+        return left_out, fold.counters.left_out + left_out
     told, counting = engine.ledger.receipts, fold.ledger.receipts
     taken = (u for u, receipt in told.items() if receipt.decision.verdict is not Verdict.REJECTED)
     left_out = sum(u not in counting for u in taken)

@@ -116,6 +116,28 @@ def test_who_was_in_quarantine_before_a_rollback_keeps_the_reason() -> None:
     assert "left_out" not in take_snapshot(World(*VARIANTS[2]).engine).meta["counters"], "as it always was"
 
 
+@pytest.mark.parametrize("receipts_max", [100_000, 10])
+def test_what_is_left_out_is_counted_though_its_receipts_are_gone(receipts_max: int) -> None:
+    """By the log, in which every update was taken. A rollback of an older release counted receipts."""
+    worlds = [World("fedbuff", {"buffer_size": 2}, {}, receipts_max=receipts_max) for _ in range(2)]
+    rng = np.random.default_rng(1)
+    turns = [(CLIENTS[rng.integers(4)], int(rng.integers(4)), float(rng.integers(-3, 4))) for _ in range(60)]
+    for world in worlds:
+        world.enrol()
+        world.play(turns)
+    world, older = worlds
+    sent = [record["client_id"] for _, record in world.log if record["kind"] == "update"]
+    kept = [receipt.client_id for receipt in older.engine.ledger.receipts.values()]
+    assert world.engine.counters.applied == len(sent) > 10
+    (told,) = [e for e in world.roll_back(0, 0, "b") if isinstance(e, RolledBackTo)]
+    assert (told.left_out, told.left_out_total) == (sent.count("b"),) * 2
+    (told,) = [e for e in world.roll_back(0, 0, everyone=True) if isinstance(e, RolledBackTo)]
+    assert (told.left_out, told.left_out_total) == (len(sent),) * 2
+    order = ev.RolledBack(1e4, 0, 0, ("b",), rules=4)
+    older.do(older.refold(order, len(older.log) + 1, older.engine))
+    assert older.engine.counters.left_out == kept.count("b")
+
+
 @pytest.mark.parametrize("window", [0, 2])
 def test_what_still_waits_after_a_rollback_is_a_share_of_its_clients(window: int) -> None:
     """Or two updates of one were in a version, where one is the most. In a window it counts once."""
