@@ -1,9 +1,9 @@
-"""A simulated run in which nobody is let in, or nothing that comes is taken, says so.
+"""A simulated run in which nobody is let in, nothing that comes is taken, or nothing comes, says so.
 
 At its end it says whose updates could not be used.
 
-A part of one's own may bring it there. It goes on for ever where only updates or versions end it, and hours
-of virtual time take a second.
+A part of one's own may bring it there, or devices that go before they are done. It goes on for ever where
+only updates or versions end it, and hours of virtual time take a second.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from anabranch.core.effects import Decided, Refused
+from anabranch.core import events as ev
+from anabranch.core.effects import Decided, Effect, LeaseEnd, LeaseEnded, Refused
 from anabranch.host.standstill import WANTS_ONE, Pause
 from anabranch.reports.text import counted, duration_text
 from anabranch.simulation.problem import device_index
@@ -21,10 +22,12 @@ log = logging.getLogger(__name__)
 
 STANDSTILL_S = 3600.0  # of virtual time
 DEVICES_TOLD = 3
+# Of each open task, whose device may go and whose lease then ends: a slow run has some between its updates.
+LOSSES_MIN = 4
 
 
 class Standstill:
-    """Hears of refused asks and rejected updates; it changes nothing in the run."""
+    """Hears of refused asks, of updates and of lost work; it changes nothing in the run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -34,6 +37,10 @@ class Standstill:
         self._pause = Pause(STANDSTILL_S)
         self._applied, self._rejected, self._rejected_s = 0, 0, 0.0
         self._rejecting = Pause(STANDSTILL_S)
+        world.observers.append(self._observed)
+        world.vanished.append(self._vanished)
+        self._left, self._ended, self._losing_s = 0, 0, 0.0
+        self._losing = Pause(STANDSTILL_S)
         world.invalid.append(self._invalid)
         self._invalids: dict[str, tuple[int, str]] = {}  # of a device: how many, and why the last one was
 
@@ -64,7 +71,43 @@ class Standstill:
                 "no update was taken for %s of virtual time, and %s rejected: %s", lasted, count, told
             )
 
+    def _observed(self, event: ev.Event, effects: Sequence[Effect]) -> None:
+        """An update has come, or leases may have ended without one."""
+        if isinstance(event, ev.UpdateArrived):
+            self._came()
+            return
+        for effect in effects:
+            if isinstance(effect, LeaseEnded) and effect.end is not LeaseEnd.CANCELLED:
+                self._lost(left=0, ended=1)
+
+    def _came(self) -> None:
+        self._left = self._ended = 0
+        self._losing.over()
+
+    def _vanished(self, client_id: str) -> None:
+        """A device is gone, perhaps from a task, or from the transfer of what it has made of one."""
+        if self._world.engine.ledger.has_open(client_id):
+            self._lost(left=1, ended=0)
+
+    def _lost(self, left: int, ended: int) -> None:
+        now = self._world.clock.now
+        if not self._left + self._ended:
+            self._losing_s = now
+        self._left, self._ended = self._left + left, self._ended + ended
+        losses_min = LOSSES_MIN * len(self._world.engine.ledger.tasks)
+        if self._left + self._ended > losses_min and self._losing.due(now - self._losing_s):
+            log.warning(
+                "no update has come for %s of virtual time, in which devices vanished %s with a task and %s "
+                "ended: tasks with their transfers take longer than devices stay, or than their leases; "
+                "raise fleet.availability_period_s, fleet.up_mbps or server.lease_s, lower fleet.dropout, or "
+                "give less to do (client.steps)",
+                duration_text(now - self._losing_s),
+                counted(self._left, "time"),
+                counted(self._ended, "lease"),
+            )
+
     def _invalid(self, client_id: str, why: str) -> None:
+        self._came()
         self._invalids[client_id] = (self._invalids.get(client_id, (0, ""))[0] + 1, why)
 
     def told(self, flaws: Callable[[int], Sequence[str]]) -> None:

@@ -55,7 +55,8 @@ class World:
     """A simulated server: engine, journal and record of the run, in virtual time.
 
     Observers see every engine event with its effects, after it was handled; `refused` are told of every ask
-    without a task, most of which are no event; `invalid` of whose update could not be used, and why.
+    without a task, most of which are no event; `invalid` of whose update could not be used, and why;
+    `vanished` of each device that goes, whatever it was at.
 
     After a crash there is another engine: `restarted` are told of it, and `taken_back`, before, if it is of
     an earlier event: of which one. With a `room` refused devices sleep in it, without one they stand in the
@@ -86,6 +87,7 @@ class World:
         self.refused: list[Callable[[Refused], None]] = []
         self.rejected: list[Callable[[Decided], None]] = []
         self.invalid: list[Callable[[str, str], None]] = []
+        self.vanished: list[Callable[[str], None]] = []
         self.taken_back: list[Callable[[Engine, int], None]] = []
         self.restarted: list[Callable[[Engine], None]] = []
         self.whole: AbstractContextManager[object] = nullcontext()  # what nothing may come between
@@ -209,6 +211,8 @@ class World:
     def gone(self, client_id: str) -> None:
         """A device has vanished, which the server does not see."""
         self._recorder.note(self.clock.now, "vanished", client=client_id)
+        for hear in self.vanished:
+            hear(client_id)
         if self.room is not None:
             self.room.leave(client_id, self.clock.now)
 
