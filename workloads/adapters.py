@@ -31,6 +31,7 @@ from torch.nn.utils import parametrize
 from anabranch.core.errors import AppError, ManifestMismatch
 from anabranch.core.rng import seed_of
 from anabranch.workloads.app import Array
+from anabranch.workloads.frozen_tensors import is_held
 from anabranch.workloads.subspace import coordinate_words
 
 # The tensors of a layer that are matrices, and change by one of low rank.
@@ -71,16 +72,27 @@ class LowRank(nn.Module):
         self.scale, self.period = alpha / rank, period if train == "alternate" else 0
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """W', in the shape and precision of W. Raises `AppError` where nobody has said whose turn it is."""
-        both = self.A.requires_grad and self.B.requires_grad
-        if self.period and both and self.training and torch.is_grad_enabled():
-            raise AppError(
-                "adapters that alternate: call take_turn(model, self.version) in train, before it trains"
-            )
+        """W', in the shape and precision of W. Raises `AppError` as `check_turn` does, in training."""
+        if self.training and torch.is_grad_enabled():
+            self.check_turn()
         return (weight + self.scale * (self.B @ self.A).view(weight.shape)).to(weight.dtype)
 
+    def check_turn(self) -> None:
+        """Raises `AppError` where the halves alternate, and nobody has said whose turn it is."""
+        if self.period and self.A.requires_grad and self.B.requires_grad:
+            raise AppError(
+                'adapters that alternate: nobody says whose turn it is: set submodel.name = "alternate", or '
+                "call take_turn(model, self.version) in train (without gradients in train_zeroth), before it "
+                "trains"
+            )
+
     def take_turn(self, version: int) -> None:
-        """Freezes a half: `period` versions long A, and B for as many after them."""
+        """Freezes a half: `period` versions long A, and B for as many after them.
+
+        Nothing changes where the task at hand freezes one of them: it sends the other.
+        """
+        if is_held(self.A) or is_held(self.B):
+            return
         second = bool(version // self.period % 2)
         self.A.requires_grad_(second)
         self.B.requires_grad_(not second)
@@ -118,13 +130,21 @@ def lora(
 def take_turn(module: nn.Module, version: int) -> None:
     """Of adapters that alternate, the half whose turn it is at `version` trains: first B, then A.
 
-    For an App's `train`, with `self.version`. Raises `AppError` where none alternate.
+    For an App's `train`, with `self.version`. Where the run deals the halves (`submodel.name = "alternate"`),
+    its turns count, not these. Raises `AppError` where none alternate.
     """
     found = [part for part in module.modules() if isinstance(part, LowRank) and part.period]
     if not found:
         raise AppError('no adapter of the model takes turns: make them with lora(..., train="alternate")')
     for part in found:
         part.take_turn(version)
+
+
+def check_turns(module: nn.Module) -> None:
+    """For a training without gradients, as `LowRank.forward` does with them. Raises `AppError`."""
+    for part in module.modules():
+        if isinstance(part, LowRank):
+            part.check_turn()
 
 
 class Prompted(nn.Module):

@@ -52,6 +52,14 @@ def freeze_others(app: App, module: torch.nn.Module) -> frozenset[str] | None:
     return names
 
 
+_held: set[int] = set()  # ids of parameters, as long as `training_only` keeps them as they are
+
+
+def is_held(parameter: torch.nn.Parameter) -> bool:
+    """Whether the task at hand trains others alone."""
+    return id(parameter) in _held
+
+
 @contextmanager
 def training_only(module: torch.nn.Module, names: Collection[str] | None) -> Iterator[None]:
     """Inside, of the parameters only those of these names require a gradient; None: as they are.
@@ -66,9 +74,12 @@ def training_only(module: torch.nn.Module, names: Collection[str] | None) -> Ite
     for parameter in cleared:
         parameter.requires_grad_(False)
         parameter.grad = None  # or an optimizer would go on with the last one
+    held = {id(parameter) for parameter in cleared}
+    _held.update(held)
     try:
         yield
     finally:
+        _held.difference_update(held)
         for parameter in cleared:
             parameter.requires_grad_(True)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anabranch.core.errors import AppError
 from anabranch.workloads.app import Examples
 from anabranch.workloads.torch_loop import TorchRuntime, examples_dtype, import_torch
 
@@ -38,8 +39,8 @@ def operations(
             output = module(x)
             if backward:
                 _summed(torch_module.utils._pytree.tree_leaves(output)).backward()
-        except (RuntimeError, TypeError, ValueError):
-            return 0  # the App calls its model in a way of its own
+        except (AppError, RuntimeError, TypeError, ValueError):
+            return 0  # the App calls its model in a way of its own, or tells it more before it does
     module.zero_grad(set_to_none=True)
     return int(counter.found)
 

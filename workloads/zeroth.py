@@ -131,6 +131,7 @@ def _of_module(
     loss: Callable[[Any, Any], Any],
 ) -> dict[str, float]:
     """Of a torch module, by the App's optimizer. In full precision: a difference of losses has few digits."""
+    from anabranch.workloads.adapters import check_turns
     from anabranch.workloads.app import examples_of
     from anabranch.workloads.objective import Objective
     from anabranch.workloads.torch_loop import (
@@ -141,6 +142,7 @@ def _of_module(
     )
 
     torch_, runtime = import_torch(), app.runtime
+    check_turns(model)
     params = trained_parameters(model)
     optimizer = Objective.of(app).make_optimizer(params, plan)
     pull = proximal_pull(params, plan.proximal_mu) if plan.proximal_mu else None

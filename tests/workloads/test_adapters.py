@@ -16,7 +16,9 @@ from torch.nn import functional
 
 import anabranch as ab
 from anabranch.core.errors import AppError, ManifestMismatch
+from anabranch.core.model.submodels import unit_map
 from anabranch.core.model.updates import LocalPlan
+from anabranch.strategies.submodels.alternate import Alternate
 from anabranch.testing import AppConformance
 from anabranch.workloads.adapters import (
     LowRank,
@@ -33,6 +35,7 @@ from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.subspace import coordinate_words
 from anabranch.workloads.trainer import trainer_for
+from anabranch.workloads.zeroth import Zeroth
 
 GOLDEN_DRAWS = "88072ec04298a03f893acabe"  # -2.7192097, 1.2546465, -0.39497784
 PLAN = LocalPlan(steps=3, batch_size=8, learning_rate=0.1)
@@ -303,6 +306,11 @@ def test_units_of_adapted_layers_are_no_units() -> None:
 
     assert [group.name for group in trainer_for(Half()).spec.groups] == ["0", "2"]
     assert [group.name for group in trainer_for(Half(targets=("0",))).spec.groups] == ["2"]
+    app = Half(targets=("0",), train="alternate")  # whose turn it is, nobody says before it trains
+    trainer = trainer_for(app)
+    chosen = unit_map(trainer.spec, [np.arange(4)])
+    cost = trainer.step_cost(chosen, app.data(Shard("train")))
+    assert cost == chosen.size / trainer.spec.size, "by the parameters, as no step can be counted"
 
 
 def train(app: App, version: int) -> set[str]:
@@ -321,10 +329,47 @@ def test_halves_alternate_by_version() -> None:
     app = Turns(train="alternate", period=2, rank=3)
     assert [train(app, version) for version in range(6)] == [{"B"}, {"B"}, {"A"}, {"A"}, {"B"}, {"B"}]
     assert train(Adapted(rank=3), 0) == {"A", "B"}
-    with pytest.raises(AppError, match=r"call take_turn\(model, self.version\) in train"):
+    with pytest.raises(AppError, match=r'"alternate", or call take_turn\(model, self.version\) in train'):
         train(Adapted(train="alternate"), 0)
     with pytest.raises(AppError, match="no adapter of the model takes turns"):
         train(Turns(), 0)
+
+
+class Alternating(Adapted):
+    """Its halves in turns, of which it says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(train="alternate", period=2, rank=3)
+
+
+def test_without_gradients_too_somebody_says_whose_turn_it_is() -> None:
+    class Says(Alternating):
+        def train_zeroth(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> dict[str, float]:
+            take_turn(model, self.version)
+            return super().train_zeroth(model, examples, plan, seed)
+
+    silent, says = Alternating(), Says()
+    silent.zeroth = says.zeroth = Zeroth()
+    with pytest.raises(AppError, match=r'submodel.name = "alternate", or call .* train_zeroth\), before'):
+        train(silent, 0)
+    assert [train(says, version) for version in (1, 2)] == [{"B"}, {"A"}]
+
+
+def test_where_the_run_has_turns_those_of_the_app_change_nothing() -> None:
+    """Each version trains what its task sends, whatever the App says of other periods."""
+    app = Turns(train="alternate", period=2, rank=3)
+    trainer = trainer_for(app)
+    planner = Alternate(trainer.spec, period=1)
+    start = trainer.initial(0)
+    vector, frozen = trainer.spec.flatten(start), trainer.spec.frozen(start)
+    vector += np.random.default_rng(0).normal(0, 0.1, vector.shape).astype(np.float32)
+    for app.version in range(5):  # the App's turns: B, B, A, A, B
+        part = planner.parts[app.version % 2]
+        data = app.data(Shard("train"))
+        delta = trainer.train(vector, frozen, data, PLAN, 1, None, part).delta
+        moved = {name for name, at in trainer.spec.slices.items() if delta[at].any()}
+        assert moved == {*part.names}
+    assert train(app, 2) == {"A"}, "afterwards it has its say again"
 
 
 def fedbuff(model: dict[str, Any], deltas: list[dict[str, Any]]) -> dict[str, Any]:
