@@ -11,7 +11,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,17 @@ from anabranch.client.held import keep_model, kept_model
 from anabranch.client.trainer import BaseModel, shard_of
 from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.config.goal import UNNAMED
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.growing import stage_set
 from anabranch.core.model.metrics import ACCURACY
-from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import TensorSet, gathered, scatter
 from anabranch.core.model.units import layer_text
 from anabranch.core.model.updates import LocalPlan
+from anabranch.strategies.submodels.alternate import Alternate
 from anabranch.support.own_code import on_device, own_name
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import watched
@@ -74,6 +76,7 @@ class Checkup:
         self._result: TrainResult
         self._measured: dict[str, float] = {}
         self._steps = 0  # that the trainings so far have shown
+        self._parts: tuple[TensorSet | None, ...] = (None,)  # that the run's tasks train, each by itself
 
     def __iter__(self) -> Iterator[Finding]:
         """The findings, as they are made."""
@@ -110,6 +113,9 @@ class Checkup:
         spec = self._trainer.spec
         self._vector = spec.flatten(self._initial)
         yield Finding(OK, "model", f"{spec.size} numbers in {len(spec.tensors)} tensors")
+        run = Config.from_json(self._config)
+        if run.submodel.name == Alternate.name:
+            self._parts = Alternate.of(spec, run.submodel, run.run.seed).parts
         if spec.apart:
             yield Finding(OK, "frozen", f"{frozen_size_bytes(spec)} bytes, which a device fetches once")
         again = spec.flatten(self._trainer.initial(SEED))
@@ -212,7 +218,7 @@ class Checkup:
     def _training(self) -> Iterator[Finding]:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            result = self._result = self._trained(self._vector)
+            result = self._result = self._trained_in_turns(self._vector)
         for text in dict.fromkeys(str(w.message) for w in said if SHAPES_DIFFER in str(w.message)):
             yield Finding(WARN, "training", f"{text.strip()} Give outputs and y one shape")
         told = "".join(f", {name} {value:.4g}" for name, value in result.metrics.items())
@@ -229,7 +235,7 @@ class Checkup:
         still = [n for n, at in spec.slices.items() if n not in idle and not result.delta[at].any()]
         if still:
             yield Finding(WARN, "training", f"{_listed(still)} did not move, and travel all the same")
-        if not np.array_equal(self._trained(self._vector).delta, result.delta):
+        if not np.array_equal(self._trained_in_turns(self._vector).delta, result.delta):
             yield Finding(
                 WARN,
                 "training",
@@ -250,8 +256,7 @@ class Checkup:
         half = size // 2 if sound.any() else 0
         rows = np.resize(np.flatnonzero(sound), half), np.resize(np.flatnonzero(~sound), size - half)
         mixed = Examples(*(array[np.concatenate(rows)] for array in (examples.x, examples.y)))
-        frozen = self._trainer.spec.frozen(self._initial)
-        delta = self._trainer.train(self._vector, frozen, mixed, self._short(), SEED).delta
+        delta = self._trained(self._vector, self._parts[0], mixed).delta
         if not np.isfinite(delta).all():
             text = f"not finite with those values of shard {number}: mend the data, or leave those rows out"
             yield Finding(FAIL, "training", text)
@@ -295,7 +300,7 @@ class Checkup:
         if found is None or not np.array_equal(found.vector, base.vector):
             yield Finding(FAIL, "restart", "a device does not get back what it kept")
             return
-        delta = self._trainer.train(found.vector, found.frozen, self._mine, self._short(), SEED).delta
+        delta = self._trained_in_turns(found.vector, found.frozen).delta
         same = np.array_equal(delta, self._result.delta)
         text = "trains on from what it kept" + ("" if same else ", to another result")
         yield Finding(OK if same else WARN, "restart", text)
@@ -389,11 +394,29 @@ class Checkup:
             steps=2, batch_size=plan.batch_size, learning_rate=plan.learning_rate, momentum=plan.momentum
         )
 
-    def _trained(self, vector: Vector, part: TensorSet | None = None) -> TrainResult:
+    def _trained_in_turns(self, vector: Vector, frozen: Tensors | None = None) -> TrainResult:
+        """What tasks of the parts of the model come to, each from where the one before has ended."""
+        delta = np.zeros_like(vector)
+        for part in self._parts:
+            result = self._trained(vector + delta, part, frozen=frozen)
+            moved = np.zeros_like(vector)
+            scatter(gathered(result.delta, part), moved, part)
+            delta += moved
+        return replace(result, delta=delta)
+
+    def _trained(
+        self,
+        vector: Vector,
+        part: TensorSet | None = None,
+        examples: Examples | None = None,
+        frozen: Tensors | None = None,
+    ) -> TrainResult:
         self._app.kept = b""
-        frozen = self._trainer.spec.frozen(self._initial)
+        frozen = self._trainer.spec.frozen(self._initial) if frozen is None else frozen
         with watched(self._count_step):
-            return self._trainer.train(vector, frozen, self._mine, self._short(), SEED, None, part)
+            return self._trainer.train(
+                vector, frozen, self._mine if examples is None else examples, self._short(), SEED, None, part
+            )
 
     def _count_step(self) -> None:
         self._steps += 1

@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anabranch.client.checkup import Checkup, Finding, _has_all
 from anabranch.client.trainer import LocalTrainer
-from anabranch.core.config.tables import ClientTable, Config, FleetTable
+from anabranch.core.config.tables import ClientTable, Config, FleetTable, SubmodelTable
 from anabranch.core.model.updates import LocalPlan
+from anabranch.workloads.adapters import lora
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import batches
 from anabranch.workloads.synthetic import Synthetic
@@ -448,6 +449,32 @@ def test_the_command_checks_the_app_of_a_file_with_all_that_the_file_sets(tmp_pa
         "error: name an App, such as digits or path.py:App, the folder of a Flower app by --flower, "
         "or a TOML file\n"
     )
+
+
+class InTurns(Sound):
+    """Adapters whose halves alternate, of which the App says nothing."""
+
+    def model(self) -> Any:
+        return lora(super().model(), rank=2, train="alternate")
+
+
+def test_halves_that_the_run_deals_are_tried_one_by_one() -> None:
+    def told(name: str) -> dict[str, str]:
+        run = Config(submodel=SubmodelTable(name=name)).to_json()
+        return {f.about: f.level + " " + f.text for f in Checkup(InTurns(), run, LocalPlan(), 4)}
+
+    assert told("none")["training"].startswith("fail adapters that alternate: nobody says whose turn")
+    found = told("alternate")
+    assert {text[:3] for about, text in found.items() if about != "sub-models"} == {"ok "}, found
+    assert found["training"].startswith("ok 2 steps")
+    assert found["restart"] == "ok trains on from what it kept"
+
+
+def test_turns_of_which_the_model_has_nothing_are_told() -> None:
+    run = Config(submodel=SubmodelTable(name="alternate")).to_json()
+    failed = [f for f in Checkup(Sound(), run, LocalPlan(), 4) if f.level == "fail"]
+    assert [f.about for f in failed] == ["model"]
+    assert "name in submodel.turns a pattern for each turn" in failed[0].text
 
 
 def test_a_split_that_is_cruder_than_it_says_is_told() -> None:
