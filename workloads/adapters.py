@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from statistics import NormalDist
 
@@ -31,6 +31,7 @@ from torch.nn.utils import parametrize
 from anabranch.core.errors import AppError, ManifestMismatch
 from anabranch.core.rng import seed_of
 from anabranch.workloads.app import Array
+from anabranch.workloads.arguments import positive, whole
 from anabranch.workloads.frozen_tensors import is_held
 from anabranch.workloads.subspace import coordinate_words
 
@@ -114,8 +115,11 @@ def lora(
     halves, `b` alone, or `alternate`, in turns of `period` versions (`take_turn`). `seed` fixes A on every
     machine, each layer's by its path. Raises `AppError`.
     """
-    _check(rank, train, period, targets)
-    found = list(_matrices(module, targets))
+    if train not in HALVES:
+        raise AppError(f"lora: train must be one of {', '.join(HALVES)}, not {train!r}")
+    rank, period = whole("lora", "rank", rank, 1), whole("lora", "period", period, 1)
+    alpha, seed = positive("lora", "alpha", alpha), whole("lora", "seed", seed)
+    found = list(_matrices(module, _names(targets)))
     module.requires_grad_(False)
     for path, layer, name in found:
         if others := _other_names(module, getattr(layer, name), f"{path}.{name}".lstrip(".")):
@@ -172,8 +176,8 @@ def prompts(encoder: nn.Module, width: int, tokens: int = 8, seed: int = 0) -> P
     Lester et al. 2021 (arXiv 2104.08691), with the tokens in front of what the encoder is given. They begin
     as draws from N(0, 1 / width), the same on every machine. Raises `AppError`.
     """
-    if width < 1 or tokens < 1:
-        raise AppError(f"prompts: width and tokens must be at least 1, not {width} and {tokens}")
+    width, tokens = whole("prompts", "width", width, 1), whole("prompts", "tokens", tokens, 1)
+    seed = whole("prompts", "seed", seed)
     for path, part in encoder.named_modules():
         if isinstance(part, nn.MultiheadAttention) and not part.batch_first:
             raise AppError(
@@ -223,7 +227,8 @@ def has_adapters(module: nn.Module) -> bool:
 def merge(module: nn.Module) -> nn.Module:
     """`module` with W' in the place of W, and no adapters: its layers are plain ones again.
 
-    A model of peft's merges itself. Prompts stay. Raises `AppError` where there is no adapter.
+    A model of peft's merges itself. Prompts stay. A weight of two layers of which one has an adapter is two
+    weights then, with a warning. Raises `AppError` where there is no adapter.
     """
     if callable(own := getattr(module, "merge_and_unload", None)):
         merged: nn.Module = own()
@@ -231,6 +236,8 @@ def merge(module: nn.Module) -> nn.Module:
     found = list(_adapted(module))
     if not found:
         raise AppError("the model has no adapters: it never had any, or they are merged already")
+    for both in _tied(module):
+        warnings.warn(f"merge: {both} are one tensor, and two from here on: {TIED}", stacklevel=2)
     for layer, name in found:
         with torch.no_grad():
             value = getattr(layer, name).clone()
@@ -255,11 +262,8 @@ def merged(module: nn.Module, tensors: Mapping[str, Array]) -> dict[str, Array]:
             f"{wanted.get(other)} (None: it is not there)"
         )
     module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
-    for layer, name in _adapted(module):
-        original = layer.parametrizations[name].original  # type: ignore[union-attr,index]
-        names = _other_names(module, original, "")
-        if len(names) > 1:
-            raise AppError(f"merged: {names[0]} and {names[1]} are one tensor: {TIED}")
+    for both in _tied(module):
+        raise AppError(f"merged: {both} are one tensor: {TIED}")
     return {name: tensor.detach().cpu().numpy() for name, tensor in merge(module).state_dict().items()}
 
 
@@ -270,13 +274,18 @@ def normal_draws(seed: int, count: int) -> Array:
     return np.array([quantile(u) for u in uniform.tolist()], np.float32)
 
 
-def _check(rank: int, train: str, period: int, targets: Collection[str]) -> None:
+def _names(targets: object) -> list[str]:
+    """The targets. Raises `AppError` where they are no list of names."""
     if isinstance(targets, str):
         raise AppError(f"lora: targets is {targets!r}: give a list of names, [{targets!r}]")
-    if rank < 1 or period < 1:
-        raise AppError(f"lora: rank and period must be at least 1, not {rank} and {period}")
-    if train not in HALVES:
-        raise AppError(f"lora: train must be one of {', '.join(HALVES)}, not {train!r}")
+    if not isinstance(targets, Iterable):
+        raise AppError(f"lora: targets is {targets!r}: give a list of names, such as {list(TARGETS[:1])}")
+    found = list(targets)
+    for target in found:
+        if not isinstance(target, str):
+            name = target.__name__ if isinstance(target, type) else TARGETS[0]
+            raise AppError(f"lora: targets has {target!r}, which is no name: write it as text, {name!r}")
+    return found
 
 
 def _matrices(module: nn.Module, targets: Collection[str]) -> Iterator[tuple[str, nn.Module, str]]:
@@ -295,9 +304,23 @@ def _matrices(module: nn.Module, targets: Collection[str]) -> Iterator[tuple[str
         raise AppError(f"lora: no layer is named by targets = {sorted(targets)}: {_choice(layers)}")
     for path, layer, _, names in named:
         for name in names:
-            if parametrize.is_parametrized(layer, name):
-                raise AppError(f"lora: {path}.{name} is computed already, by an adapter or a norm")
+            if flaw := _flaw(layer, name):
+                raise AppError(f"lora: {f'{path}.{name}'.lstrip('.')} {flaw}")
             yield path, layer, name
+
+
+def _flaw(layer: nn.Module, name: str) -> str:
+    """Why a tensor is no place for an adapter; empty where it is one."""
+    # Norms of torch.nn.utils and pruning compute it before each call, and keep it as a plain attribute.
+    own = {**layer._parameters, **layer._buffers}.get(name)
+    if own is None or parametrize.is_parametrized(layer, name):
+        return "is computed already, by an adapter, a norm or pruning: leave the layer out of the targets"
+    if nn.parameter.is_lazy(own):
+        return "has no shape yet: call the model once, with an example, before lora"
+    if not (own.is_floating_point() or own.is_complex()):
+        kind = str(own.dtype).removeprefix("torch.")
+        return f"is {kind}, no floats: leave the layer out of the targets, or load it in float32"
+    return ""
 
 
 def _other_names(module: nn.Module, tensor: object, own: str) -> list[str]:
@@ -315,6 +338,15 @@ def _choice(layers: Sequence[tuple[str, nn.Module, str, list[str]]]) -> str:
     if not layers:
         return f"the model has none of {', '.join(MATRICES)}"
     return "there are " + ", ".join(f"{path or 'the model'} ({kind})" for path, _, kind, _ in layers[:12])
+
+
+def _tied(module: nn.Module) -> Iterator[str]:
+    """Of each weight that has an adapter, and other names beside the layer's, two of its names."""
+    for layer, name in _adapted(module):
+        original = layer.parametrizations[name].original  # type: ignore[union-attr,index]
+        names = _other_names(module, original, "")
+        if len(names) > 1:
+            yield f"{names[0]} and {names[1]}"
 
 
 def _adapted(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:

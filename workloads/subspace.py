@@ -34,6 +34,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import random_words
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples, Model, Shard
+from anabranch.workloads.arguments import whole
 
 NUMBER = 4  # of this use of the generator, as the stages of a codec have theirs
 LAYERS = ("all", "each")
@@ -119,14 +120,14 @@ class Subspace(App):
 
     def __init__(self, app: App, dimension: int, seed: int = 0, layers: str = "all") -> None:
         super().__init__(app.data_path)
-        self.app, self.dimension, self.seed, self.layers = app, dimension, seed, layers
+        self.app, self.layers = app, layers
         self.own_data, self.measures = app.own_data, app.measures
         if type(self) is Subspace:
             self.name = f"{app.name}-subspace"
         if layers not in LAYERS:
             raise AppError(f"{self.name}: layers must be one of {', '.join(LAYERS)}, not {layers!r}")
-        if dimension < 1:
-            raise AppError(f"{self.name}: dimension must be at least 1, not {dimension}")
+        self.dimension = whole(self.name, "dimension", dimension, 1)
+        self.seed = whole(self.name, "seed", seed)
 
     def model(self) -> Model:
         """The module of the numbers, all zero: the wrapped App's start."""

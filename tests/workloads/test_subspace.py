@@ -251,7 +251,9 @@ def test_what_the_app_freezes_stays_and_shared_weights_stay_shared() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Subspace(Pair(), 0), "dimension must be at least 1, not 0"),
+        (lambda: Subspace(Pair(), 0), "dimension must be a whole number, at least 1, not 0"),
+        (lambda: Subspace(Pair(), True), "dimension must be a whole number, at least 1, not True"),
+        (lambda: Subspace(Pair(), 5, seed=True), "seed must be a whole number, not True"),
         (lambda: Subspace(Pair(), 5, layers="some"), "layers must be one of all, each, not 'some'"),
         (lambda: trainer_for(Subspace(Pair(), 67)), "dimension must be from 1 to 66 for this model, not 67"),
         (lambda: trainer_for(Subspace(Pair(), 1, layers="each")), "dimension must be from 2 to 56"),
