@@ -29,13 +29,15 @@ def check_valid(certificate: x509.Certificate, address: str, now: float) -> None
 def check_unreached(error: Unavailable, address: str, wallet: Wallet | None, now: float) -> None:
     """Raises `ClocksDisagree` where that is why a call over TLS has reached nobody.
 
-    `NotAuthenticated` where the papers have ended by both clocks; and an `Unavailable` that says what answers
-    there where it is no server of the wallet's authority: it may pass, and anybody on the way could answer.
+    `NotAuthenticated` where the papers or their authority have ended; and an `Unavailable` that says what
+    answers there where it is no server of the wallet's authority: it may pass, and anybody on the way could
+    answer.
     """
     if wallet is None or error.reached:
         return
     place = host_and_port(split_job(address)[0])
     if (certificate := shown_by_server(place, address, wallet)) is not None:
+        wallet.check_authority(now)  # first: else both sides' certificates look as if a clock were wrong
         check_valid(certificate, address, now)
         _check_accepted(place, address, wallet, now)
 

@@ -30,7 +30,9 @@ from anabranch.identity.addresses import (
 )
 from anabranch.identity.certificates import (
     SERVERS_CLOCK,
+    Kind,
     certificate_pem,
+    check_lasts,
     fingerprint,
     read_certificate,
     signing_request,
@@ -109,6 +111,7 @@ def join(folder: Path, address: str, token: str, ca_sha256: str, client_id: str 
             f"the SHA-256 {fingerprint(certificate)}, and this device was told {wanted}. {ON_THE_SERVER} "
             "prints the right one, on the machine with the authority's folder"
         )
+    check_lasts(certificate, time.time(), Kind.DEVICE)
     key = joining_key(folder)
     with secure_channel(address, OPTIONS, certificate_pem(certificate)) as channel:
         request = identity.JoinRequest(token=token, signing_request=signing_request(key), client_id=client_id)

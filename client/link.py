@@ -24,7 +24,15 @@ from anabranch.client.servers import Servers
 from anabranch.client.tracing import traced
 from anabranch.core.errors import AnabranchError, ClocksDisagree, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.identity.certificates import SET_CLOCK, Kind, lifetime, new_papers, time_text
+from anabranch.identity.certificates import (
+    OF_NEXT,
+    SET_CLOCK,
+    TOLD_BEFORE_S,
+    Kind,
+    lifetime,
+    new_papers,
+    time_text,
+)
 from anabranch.identity.wallet import Wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
@@ -33,6 +41,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0  # between two attempts to renew, less for certificates of a short life
 RETRIES_MIN = 20
+TELL_S = 86400.0  # between two warnings of the authority's end
 DISAGREED_RETRY_S = 3600.0  # the most, where clocks disagree: the server signs and keeps each in vain
 ROUND_TRIPS = 4  # of connecting: TCP's, and TLS's three
 
@@ -54,7 +63,7 @@ class Link:
         self.wallet = wallet
         self._limits, self._reconnect_max_s, self._now = limits, reconnect_max_s, now
         self._lock = threading.Lock()
-        self._not_before = 0.0
+        self._not_before = self._tell_not_before = 0.0
         self._disagreed_s = 0.0  # between the two newest attempts, where the clocks disagreed
         # Its own: a certificate is renewed under the other, by a call that may take longer to connect.
         self._connecting = threading.Lock()
@@ -75,6 +84,7 @@ class Link:
         if self.wallet is not None:
             with self._lock:
                 now = self._now()
+                self._tell_end(self.wallet, now)
                 if self.wallet.is_due(now) and now >= self._not_before:
                     self._renew(self.wallet, now)
                 self.wallet.check(now)
@@ -122,6 +132,14 @@ class Link:
         """An answer takes a round trip at least: where it came soon, a host was gone, not the link long."""
         with self._connecting:
             self._connect_s = min(self._connect_s, max(CONNECT_S, ROUND_TRIPS * took_s))
+
+    def _tell_end(self, wallet: Wallet, now: float) -> None:
+        """Of the authority, once a day in its last half-year: nobody renews it."""
+        end = lifetime(wallet.authority)[1]
+        if end - TOLD_BEFORE_S < now < end and now >= self._tell_not_before:
+            self._tell_not_before = now + TELL_S
+            papers = f"{new_papers(wallet.peer.kind)} {OF_NEXT}"
+            log.warning("the federation's authority ends on %s: before then, %s", time_text(end), papers)
 
     def _renew(self, wallet: Wallet, now: float) -> None:
         """Get a newer certificate; what fails is tried again later, the old one still counts for a while.

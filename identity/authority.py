@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography import x509
@@ -19,6 +20,7 @@ from cryptography import x509
 from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated, NotPermitted
 from anabranch.core.ids import typed_id
 from anabranch.identity.certificates import (
+    TOLD_BEFORE_S,
     Key,
     Kind,
     Peer,
@@ -36,6 +38,7 @@ from anabranch.identity.certificates import (
     read_certificate,
     read_key,
     requested_key,
+    time_text,
     times_text,
 )
 from anabranch.identity.files import make_private_folder, tighten, write_private
@@ -50,6 +53,7 @@ FIX = (
     "name the folder that has the federation's (--folder, identity.folder), or put your copy of it back; "
     "where there never was one, `anabranch admin ca init` makes it"
 )
+NEXT = "make another one, as where ca.key has leaked (docs/deploying.md)"
 
 
 def authority_exists(folder: Path) -> bool:
@@ -156,6 +160,24 @@ class Authority:
         """The certificate's SHA-256 (hex): what a device needs to know of it."""
         return fingerprint(self.certificate)
 
+    @property
+    def ends_at(self) -> float:
+        """When it ends, and with it whatever it has signed."""
+        return lifetime(self.certificate)[1]
+
+    def ending(self) -> str:
+        """That it has ended, or does so within half a year; empty before. Nobody renews it."""
+        if self.ends_at - (now := self._now()) >= TOLD_BEFORE_S:
+            return ""
+        ends = "ends on" if now < self.ends_at else "has ended, on"
+        who = f"the authority in {self.folder} {ends} {time_text(self.ends_at)}"
+        return f"{who}: then no device and no operator can connect; {NEXT}"
+
+    def _check_lasts(self) -> None:
+        """Raises `ConfigError` once it has ended: who is let in could not connect."""
+        if (now := self._now()) >= self.ends_at:
+            raise ConfigError(f"{self.ending()}. By this machine's clock it is {time_text(now)}")
+
     # --- letting in --------------------------------------------------------------------------
 
     def invite(self, name: str, life_s: float) -> str:
@@ -164,17 +186,26 @@ class Authority:
         return token
 
     def invite_all(self, names: Sequence[str], life_s: float) -> list[str]:
-        """A token for each of some names, all or none. Raises `ConfigError` for a name that is none."""
+        """A token for each of some names, all or none.
+
+        Raises `ConfigError` for a name that is none, and where the authority has ended.
+        """
+        self._check_lasts()
         for name in names:
             typed_id(name, "name")
         made = [(*new_token(), name) for name in names]
-        until = self._now() + life_s
+        until = self.until(life_s)
         self._register.add_tokens([(*token, until) for token in made])
         return [f"{token_id}.{secret}" for token_id, secret, _ in made]
 
+    def until(self, life_s: float) -> float:
+        """When what it gives out now for so long ends: with the authority at the latest."""
+        return min(self._now() + life_s, self.ends_at)
+
     def invitations(self) -> list[Invitation]:
         """The tokens that nobody has used and nobody has withdrawn, by name; some may have expired."""
-        return self._register.invitations()
+        found = self._register.invitations()
+        return [replace(i, expires_at=min(i.expires_at, self.ends_at)) for i in found]
 
     def withdraw(self, invitations: Iterable[Invitation]) -> int:
         """Let tokens count no more, unless they were used meanwhile; returns how many."""
@@ -185,15 +216,20 @@ class Authority:
     ) -> tuple[str, x509.Certificate]:
         """The name and the certificate for a token and a signing request (DER).
 
-        The name's earlier certificates of other keys are revoked. Raises `NotAuthenticated`, and
-        `ConfigError`, with which the token stays good, where it was made out to another than `whose`.
+        The name's earlier certificates of other keys are revoked. Raises `NotAuthenticated`, and, with which
+        the token stays good, `ConfigError` where it was made out to another than `whose`, `ClocksDisagree`
+        where the authority has ended: by the clock of who is here it has not.
         """
+        self._left_s(self._now())
         key = requested_key(request)
         name, basis = self._register.use_token(token, key_sha256(key), self._now(), whose)
         return name, self._issue(Kind.DEVICE, name, key, life_s, basis)
 
     def renew(self, peer: Peer, request: bytes, life_s: float) -> x509.Certificate:
-        """A newer certificate for a device, of the same key. Raises `NotAuthenticated`, `NotPermitted`."""
+        """A newer certificate for a device, of the same key.
+
+        Raises `NotAuthenticated`, `NotPermitted`, and `ClocksDisagree` as `check` and `admit`.
+        """
         self.check(peer)
         key = requested_key(request)
         if peer.kind is not Kind.DEVICE or key != peer.key:
@@ -201,11 +237,15 @@ class Authority:
         return self._issue(Kind.DEVICE, peer.name, key, life_s, Basis(serial=peer.serial))
 
     def operator(self, name: str, key: PublicKey, life_s: float) -> x509.Certificate:
-        """A certificate for an operator."""
+        """A certificate for an operator. Raises `ConfigError` where the authority has ended."""
+        self._check_lasts()
         return self._issue(Kind.OPERATOR, typed_id(name, "name"), key, life_s)
 
     def server(self, key: PublicKey, life_s: float) -> x509.Certificate:
-        """A certificate for the server, which is on no list: its key never leaves the process."""
+        """A certificate for the server, which is on no list: its key never leaves the process.
+
+        It may outlive the authority: so that who comes then is told of that end, and not of a wrong clock.
+        """
         args = (Kind.SERVER, "server", key, self._now(), life_s)
         return make_certificate(self.certificate, self._key, *args)
 
@@ -213,12 +253,20 @@ class Authority:
         self, kind: Kind, name: str, key: PublicKey, life_s: float, basis: Basis | None = None
     ) -> x509.Certificate:
         now = self._now()
+        life_s = min(life_s, self._left_s(now))
         made = make_certificate(self.certificate, self._key, kind, name, key, now, life_s)
         times = (now, lifetime(made)[1])
         alone = kind is Kind.DEVICE
         serial, digest = f"{made.serial_number:x}", key_sha256(key)
         self._register.add_certificate(serial, kind, name, digest, times, alone, basis)
         return made
+
+    def _left_s(self, now: float) -> float:
+        """Until the authority ends. Raises `ClocksDisagree` where it has."""
+        if now >= self.ends_at:
+            valid = lifetime(self.certificate)
+            raise ClocksDisagree(times_text("the federation's authority", valid, "the server's", now))
+        return self.ends_at - now
 
     # --- keeping out -------------------------------------------------------------------------
 
@@ -266,8 +314,9 @@ class Authority:
         return self._register.number_restore(int(self._now() * 1000))
 
     def members(self) -> list[Membership]:
-        """Everybody who has had a certificate."""
-        return self._register.members()
+        """Everybody who has had a certificate. One of an earlier release may outlive the authority's."""
+        found = self._register.members()
+        return [replace(m, expires_at=min(m.expires_at, self.ends_at)) for m in found]
 
 
 def _check_key_lost(folder: Path) -> None:

@@ -27,6 +27,8 @@ from anabranch.identity.addresses import SERVER_NAME
 URI = "anabranch"
 SET_CLOCK = "set the clock that is wrong"
 SERVERS_CLOCK = "by the server's clock"
+OF_NEXT = "of the authority that takes its place"
+TOLD_BEFORE_S = 180 * 86400.0  # so long before an authority ends it is said
 SKEW_S = 300.0  # a certificate is valid a little before it is made: clocks differ
 SKEW_SHARE = 1 / 4  # of its life, for one of a short life
 RENEW_AT = 2 / 3  # of its life, a certificate is due for renewal
@@ -280,6 +282,15 @@ def times_text(what: str, valid: tuple[float, float], clock: str, now: float) ->
     """`X is valid from .. to .., and by Y's clock it is ..`: for whom it does not count."""
     begin, end = map(time_text, valid)
     return f"{what} is valid from {begin} to {end}, and by {clock} clock it is {time_text(now)}"
+
+
+def check_lasts(authority: x509.Certificate, now: float, kind: Kind) -> None:
+    """Raises `NotAuthenticated` once the authority of a member of this kind has ended: all it signed has."""
+    if now >= (end := lifetime(authority)[1]):
+        raise NotAuthenticated(
+            f"the federation's authority ended on {time_text(end)}, and by this machine's clock it is "
+            f"{time_text(now)}: if that is right, {new_papers(kind)} {OF_NEXT}"
+        )
 
 
 def renewal_due(certificate: x509.Certificate) -> float:

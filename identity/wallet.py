@@ -20,6 +20,7 @@ from anabranch.identity.certificates import (
     Peer,
     certificate_der,
     certificate_pem,
+    check_lasts,
     is_issued_by,
     key_pem,
     lifetime,
@@ -65,16 +66,22 @@ class Wallet:
         return certificate_pem(self.authority), key_pem(self.key), certificate_pem(self.certificate)
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to renew."""
-        return now >= renewal_due(self.certificate)
+        """Whether it is time to renew; none outlives the authority's."""
+        lasts_longer = lifetime(self.certificate)[1] < lifetime(self.authority)[1]
+        return lasts_longer and now >= renewal_due(self.certificate)
 
     def check(self, now: float) -> None:
-        """Raises `NotAuthenticated` once the certificate has expired."""
+        """Raises `NotAuthenticated` once the certificate, or the authority's, has expired."""
+        self.check_authority(now)
         if now >= (end := lifetime(self.certificate)[1]):
             raise NotAuthenticated(
                 f"the certificate in {self.folder / IDENTITY} expired at {time_text(end)}, and by this "
                 f"machine's clock it is {time_text(now)}: if that is right, {new_papers(self.peer.kind)}"
             )
+
+    def check_authority(self, now: float) -> None:
+        """Raises `NotAuthenticated` once the authority has ended."""
+        check_lasts(self.authority, now, self.peer.kind)
 
     def request(self) -> bytes:
         """A signing request (DER) for the same key."""

@@ -17,7 +17,7 @@ from cryptography import x509
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.identity.addresses import JOIN_PORT_AFTER, host_and_port, is_loopback
-from anabranch.identity.authority import DAY_S, Authority
+from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import (
     Key,
     certificate_der,
@@ -26,15 +26,12 @@ from anabranch.identity.certificates import (
     lifetime,
     new_key,
     renewal_due,
-    time_text,
 )
 from anabranch.identity.signatures import sign
 from anabranch.server.members import Members
 from anabranch.server.seen_register import SeenRegister
 
 log = logging.getLogger(__name__)
-
-TOLD_BEFORE_S = 180 * DAY_S
 
 
 def check_address(address: str, insecure: bool, has_authority: bool) -> None:
@@ -123,20 +120,9 @@ class ServerIdentity:
                 configuration = grpc.ssl_server_certificate_configuration([pair], self.authority.pem)
                 self._shown = PortCertificate(key, made, configuration)
                 log.info("a new certificate for the server, serial %x", made.serial_number)
-                self._say_end()
+                if ending := self.authority.ending():
+                    log.warning("%s", ending)
             return self._shown
-
-    def _say_end(self) -> None:
-        """Of the authority, which nobody renews: with it every certificate ends."""
-        end, now = lifetime(self.authority.certificate)[1], self.authority.now()
-        if end - now < TOLD_BEFORE_S:
-            log.warning(
-                "the authority in %s %s %s: then no device and no operator can connect; make another one, "
-                "as where ca.key has leaked (docs/deploying.md)",
-                self.authority.folder,
-                "ends on" if now < end else "has ended, on",
-                time_text(end),
-            )
 
     def _is_good(self, certificate: x509.Certificate) -> bool:
         return lifetime(certificate)[0] <= self.authority.now() < renewal_due(certificate)

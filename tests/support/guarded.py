@@ -155,18 +155,22 @@ def federation(
     tensors: Tensors = TENSORS,
     limits: Limits = DEFAULT_LIMITS,
     wall: Callable[[], float] = time.time,
+    made: Callable[[], float] = time.time,
     /,
     **tables: Mapping[str, Any],
 ) -> Iterator[Federation]:
-    """A guarded server on free ports of loopback; its machine's clock is `wall`."""
+    """A guarded server on free ports of loopback; its clock is `wall`, its authority's `made`."""
     places = {"folder": str(folder / "ca"), "join_address": "127.0.0.1:0"}
     identity = {**places, "tls": "always", **tables.pop("identity", {})}
     config = server_config(folder / "data", identity=identity, **tables)
     manifest = write_manifest(folder / "model", "test", tensors)
-    with Authority.create(folder / "ca") as authority, Served(config, manifest, limits, wall=wall) as served:
-        made = Federation(folder, authority, served)
-        yield made
-        for opened in made.opened:
+    with (
+        Authority.create(folder / "ca", made) as authority,
+        Served(config, manifest, limits, wall=wall) as served,
+    ):
+        begun = Federation(folder, authority, served)
+        yield begun
+        for opened in begun.opened:
             opened.close()
 
 

@@ -173,9 +173,17 @@ def enrol(
     if out is not None and out.exists():
         raise ConfigError(f"{out} is there already: it may hold tokens, name another file")
     with Authority.open(folder) as authority:
-        until = authority.now() + valid_s
+        until, ending = authority.until(valid_s), authority.ending()
         made = Tokens(wanted, authority.invite_all(wanted, valid_s), authority.sha256, until)
-    _hand_over(Output(as_json), made, out, alone=count is None and names is None)
+    output = Output(as_json)
+    _hand_over(output, made, out, alone=count is None and names is None)
+    _tell_ending(output, ending)
+
+
+def _tell_ending(output: Output, ending: str) -> None:
+    """The server says so too; who lets members in may look at no log."""
+    if ending:
+        output.warn(ending)
 
 
 def _check_valid(valid_s: float) -> None:
@@ -278,14 +286,15 @@ def operator(
     with Authority.open(folder) as authority:
         key = new_key()
         made = authority.operator(name, key.public_key(), valid_s)
-        wallet = Wallet(out, key, made, authority.certificate)
+        wallet, ending = Wallet(out, key, made, authority.certificate), authority.ending()
         wallet.save()
-    until = wallet.peer.not_after
-    Output(as_json).result(
+    until, output = wallet.peer.not_after, Output(as_json)
+    output.result(
         {"name": name, "folder": str(out), "expires_at_s": until},
         f"{out}: operator {name}, until {time_text(until)}; use it with:\n"
         f"  anabranch admin status --admin HOST:7071 --identity {out}",
     )
+    _tell_ending(output, ending)
 
 
 def revoke(name: Name, folder: Folder = FOLDER, as_json: AsJson = False) -> None:
@@ -301,9 +310,11 @@ def members(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     """List everybody who has had a certificate."""
     with Authority.open(folder) as authority:
         found, now = authority.members(), authority.now()
+        ending = authority.ending()
     output, cells = Output(as_json), []
     for m in found:
         state = "revoked" if m.revoked else "expired" if m.expires_at <= now else "good"
         output.event("member", "", name=m.name, member=m.kind, state=state, expires_at_s=m.expires_at)
         cells.append([m.name, m.kind, state, time_text(m.expires_at)])
     output.table("", ["name", "is", "certificate", "until"], cells)
+    _tell_ending(output, ending)
