@@ -55,7 +55,8 @@ class World:
         self.spec = ParamSpec.of(tensors(), GROUPS) if units else SPEC
         if buffers:
             self.spec, settings = BUFFERED, {**settings, "buffers": buffers}
-        self.units, self.downlink, self.settings = units, downlink, EngineSettings(clip=3.0, **settings)
+        self.units, self.downlink = units, downlink
+        self.settings = EngineSettings(**{"clip": 3.0, **settings})
         self.log: list[tuple[int, Record]] = []
         self.payloads: dict[str, bytes] = {}
         self.shelf = RowShelf(MemoryRows())
