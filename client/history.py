@@ -22,6 +22,7 @@ from anabranch.core.errors import (
     InvalidSignature,
     NotAuthenticated,
 )
+from anabranch.core.plain import from_kept
 from anabranch.identity.certificates import (
     SET_CLOCK,
     Kind,
@@ -184,7 +185,6 @@ def _read(path: Path) -> dict[str, SeenHead]:
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_bytes())
-        return {run_id: SeenHead(**seen) for run_id, seen in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return from_kept(json.loads(path.read_bytes()), dict[str, SeenHead], path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it to start with no memory") from error

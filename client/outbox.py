@@ -27,10 +27,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from anabranch.core.content import SHA256, algorithm_of, check_stored, content_digest
-from anabranch.core.errors import ConfigError, StoreCorrupt, TooLarge, disk_error
+from anabranch.core.errors import UPGRADE, ConfigError, StoreCorrupt, StoreNewer, TooLarge, disk_error
 from anabranch.core.ids import checked_id
 from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
-from anabranch.core.plain import FieldError, from_plain, make_converter, written
+from anabranch.core.plain import FieldError, UnknownField, from_plain, make_converter, written
 from anabranch.identity.files import make_private_folder, private, sync_folder, tighten
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
@@ -78,7 +78,10 @@ class UpdateEntry:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[UpdateEntry, int]:
-        """The inverse of `to_bytes`, and the number. Raises `StoreCorrupt` for any but the same bytes."""
+        """The inverse of `to_bytes`, and the number.
+
+        Raises `StoreCorrupt` for any but the same bytes, and `StoreNewer` for those of a newer release.
+        """
         first = data.find(b"\n")
         second = data.find(b"\n", first + 1)
         digest, line, payload = data[:first], data[first + 1 : second], memoryview(data)[second + 1 :]
@@ -86,6 +89,8 @@ class UpdateEntry:
             raise StoreCorrupt("the header is damaged")
         try:
             entry, frame = _parts(json.loads(line), payload)
+        except UnknownField as error:  # its digest is right: nothing is damaged
+            raise StoreNewer(f"the header {error}: {UPGRADE}") from error
         except (FieldError, ValueError) as error:
             raise StoreCorrupt(f"the header is not that of an update: {error}") from error
         if len(payload) != frame.size_bytes or entry.digest != frame.sha256:
@@ -106,16 +111,19 @@ class Frame:
 
 
 def _parts(header: Any, payload: bytes | memoryview) -> tuple[UpdateEntry, Frame]:
-    """Of the JSON of a header. Raises `FieldError`, and `StoreCorrupt` for another format."""
+    """Of the JSON of a header. Raises `FieldError`, and `StoreCorrupt` for an older format."""
     if not isinstance(header, dict):
         raise FieldError(f"it must be a table, not {header!r}")
-    if header.pop("format", None) != FORMAT:
+    said = header.pop("format", None)
+    if isinstance(said, int) and said > FORMAT:
+        raise UnknownField(f"is of format {said}")
+    if said != FORMAT:
         raise StoreCorrupt("it is of another format")
     framing = {f.name: header.pop(f.name) for f in fields(Frame) if f.name in header}
     frame = from_plain(framing, Frame, _converter)
     check_stored(frame.sha256)
-    said = {"payload": payload, "algorithm": algorithm_of(frame.sha256)}
-    return from_plain({**header, **said}, UpdateEntry, _converter), frame
+    beside = {"payload": payload, "algorithm": algorithm_of(frame.sha256)}
+    return from_plain({**header, **beside}, UpdateEntry, _converter), frame
 
 
 def _submodel(packed: Any, _: Any) -> SubmodelMap:
@@ -148,7 +156,8 @@ class Outbox:
     """Results that no server has answered yet. None makes room for another: who can wait asks for room first.
 
     Owned by one process; one thread puts in, another may send and remove. Opening it drops what a crash has
-    left unfinished or torn. Raises `StoreError` for a folder that cannot be used.
+    left unfinished or torn. Raises `StoreError` for a folder that cannot be used, `StoreNewer` for one with
+    results of a newer release, which stay in it.
     """
 
     def __init__(self, folder: Path, bounds: OutboxBounds | None = None) -> None:
@@ -198,7 +207,10 @@ class Outbox:
             raise disk_error(path, error) from error
 
     def load(self, update_id: str) -> UpdateEntry:
-        """An entry, its digests checked. Raises `StoreError`; `StoreCorrupt` when it is torn or not there."""
+        """An entry, its digests checked.
+
+        Raises `StoreError`; `StoreCorrupt` when it is torn or not there, `StoreNewer` of a newer release.
+        """
         return self._load(update_id)[0]
 
     def _load(self, update_id: str) -> tuple[UpdateEntry, int]:
@@ -208,8 +220,8 @@ class Outbox:
             raise StoreCorrupt(f"outbox entry {update_id}: there is none") from error
         except OSError as error:
             raise disk_error(self._path(update_id), error) from error
-        except StoreCorrupt as error:
-            raise StoreCorrupt(f"outbox entry {update_id}: {error}") from error
+        except (StoreCorrupt, StoreNewer) as error:
+            raise type(error)(f"outbox entry {update_id}: {error}") from error
         if entry.update_id != update_id:
             raise StoreCorrupt(f"outbox entry {update_id}: it holds update {entry.update_id}")
         return entry, number

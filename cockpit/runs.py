@@ -11,7 +11,7 @@ from typing import Any
 from anabranch.cockpit.source import Head, Listing, Source, TakenBack
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import AnabranchError, ConfigError, DataError, FolderMissing, TooLarge
+from anabranch.core.errors import AnabranchError, ConfigError, DataError, FolderMissing, StoreNewer, TooLarge
 from anabranch.reports.picture.picture import Picture
 
 log = logging.getLogger(__name__)
@@ -286,5 +286,5 @@ def _toml(head: Head) -> str:
     """The settings as a file has them; empty where they are those of a later release."""
     try:
         return Config.from_json(head.config).to_toml() if head.config else ""
-    except ConfigError:
+    except (ConfigError, StoreNewer):
         return ""

@@ -28,7 +28,7 @@ AnabranchError
 │   ├── StoreUnreachable     the database does not answer, or lets nobody in
 │   ├── StoreCorrupt         a digest does not match what was written
 │   ├── LogLost              the log ends before an event that was acknowledged
-│   ├── StoreNewer           the database is of a newer revision than this program
+│   ├── StoreNewer           what is stored was written by a newer release than this program
 │   ├── StoreLocked          another process owns the data directory
 │   └── LeadershipLost       another server has taken over: this one may write nothing more
 ├── PortInUse                the address to serve on is taken
@@ -203,8 +203,11 @@ class LogLost(StoreError):
     """The log ends before an event that was acknowledged, or is not the one that was."""
 
 
+UPGRADE = "a newer release has written it; upgrade anabranch"
+
+
 class StoreNewer(StoreError):
-    """The database is of a newer revision than this program."""
+    """What is stored was written by a newer release than this program."""
 
 
 class StoreLocked(StoreError):

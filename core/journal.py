@@ -23,7 +23,7 @@ from anabranch.core import events as ev
 from anabranch.core.model.params import Delta, ParamSpec
 from anabranch.core.model.submodels import Submodel, SubmodelJson, submodel_from_json, submodel_json
 from anabranch.core.model.updates import Ask, Update
-from anabranch.core.plain import FieldError, finite, from_plain, make_converter, written
+from anabranch.core.plain import FieldError, UnknownField, finite, from_plain, make_converter, written
 from anabranch.core.unwritten import dataclass
 
 Record = dict[str, Any]
@@ -142,7 +142,8 @@ class RollbackRecord:
 
     @property
     def event(self) -> ev.RolledBack:
-        """The event again."""
+        """The event again. Raises `UnknownField`."""
+        _check_rules(self.rules, ev.RolledBack.rules)
         return ev.RolledBack(self.now, self.to_version, self.to_seq, self.without, self.everyone, self.rules)
 
 
@@ -163,7 +164,8 @@ class SettingsRecord:
 
     @property
     def event(self) -> ev.SettingsChanged:
-        """The event again."""
+        """The event again. Raises `UnknownField`."""
+        _check_rules(self.rules, ev.SettingsChanged.rules)
         return ev.SettingsChanged(self.now, self.values, self.by, self.at_start, self.rules)
 
 
@@ -250,11 +252,14 @@ def to_record(event: ev.Event) -> Record:
 def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Event:
     """The event of a record; `load_delta` brings the values of an update of the model `spec`.
 
-    Raises `FieldError` where the record is none, `InvalidUpdate`, and as `load_delta` does.
+    Raises `FieldError` where the record is none, `UnknownField` where it is one of a newer release,
+    `InvalidUpdate`, and as `load_delta` does.
     """
     kind = record.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
+    if not isinstance(kind, str):
         raise FieldError(f"kind must be that of an event, not {kind!r}")
+    if kind not in KINDS:
+        raise UnknownField(f"is of an unknown kind, {kind!r}")
     kept = from_plain({k: v for k, v in record.items() if k != "kind"}, KINDS[kind], _converter)
     match kept:
         case AskRecord() | RollbackRecord() | SettingsRecord():
@@ -265,6 +270,11 @@ def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Ev
             return kept.event(load_delta)
     event: ev.Event = kept
     return event
+
+
+def _check_rules(said: int, newest: int) -> None:
+    if said > newest:
+        raise UnknownField(f"has rules {said}, and {newest} are the newest known here")
 
 
 def payload_of(record: Record) -> ev.Payload | None:

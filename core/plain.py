@@ -30,7 +30,7 @@ from cattrs.cols import (
 from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from anabranch.core.errors import AnabranchError
+from anabranch.core.errors import UPGRADE, AnabranchError, StoreNewer
 from anabranch.core.later import LATER_KEY
 
 T = TypeVar("T")
@@ -40,6 +40,10 @@ SHOWN_MAX = 80  # characters of a value in a message
 
 class FieldError(ValueError):
     """Plain data are not what a type asks for: the place, and why. Callers say of what they are."""
+
+
+class UnknownField(FieldError):
+    """They say more than is known here: what a program has kept, a newer release has written then."""
 
 
 def of_python(value: Any) -> Any:
@@ -113,6 +117,7 @@ def written(
 def from_plain(data: Any, cls: type[T], converter: Converter) -> T:
     """The value of plain data. Raises `FieldError`: the first place at which they are none of this type.
 
+    Of fields that there are not, at any place, it is an `UnknownField`.
     What a class itself finds wrong, in an error of ours, is raised as it is.
     """
     try:
@@ -120,10 +125,23 @@ def from_plain(data: Any, cls: type[T], converter: Converter) -> T:
     except BaseValidationError as error:
         if (ours := _ours(error)) is not None:
             raise ours from None
-        reason, _, place = transform_error(error, "", _reason)[0].rpartition(" @ ")
-        raise FieldError(f"{place.removeprefix('.')} {reason}".strip()) from error
+        unknown = error.subgroup(ForbiddenExtraKeysError)
+        reason, _, place = transform_error(unknown or error, "", _reason)[0].rpartition(" @ ")
+        kind = FieldError if unknown is None else UnknownField
+        raise kind(f"{place.removeprefix('.')} {reason}".strip()) from error
     except (StructureHandlerNotFoundError, TypeError, ValueError) as error:
         raise FieldError(_reason(error, cls)) from error
+
+
+def from_kept(data: Any, cls: type[T], place: object) -> T:
+    """The value of plain data that a program has kept at a place, such as a file.
+
+    Raises `StoreNewer` where a newer release has written them, `FieldError` where nobody has.
+    """
+    try:
+        return from_plain(data, cls, _kept)
+    except UnknownField as error:
+        raise StoreNewer(f"{place} {error}: {UPGRADE}") from error
 
 
 def _ours(error: BaseException) -> AnabranchError | None:
@@ -284,3 +302,6 @@ def _reason(error: BaseException, _: Any) -> str:
     if isinstance(error, ForbiddenExtraKeysError):
         return f"has unknown fields: {', '.join(sorted(map(str, error.extra_fields)))}"
     return str(error)
+
+
+_kept = make_converter(finite)

@@ -36,7 +36,7 @@ from anabranch.core.engine.settable import in_force
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.shelf import ROW, Remembered, Shelf, Shelved
 from anabranch.core.engine.strategy import Strategy, Sums
-from anabranch.core.errors import AppError, InvalidUpdate, StoreCorrupt
+from anabranch.core.errors import UPGRADE, AppError, InvalidUpdate, StoreCorrupt, StoreNewer
 from anabranch.core.model.arrays import Array, own, to_bytes
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector
 from anabranch.core.model.submodels import (
@@ -48,7 +48,7 @@ from anabranch.core.model.submodels import (
     submodel_from_json,
 )
 from anabranch.core.model.updates import Capability, Decision, Reason, Receipt, Task, Verdict
-from anabranch.core.plain import FieldError, from_plain, make_converter, written
+from anabranch.core.plain import FieldError, UnknownField, from_plain, make_converter, written
 
 T = TypeVar("T")
 FORMAT = 2
@@ -229,10 +229,14 @@ def restore(
 ) -> Engine:
     """An engine that goes on where the snapshot was taken. The snapshot stays as it is.
 
-    Raises `StoreCorrupt`, naming the field, where that is no state of such an engine.
+    Raises `StoreCorrupt`, naming the field, where that is no state of such an engine, and `StoreNewer` where
+    it is one of a newer release.
     """
     try:
         return _restored(snapshot, spec, strategy, settings, broadcast, planner, sums, cohorts, shelf)
+    except UnknownField as error:
+        version = snapshot.meta.get("version")
+        raise StoreNewer(f"the snapshot of version {version}: {error}: {UPGRADE}") from error
     except (FieldError, InvalidUpdate) as error:
         raise StoreCorrupt(f"the snapshot of version {snapshot.meta.get('version')}: {error}") from error
 
@@ -261,11 +265,11 @@ def _restored(
     engine.version = state.version
     engine.paused, engine.finished = state.paused, state.finished
     engine.pending, engine.counters, engine.guard = state.pending, state.counters, state.guard
-    engine.state = from_plain(state.strategy, strategy.state_type, _converter)
+    engine.state = _own_state(state.strategy, strategy.state_type)
     if broadcast is not None:
-        engine.broadcast_state = from_plain(state.broadcast, broadcast.state_type, _converter)
+        engine.broadcast_state = _own_state(state.broadcast, broadcast.state_type)
     if planner is not None:
-        engine.planner_state = from_plain(state.planner, planner.state_type, _converter)
+        engine.planner_state = _own_state(state.planner, planner.state_type)
     engine.part_changes = state.part_changes
     if cohorts is not None and state.cohorts is not None:
         cohorts.restore(state.cohorts)
@@ -279,6 +283,14 @@ def _restored(
     )
     engine.deadlines.restore(engine.ledger.tasks.values())
     return engine
+
+
+def _own_state(plain: Any, cls: type[T]) -> T:
+    """The state of a part, which may be one's own: a field too many is no sign of a newer release."""
+    try:
+        return from_plain(plain, cls, _converter)
+    except UnknownField as error:
+        raise FieldError(str(error)) from error
 
 
 def packed(value: Any, path: str, arrays: dict[str, Array], holds: list[Shelved] | None = None) -> Any:
@@ -397,7 +409,7 @@ def _clients(meta: dict[str, Any]) -> dict[str, ClientRecord]:
     try:
         found = from_plain(meta.get("clients"), list[_Client], _converter)
     except FieldError as error:
-        raise FieldError(f"clients {error}") from error
+        raise type(error)(f"clients {error}") from error
     return {c.client_id: ClientRecord(*(getattr(c, name) for name in _RECORD)) for c in found}
 
 

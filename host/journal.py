@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect
 from anabranch.core.engine.engine import Engine
-from anabranch.core.errors import ReplayMismatch
+from anabranch.core.errors import UPGRADE, ReplayMismatch, StoreNewer
 from anabranch.core.journal import LoadDelta, Record, from_record
 from anabranch.core.model.updates import Receipt
-from anabranch.core.plain import FieldError
+from anabranch.core.plain import FieldError, UnknownField
 from anabranch.host.build import Begin
 from anabranch.host.log import Log, Recovery
 from anabranch.host.rollback import Refolder
@@ -28,11 +28,14 @@ def replay(
 ) -> Replayed:
     """Feed the records to the engine, yielding each with its effects; `refold` is for rollbacks.
 
-    Raises `ReplayMismatch` where a record cannot be read as an event, or is a rollback without `refold`.
+    Raises `ReplayMismatch` where a record cannot be read as an event, or is a rollback without `refold`, and
+    `StoreNewer` for one of a newer release.
     """
     for seq, record in records:
         try:
             event = from_record(record, engine.spec, load_delta)
+        except UnknownField as error:
+            raise StoreNewer(f"event {seq} of the log {error}: {UPGRADE}") from error
         except FieldError as error:
             raise ReplayMismatch(f"event {seq} of the log cannot be read: {error}") from error
         if isinstance(event, ev.RolledBack):

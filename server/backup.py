@@ -39,6 +39,7 @@ from anabranch.core.errors import (
     on_disk,
 )
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
+from anabranch.core.plain import from_kept
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.identity.files import check_owner, sync_folder, write_private
 from anabranch.identity.noise_key import NOISE_KEY
@@ -171,16 +172,17 @@ def put_back(
 
 
 def read_backup(folder: Path) -> BackupRecord:
-    """What a backup says of itself. Raises `FolderMissing`, `DataError` where it is none."""
+    """What a backup says of itself. Raises `FolderMissing`, `DataError` where it is none, `StoreNewer`."""
     check_folder(folder, "name what `anabranch admin backup` has made")
     try:
-        return BackupRecord(**json.loads((folder / BACKUP).read_bytes()))
+        path = folder / BACKUP
+        return from_kept(json.loads(path.read_bytes()), BackupRecord, path)
     except FileNotFoundError:
         raise DataError(
             f"{folder} has no {BACKUP}: name what `anabranch admin backup` has made; data that were copied "
             "by hand are moved back by hand, see `anabranch admin attest-restore`"
         ) from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{folder / BACKUP} is damaged ({error}): take another backup") from error
 
 

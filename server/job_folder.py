@@ -23,7 +23,7 @@ from pathlib import Path
 
 from anabranch.core.errors import ConfigError, DataError, FolderMissing, disk_error
 from anabranch.core.ids import is_id
-from anabranch.core.plain import finite, from_plain, make_converter
+from anabranch.core.plain import finite, from_kept, make_converter
 from anabranch.identity.addresses import checked_job
 from anabranch.identity.files import make_private_folder, sync_folder, tighten_tree, write_private
 
@@ -48,7 +48,7 @@ def note_of(job: Path) -> JobNote:
     """Raises `FolderMissing` where there is no such job, `DataError` where its note is damaged."""
     file = job / NOTE
     try:
-        return from_plain(json.loads(file.read_text(encoding="utf-8")), JobNote, _converter)
+        return from_kept(json.loads(file.read_text(encoding="utf-8")), JobNote, file)
     except FileNotFoundError:
         why = _no_job(job) if job.is_dir() else f"there is no job {job.name!r} in {job.parent}"
         raise FolderMissing(why) from None

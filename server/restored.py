@@ -15,6 +15,7 @@ from pathlib import Path
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, InvalidSignature, on_disk
+from anabranch.core.plain import from_kept
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import public_key_of
 from anabranch.identity.files import check_owner, make_private_folder, write_private
@@ -113,8 +114,8 @@ def read_restored(
         with on_disk(path):
             if not path.exists():
                 return None
-            found = Restored(**json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as error:
+            found = from_kept(json.loads(path.read_bytes()), Restored, path)
+    except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): {again}") from error
     if found.run_id != info.run_id:
         raise ConfigError(f"{path} is of another run: remove it")

@@ -10,10 +10,10 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 
-from anabranch.core.errors import ConfigError, StoreError
+from anabranch.core.errors import UPGRADE, ConfigError, StoreError, StoreNewer
 from anabranch.identity.authority import Authority
 from anabranch.identity.files import write_private
 from anabranch.identity.register import RegisterPoint
@@ -74,12 +74,16 @@ def _read(path: Path) -> dict[str, RegisterPoint]:
         return {str(sha256): _point(said) for sha256, said in json.loads(path.read_bytes()).items()}
     except FileNotFoundError:
         return {}
+    except StoreNewer as error:
+        raise StoreNewer(f"{path} {error}") from error
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it if the authority is the newest") from error
 
 
 def _point(said: object) -> RegisterPoint:
     """As it is written, or as earlier programs did: the changes alone."""
+    if isinstance(said, dict) or (isinstance(said, list) and len(said) > len(fields(RegisterPoint))):
+        raise StoreNewer(f"says more of a register than is known here: {UPGRADE}")
     if not isinstance(said, list):
         return RegisterPoint(int(said))  # type: ignore[call-overload]
     changes, marked, mark = said

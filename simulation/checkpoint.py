@@ -28,9 +28,10 @@ import numpy as np
 
 from anabranch.compress.feedback import Memory
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import ConfigError, DataError, InvalidUpdate, ReplayMismatch
+from anabranch.core.errors import ConfigError, DataError, InvalidUpdate, ReplayMismatch, StoreNewer
 from anabranch.core.model.params import digest
 from anabranch.core.parts import is_code
+from anabranch.core.plain import from_kept
 from anabranch.reports.folders import CHECKPOINT, locked, need_free
 from anabranch.reports.journal_files import JOURNAL, JournalReader
 from anabranch.reports.origin import started_now
@@ -255,7 +256,7 @@ class Checkpoint:
         self.origin = known or self.origin
 
     def _read(self) -> RunOrigin | None:
-        """What the file says; a damaged one is removed."""
+        """What the file says; a damaged one is removed. Raises `StoreNewer`."""
         self._database = sqlite3.connect(self._path)
         ask = self._database.execute
         try:
@@ -267,7 +268,10 @@ class Checkpoint:
             self._works = dict(ask("SELECT number, work FROM results"))
             self._written = {number for (number,) in ask("SELECT number FROM memories")}
             self.wall_s = float(facts["wall_s"])
-            return RunOrigin(**json.loads(facts["origin"]))
+            return from_kept(json.loads(facts["origin"]), RunOrigin, self._path)
+        except StoreNewer:
+            self._close()
+            raise
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
             log.warning("%s is damaged (%s): the run begins anew", self._path, error)
             self._close()

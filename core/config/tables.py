@@ -42,7 +42,7 @@ from anabranch.core.config.secrets import SECRET, masked
 from anabranch.core.config.toml import toml_text
 from anabranch.core.content import SHA256
 from anabranch.core.engine.robust import RobustTable
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import UPGRADE, ConfigError, StoreNewer
 from anabranch.core.later import LATER_KEY
 from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT, Limits
 from anabranch.core.model.chains import AUTO
@@ -415,7 +415,11 @@ class Config:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:
-        """The inverse of `to_json`, but for secrets; of older releases too. Raises `ConfigError`."""
+        """The inverse of `to_json`, but for secrets; of older releases too.
+
+        Raises `StoreNewer` for what a newer release has written, `ConfigError` for what none has.
+        """
+        _check_not_newer(data)
         return merge([("before", BEFORE), ("before", UNSAID), ("json", data)])
 
     def secrets(self) -> dict[str, str]:
@@ -497,13 +501,29 @@ def build(cls: type[T], values: Mapping[str, Any], table: str, sources: Mapping[
     `sources`: who said each, by `table.key`.
     """
     said_by = sources or {}
-    known = {f.name: f for f in fields(cls) if f.metadata != NO_KEY}  # type: ignore[arg-type]
+    known = _keys_of(cls)
     for key in values:
         _known(key, known, f"key in [{table}]", said_by.get(f"{table}.{key}", ""))
     try:
         return from_plain(dict(values), cls, _reader)
     except FieldError as error:
         raise ConfigError(f"{table}.{error}") from error
+
+
+def _keys_of(cls: type[Any]) -> list[str]:
+    return [f.name for f in fields(cls) if f.metadata != NO_KEY]
+
+
+def _check_not_newer(stored: Mapping[str, Any]) -> None:
+    for table, keys in stored.items():
+        if table not in TABLES:
+            raise StoreNewer(f"[{table}] is a table of settings that is not known here: {UPGRADE}")
+        if table != "strategy" and isinstance(keys, Mapping):
+            for key in keys.keys() - _keys_of(TABLES[table]):
+                raise StoreNewer(f"{table}.{key} is a setting that is not known here: {UPGRADE}")
+    rules = stored.get("run", {}).get("rules", 0)
+    if isinstance(rules, int) and rules > NEWEST:
+        raise StoreNewer(f"run.rules is {rules}, and {NEWEST} is the newest known here: {UPGRADE}")
 
 
 def check_type(value: Any, of: Any, path: str) -> None:

@@ -11,7 +11,9 @@ the run is what a replay proves: the chain of the versions goes on from them int
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import os
 import zipfile
 import zlib
@@ -28,6 +30,8 @@ from anabranch.core.model.updates import Receipt
 from anabranch.core.snapshot import receipt_of, receipt_row
 from anabranch.identity.files import sync_folder
 from anabranch.server.store.files import make_own_folder, open_file
+
+log = logging.getLogger(__name__)
 
 ARCHIVED_BYTES = 64 * MIB  # payloads in a file: nothing is answered while one is written
 EVENTS, PAYLOADS = "events.jsonl", "payloads/"
@@ -105,10 +109,16 @@ class Archive:
             raise StoreFull(f"server.archive {self.folder}: {error}: the log is kept meanwhile") from error
 
     def _set_aside(self, first: int) -> None:
-        """What is there from this event on is of a crash, or of a log that was taken back to a backup."""
+        """What is there from this event on is of a crash, or of a log that was taken back to a backup.
+
+        It is kept, under a name that no earlier one has: a log may be taken back more than once.
+        """
         for path in self._files():
             if _last_event(path) >= first:
-                path.rename(path.with_suffix(".old"))
+                names = (path.with_suffix(f".old{f'-{n}' if n > 1 else ''}") for n in itertools.count(1))
+                aside = next(name for name in names if not name.exists())
+                log.warning("%s is of a course that the log has left: it is %s now", path, aside.name)
+                path.rename(aside)
 
     def events(self, after: int = 0) -> Iterator[ArchivedEvent]:
         """All that is here after an event, in order. Raises `StoreCorrupt`."""

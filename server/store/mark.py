@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from anabranch.core.errors import StoreCorrupt, StoreFull
+from anabranch.core.plain import from_kept
 from anabranch.identity.files import sync_folder, tighten
 from anabranch.server.store.base import DiskFailed, Mark
 from anabranch.server.store.files import disk_errors, open_file
@@ -152,4 +153,4 @@ def _mark(slot: bytes) -> Mark | None:
     text, _, rest = slot.partition(b"\n")
     if rest.partition(b"\n")[0] != hashlib.sha256(text).hexdigest().encode():
         return None
-    return Mark(**json.loads(text))
+    return from_kept(json.loads(text), Mark, FILE)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import DataError
+from anabranch.core.plain import from_kept
 from anabranch.identity.files import tighten, write_private
 from anabranch.server.store.base import RunInfo
 from anabranch.server.store.rows import info_of, run_row
@@ -40,7 +41,7 @@ def noted_run(data_dir: Path) -> RunInfo | None:
     try:
         found = json.loads(path.read_bytes())
         if found.pop(SHA256) == _sha256(found):
-            return RunInfo(**found)
+            return from_kept(found, RunInfo, path)
         why = "its digest is another"
     except FileNotFoundError:
         return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contents import named, package
@@ -17,7 +19,15 @@ from power import disk
 from anabranch.client.disk import DeviceDisk
 from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
 from anabranch.core import content
-from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
+from anabranch.core.errors import (
+    ConfigError,
+    InvalidUpdate,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreNewer,
+    TooLarge,
+)
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
 
@@ -77,6 +87,22 @@ def test_an_update_keeps_the_kind_of_digest_that_it_was_first_named_by(tmp_path:
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(StoreCorrupt, match="payload is damaged"):
         box.load("u-1")
+
+
+@pytest.mark.parametrize("newer", [{"format": 3}, {"compressed_by": "zstd-9"}])
+def test_results_of_a_newer_release_stay_where_they_are(newer: dict[str, Any], tmp_path: Path) -> None:
+    """A device that is put back to an older program cannot send them, and may not throw them away."""
+    box = Outbox(tmp_path)
+    box.put(entry("u-1"))
+    box.put(entry("u-2"))
+    path = tmp_path / "u-1.update"
+    _, line, payload = path.read_bytes().split(b"\n", 2)
+    line = json.dumps({**json.loads(line), **newer}).encode()
+    path.write_bytes(hashlib.sha256(line).hexdigest().encode() + b"\n" + line + b"\n" + payload)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(StoreNewer, match=r"outbox entry u-1: the header .*upgrade anabranch"):
+        Outbox(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
 def test_a_result_that_is_renamed_is_so_on_the_disk_and_drops_no_other(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from anabranch.core import events as ev
 from anabranch.core.errors import ConfigError, DataError, StoreCorrupt
 from anabranch.server.books import Call
 from anabranch.server.export import export_run
-from anabranch.server.store.archive import Archive
+from anabranch.server.store.archive import Archive, ArchivedEvent
 from anabranch.server.store.factory import open_data, open_store
 from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.store.sql import SqlStore
@@ -204,3 +205,18 @@ def test_another_archive_is_none_of_this_run(tmp_path: Path) -> None:
     assert list(Archive(tmp_path / "nowhere", "run").events()) == []
     with pytest.raises((DataError, StoreCorrupt), match=r"name the server\.archive of this run"):
         verify(kept.folder, archive=tmp_path / "elsewhere")
+
+
+def test_each_course_that_a_log_has_left_stays(tmp_path: Path) -> None:
+    """Taken back to a backup twice: of the three times that the events were written none is overwritten."""
+    archive = Archive(tmp_path, "run").prepared()
+    for course in ("a", "b", "c"):
+        record = {"kind": "released", "now": 1.0, "client_id": course}
+        archive.write([ArchivedEvent(seq, record, None) for seq in (1, 2)], lambda _: b"")
+    archive.close()
+    found = {}
+    for path in archive.folder.iterdir():
+        with zipfile.ZipFile(path) as file:
+            found[path.name] = json.loads(file.read("events.jsonl").splitlines()[0])["record"]["client_id"]
+    name = "000000000001-000000000002"
+    assert found == {f"{name}.old": "a", f"{name}.old-2": "b", f"{name}.zip": "c"}

@@ -12,8 +12,9 @@ import pytest
 from anabranch.api.configuration import load_config, shown
 from anabranch.core.config.tables import NO_KEY, Config, build, merge, parse_override
 from anabranch.core.engine.settable import typed
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, StoreNewer
 from anabranch.core.parts import check_names
+from anabranch.core.rules import NEWEST
 from anabranch.simulation.parts import PARTS
 
 
@@ -329,3 +330,22 @@ def test_a_bad_value_is_told_with_where_it_stands(tmp_path: Path, monkeypatch: p
 def test_a_codec_that_is_not_known_is_told_with_its_setting(setting: str, text: str, told: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{setting} = '{text}': {told}"):
         load_config(None, [f"{setting}={text}"])
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ({"tides": {"high": 1}}, r"\[tides\] is a table of settings that is not known here"),
+        ({"server": {"moon": 1}}, r"server\.moon is a setting that is not known here"),
+        ({"run": {"rules": NEWEST + 1}}, rf"run\.rules is {NEWEST + 1}, and {NEWEST} is the newest known"),
+    ],
+)
+def test_settings_that_a_newer_release_has_stored_are_no_mistake_of_a_user(stored: Any, said: str) -> None:
+    with pytest.raises(StoreNewer, match=rf"{said}.*: a newer release has written it; upgrade anabranch"):
+        Config.from_json(stored)
+    with pytest.raises(ConfigError):
+        merge([("mine.toml", stored)])
+
+
+def test_what_a_strategy_is_told_is_its_own() -> None:
+    assert Config.from_json({"strategy": {"name": "mine", "moon": 1}}).strategy.params == {"moon": 1}

@@ -10,8 +10,9 @@ from machines import SPEC
 from rollbacks import World, seq_of_version
 
 from anabranch.core.effects import Decided
-from anabranch.core.errors import ReplayMismatch
-from anabranch.core.journal import Record
+from anabranch.core.errors import ReplayMismatch, StoreNewer
+from anabranch.core.events import RolledBack, SettingsChanged
+from anabranch.core.journal import Record, from_record, to_record
 from anabranch.core.model.updates import Receipt
 from anabranch.core.snapshot import state_digest
 from anabranch.host.journal import Replay, replay
@@ -75,12 +76,29 @@ def test_what_cannot_be_read_is_named() -> None:
     (_, asked), *_ = [(s, r) for s, r in world.log if r["kind"] == "asked"]
     for spoiled in (
         {"now": 1.0},  # no kind
-        {**asked, "colour": "blue"},
-        {"kind": "unheard_of", "now": 1.0},
+        {**asked, "now": "noon"},
         {"kind": "enrolled", "now": 1.0, "client_id": "x", "capability": {"codecs": 3}},
     ):
         with pytest.raises(ReplayMismatch, match="event 5 of the log cannot be read"):
             list(replay(world.fresh(), records(json.loads(json.dumps(spoiled))), world.load))
+
+
+def test_what_a_newer_release_has_logged_is_no_damage() -> None:
+    """An event, a field, and numbers of rules that are not known here."""
+    world = played()
+    (_, asked), *_ = [(s, r) for s, r in world.log if r["kind"] == "asked"]
+    changed = to_record(SettingsChanged(1.0, {"server.lease_s": 9.0}, "op"))
+    back = to_record(RolledBack(1.0, 0, 0, ("a",)))
+    for newer in (
+        {**asked, "colour": "blue"},
+        {"kind": "unheard_of", "now": 1.0},
+        {**changed, "rules": 1 + changed["rules"]},
+        {**back, "rules": 1 + back["rules"]},
+    ):
+        with pytest.raises(StoreNewer, match=r"^event 5 of the log .*: a newer release has written it"):
+            list(replay(world.fresh(), [(5, json.loads(json.dumps(newer)))], world.load))
+    (event,) = [from_record(changed, SPEC, world.load)]
+    assert event == SettingsChanged(1.0, {"server.lease_s": 9.0}, "op"), "the newest that is known is"
 
 
 def test_a_rollback_needs_the_whole_log() -> None:
