@@ -410,7 +410,7 @@ def test_examples_lie_as_they_like(order: str) -> None:
 
 
 class Named(Linear):
-    """Says what is trained, and leaves all that a gradient can reach to torch."""
+    """Says what is trained, of parameters that all require a gradient."""
 
     def trained(self, model: Any) -> Any:
         return ["3.weight", "3.bias"]
@@ -436,11 +436,15 @@ def test_what_no_layer_uses_stays_as_it_is() -> None:
     assert {n for n, at in trainer.spec.slices.items() if not found[at].any()} == {"own"}
 
 
-def test_an_app_that_names_what_is_trained_is_refused_for_that() -> None:
+def test_an_app_that_names_what_is_trained_trains_that_alone_in_a_stack_too() -> None:
     data, trainer = Digits().data(Shard("test")), cast("TorchTrainer", trainer_for(Named()))
     start, plan = trainer.spec.flatten(trainer.initial(0)), LocalPlan(steps=3, batch_size=16)
     training = Training(start, Examples(data.x[:40], data.y[:40]), plan, 1)
-    assert "another result" in BatchedTraining(trainer).objection(training, trainer.frozen)
+    stack = BatchedTraining(trainer)
+    assert stack.objection(training, trainer.frozen) == ""
+    alone = trainer.train(start, trainer.frozen, training.examples, plan, 1).delta
+    assert alone.any()
+    np.testing.assert_allclose(stack.train([training] * 2, trainer.frozen)[1].delta, alone, atol=1e-6)
 
 
 class Attentive(nn.Module):
