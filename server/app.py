@@ -55,7 +55,7 @@ from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
 from anabranch.server.ports import Ports
 from anabranch.server.presence import Presence
 from anabranch.server.proofs import keep_authority
-from anabranch.server.recovery import Recovered, recover, refolder
+from anabranch.server.recovery import Recovered, check_takeover, recover, refolder
 from anabranch.server.restored import read_restored
 from anabranch.server.run import LiveRun
 from anabranch.server.saving import Every
@@ -156,12 +156,13 @@ async def serve(
         async with Tenure(store) as tenure, _exposed(table.metrics_address, ready) as (metrics, ready):
             begin = partial(recover, store, config, manifest, limits, wall)
             ports = StandbyPorts(config, limits, identity, insecure)
-            turn = await await_turn(begin, config, ports, stop, waiting)
+            check = partial(check_takeover, store, config, manifest, limits)
+            turn = await await_turn(begin, config, ports, stop, waiting, check)
             if turn is not None:
                 config, recovered = turn
                 means = Means(limits, identity, wall, metrics)
                 led = led_run(store, recovered, config, manifest, means, tenure)
-                del manifest, begin  # the first weights are in the engine: no need to hold them twice
+                del manifest, begin, check  # the first weights are in the engine: no need to hold them twice
                 async with led as run:
                     run.bundle = offered
                     await _serve(run, recovered, ready, (ended, reopened), stop, insecure)

@@ -42,8 +42,10 @@ from anabranch.server.history import History, history_at, row_of
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.saving import SavedPoint
+from anabranch.server.store.archive import check_writable
 from anabranch.server.store.base import ChainLink, Mark, Projection, RunInfo, Store, VersionRow
 from anabranch.server.store.ending import check_end
+from anabranch.server.store.rows import check_same_run
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +158,26 @@ def _projections(store: Store, replay: Replay, history: History, seq: int) -> It
             proved = []
     if proved:
         store.append((), proved)
+
+
+def check_takeover(store: Store, given: Config, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Raises what a standby would meet at its turn, as far as that can be seen while another server leads.
+
+    That its settings, model, code or folders are not those of the run, or that the key of its noise is not
+    here. Nothing is written.
+    """
+    if (info := store.info()) is None:
+        return  # whoever leads it has yet to begin
+    stored = Config.from_json(info.config)
+    config = as_started(stored, given)
+    _check_same(stored, config)
+    check_same_run(info, _new_run(given, manifest, info.created_at), "the database")
+    key = kept_key(config, Path(config.server.data_dir), info.run_id)
+    blueprint = Blueprint.of(config, manifest.spec, limits, key, masks=True, shelf=shelf_of(store))
+    blueprint.check_shelf()
+    blueprint.parts()
+    if config.server.archive:
+        check_writable(Path(config.server.archive))
 
 
 def _check_parts(store: Store, given: Config, spec: ParamSpec, limits: Limits) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,7 @@ STANDS_BY = "this server stands by while another one leads: try that one"
 NO_DATABASE = "this server waits for its database, and its log says why: try again later"
 LOOK_AGAIN_S = 1.0  # for a database that does not answer
 SAY_AGAIN_S = 60.0
+FITNESS_AGAIN_S = 60.0  # until a standby looks again whether it could lead
 # To whom PostgreSQL does not let in: its own word, and the driver's where no file has a password.
 REFUSED = ("FATAL", "no password supplied")
 # But these pass: others may have all its connections.
@@ -115,10 +117,12 @@ async def await_turn(
     ports: StandbyPorts,
     stop: asyncio.Event,
     waiting: Callable[[str], None] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Config, Recovered] | None:
     """What `begin` returns, once no other server leads, and the addresses of the ports that were waited on.
 
-    It is told for how many seconds this process has waited, None where it has not.
+    It is told for how many seconds this process has waited, None where it has not. `check` raises what would
+    stand in the way of a takeover: while another server leads, it is said what that is.
 
     For another server only a standby waits: raises `LedByAnother`. For a database that does not answer every
     server does; one that answers and lets nobody in is `StoreUnreachable`. None: `stop` came first.
@@ -129,10 +133,12 @@ async def await_turn(
         if not _may_pass(error, config.server.standby):
             raise
         cause, began, obstacle = error, time.monotonic(), _Obstacle(ports)
+        fitness = _Fitness(check)
     await ports.open()
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
     try:
         obstacle.hear(cause)
+        await fitness.hear(cause)
         if waiting is not None:
             waiting(obstacle.why)
         while not stop.is_set():
@@ -142,6 +148,7 @@ async def await_turn(
                 if not _may_pass(error, config.server.standby):
                     raise
                 obstacle.hear(error)
+                await fitness.hear(error)
                 if isinstance(error, StoreUnreachable):
                     await _pause(stop)
             else:
@@ -179,6 +186,36 @@ class _Obstacle:
         self.why, self._since, self._pause = why, since, Pause(SAY_AGAIN_S)
         self._ports.refusal = STANDS_BY if since is None else NO_DATABASE
         notify(READY, f"STATUS={why}")  # it does what it was started for
+
+
+class _Fitness:
+    """Whether a standby could lead, looked at while another server does: what it lacks is said once.
+
+    Who waits is started long before its turn, and what is missing then ends it when nobody else is left.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check, self._lack = check, ""
+        self._looked_at = -math.inf
+
+    async def hear(self, cause: LedByAnother | StoreUnreachable) -> None:
+        """Of a look that came to nothing."""
+        now = time.monotonic()
+        if isinstance(cause, StoreUnreachable) or now < self._looked_at + FITNESS_AGAIN_S:
+            return
+        self._looked_at, before = now, self._lack
+        try:
+            await asyncio.to_thread(self._check)
+        except StoreError:  # of the database, which is waited for anyway
+            return
+        except AnabranchError as error:
+            self._lack = str(error)
+        else:
+            self._lack = ""
+        if self._lack and self._lack != before:
+            log.warning("this standby cannot take over as it is: %s", self._lack)
+        elif before and not self._lack:
+            log.info("this standby can take over now")
 
 
 def _may_pass(error: LedByAnother | StoreUnreachable, standby: bool) -> bool:

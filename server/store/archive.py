@@ -69,6 +69,13 @@ class ArchivedEvent:
         return payload_of(self.record)
 
 
+def check_writable(folder: Path) -> None:
+    """Raises `ConfigError` where a folder could not be made or written, as far as can be seen without."""
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ConfigError(f"server.archive: {there} is none: name a folder that can be written")
+
+
 class Archive:
     """The files of one run. One writes, any number read."""
 
