@@ -379,6 +379,16 @@ class OperatorClient:
         request = request_of(operators.DropSumRequest, number=number, why=why)
         return self._order(self._stub.DropSum, request).updates_lost
 
+    def drop_sums_of(self, client_id: str, why: str = "") -> tuple[list[int], int]:
+        """Quarantine a client and wait no more for any masked sum that has an update of it.
+
+        Returns the sums' numbers, and how many updates are lost with them. Raises `ConfigError` where the run
+        knows no such client.
+        """
+        request = operators.DropSumRequest(client_id=client_id, why=why)
+        answer = self._order(self._stub.DropSum, request)
+        return list(answer.numbers), answer.updates_lost
+
     def tag(
         self, client_ids: Sequence[str], add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> dict[str, list[str]]:

@@ -279,7 +279,7 @@ class Run:
             if changes and not cohorts.fits(event.numbers):
                 return Settlement(error=InvalidUpdate(f"keeper {event.keeper} sent numbers of another size"))
         elif cohorts is not None:
-            changes = any(cohort.number == event.number for cohort in cohorts.waiting)
+            changes = cohorts.has(event.number)
         return Settlement(event if changes else None)
 
     def _renews(self, beat: ev.LeaseRenewed) -> bool:

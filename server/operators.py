@@ -9,6 +9,7 @@ import heapq
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -220,16 +221,40 @@ class Operators(Guarded, OperatorsServicer):
 
     @answers
     async def DropSum(self, request: operators.DropSumRequest, caller: Caller) -> operators.DropSumResponse:
-        """Give up a sum that a keeper will not unmask."""
+        """Give up a sum that a keeper will not unmask, or all that have an update of one client."""
         if self.run.unmasking is None:
             raise ConfigError("this run has no masked sums")
-        why = request.why[:WHY_CHARS_MAX] or "by an operator"
-        event = ev.CohortDropped(self.run.writer.now(), request.number, why)
-        lost = [e for e in (await self._submit(event)).effects if isinstance(e, CohortLost)]
-        if not lost:
-            raise ConfigError(f"no sum {request.number} waits: `anabranch admin status` has those that do")
-        log.info("sum %d of %d updates was dropped by %s", request.number, len(lost[0].update_ids), caller)
-        return operators.DropSumResponse(updates_lost=len(lost[0].update_ids))
+        why = request.why[:WHY_CHARS_MAX]
+        if request.client_id:
+            if request.number:
+                raise ConfigError("name a sum or a client, not both")
+            numbers = await self._barred_sums(request.client_id, why, caller)
+        else:
+            numbers = [request.number]
+            if not await self._look(partial(_waits, number=request.number)):
+                raise ConfigError(
+                    f"no sum {request.number} waits: `anabranch admin status` has those that do"
+                )
+        lost = []
+        for number in numbers:
+            event = ev.CohortDropped(self.run.writer.now(), number, why or "by an operator")
+            lost += [e for e in (await self._submit(event)).effects if isinstance(e, CohortLost)]
+        for one in lost:
+            log.info("sum %d of %d updates was dropped by %s", one.number, len(one.update_ids), caller)
+        updates = sum(len(one.update_ids) for one in lost)
+        return operators.DropSumResponse(updates_lost=updates, numbers=[one.number for one in lost])
+
+    async def _barred_sums(self, client_id: str, why: str, caller: Caller) -> list[int]:
+        """The sums that have an update of a client, which gives no more: it is quarantined first."""
+        typed_id(client_id, "client_id", self.run.limits)
+        if client_id not in self.run.writer.glance.clients:
+            raise ConfigError(f"no client is {client_id!r}: see `anabranch admin clients`")
+        barred = ev.Quarantined(
+            self.run.writer.now(), client_id, why or "its masked sums could not be unmasked"
+        )
+        await self._submit(barred)
+        log.info("%s was quarantined by %s, for its masked sums", client_id, caller)
+        return await self._look(partial(_sums_of, client_id=client_id))
 
     @answers
     async def SetSettings(
@@ -467,3 +492,11 @@ def _clients(
         )
         for client_id, c in heapq.nsmallest(limit, clients, rank)
     ]
+
+
+def _waits(engine: Engine, number: int) -> bool:
+    return engine.cohorts is not None and any(c.number == number for c in engine.cohorts.waiting)
+
+
+def _sums_of(engine: Engine, client_id: str) -> list[int]:
+    return [] if engine.cohorts is None else engine.cohorts.numbers_of(client_id)

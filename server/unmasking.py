@@ -40,6 +40,9 @@ KEYS_FILE = "keepers.json"  # what the keepers have said of themselves: public, 
 AGAIN_S = 2.0  # until one that could not be asked is asked again
 REFUSED_AGAIN_S = 30.0  # until one that has refused is: its people may have changed their minds
 
+# Refusals that say something of one update, whose device comes into the next sum with the same.
+OF_ONE = ("box", "signature", "revoked")
+
 T = TypeVar("T")
 
 
@@ -118,7 +121,8 @@ class Unmasking:
             answer = await _in(thread, _sum_of, link, cohort)
             reach("sum_came")
             if isinstance(answer, KeeperRefusal):
-                self._say(one, f"sum {cohort.number}: {answer.reason}: {answer.detail}")
+                refused = f"sum {cohort.number}: {answer.reason}: {answer.detail}"
+                self._say(one, refused + _advice(answer, wanted[0]))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), REFUSED_AGAIN_S)
                 continue
@@ -166,6 +170,21 @@ def _sum_of(link: KeeperLink, cohort: Cohort) -> Numbers | KeeperRefusal:
         return link.unmask(cohort)
     except InvalidSignature as error:
         return KeeperRefusal("no sum", str(error))
+
+
+def _advice(refusal: KeeperRefusal, cohort: WaitingCohort) -> str:
+    """What ends a refusal that one device brings about, sum after sum.
+
+    Nobody does it unasked: a keeper alone sees whether a box opens, and one that lies, or whose key is
+    damaged, would have every device barred and every sum thrown away.
+    """
+    named = [m.client_id for m in cohort.members if repr(m.update_id) in refusal.detail]
+    if refusal.reason not in OF_ONE or len(named) != 1:
+        return ""
+    return (
+        f"; if that is the device's doing, `anabranch admin secagg drop --of {named[0]}` bars it and gives "
+        "up the sums that it is in"
+    )
 
 
 def kept_keys(file: Path) -> list[KeeperKey]:

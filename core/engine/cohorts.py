@@ -181,18 +181,34 @@ class Cohorts:
 
     # --- what is lost ------------------------------------------------------------------------
 
+    def numbers_of(self, client_id: str) -> list[int]:
+        """The cohorts with an update of this client, in order; that in the making has the next number."""
+        made = [*((c.number, c.members) for c in self.waiting), (self.number + 1, self.members)]
+        return [number for number, members in made if any(m.client_id == client_id for m in members)]
+
+    def has(self, number: int) -> bool:
+        """Whether a cohort waits, or is in the making, so that it can be dropped."""
+        making = bool(self.members) and number == self.number + 1
+        return making or any(cohort.number == number for cohort in self.waiting)
+
     def drop(self, number: int) -> WaitingCohort | None:
-        """Wait no more for a cohort, which is returned if it did."""
-        found = next((cohort for cohort in self.waiting if cohort.number == number), None)
-        return None if found is None else self._gone(found)
+        """Wait no more for a cohort, or for the rest of that in the making; it is returned if it is there."""
+        if not self.has(number):
+            return None
+        if number > self.number:
+            return self._broken_off()
+        return self._gone(next(cohort for cohort in self.waiting if cohort.number == number))
 
     def drop_all(self) -> tuple[WaitingCohort, ...]:
         """Wait for none, the one in the making included."""
-        lost = self.waiting
-        if self.members:
-            self.number += 1
-            lost = (*lost, WaitingCohort(self.number, 0, self.members, self.total))
-        self.waiting, self.members, self.total = (), (), self.terms.ring.empty()
+        lost, self.waiting = self.waiting, ()
+        return (*lost, self._broken_off()) if self.members else lost
+
+    def _broken_off(self) -> WaitingCohort:
+        """That in the making, which has a number from now on, as keepers have been told of others."""
+        self.number += 1
+        lost = WaitingCohort(self.number, 0, self.members, self.total)
+        self.members, self.total = (), self.terms.ring.empty()
         return lost
 
     def _gone(self, cohort: WaitingCohort) -> WaitingCohort:

@@ -369,10 +369,13 @@ class Engine:
     def _of_cohorts(self, event: ev.MaskSumArrived | ev.CohortDropped, cohorts: Cohorts) -> list[Effect]:
         """A keeper has answered, or nobody waits for it any more: publish what has waited for that."""
         effects: list[Effect] = []
+        number = cohorts.number
         if isinstance(event, ev.MaskSumArrived):
             cohorts.answer(event.number, event.keeper, event.numbers)
         elif (dropped := cohorts.drop(event.number)) is not None:
             effects += self._lost(dropped, event.why)
+            if cohorts.number > number:  # of one in the making, as where it is closed
+                self.guard.published(self.settings)
         while (cohort := cohorts.ready()) is not None:
             effects += self._unmasked(cohort, cohorts, event.now)
         return [*effects, *self._after(effects, event.now)] if effects else []

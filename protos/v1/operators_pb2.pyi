@@ -316,17 +316,23 @@ class DropSumRequest(_message.Message):
 
     NUMBER_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     why: _builtins.str
+    client_id: _builtins.str
+    """In place of a number: every sum with an update of this client, that in the making as well. It is
+    quarantined before, so that it comes into no other.
+    """
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         why: _builtins.str = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "number", b"number", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -337,15 +343,21 @@ class DropSumResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UPDATES_LOST_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
     updates_lost: _builtins.int
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sums that were dropped."""
+
     def __init__(
         self,
         *,
         updates_lost: _builtins.int = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["updates_lost", b"updates_lost"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers", "updates_lost", b"updates_lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

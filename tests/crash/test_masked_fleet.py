@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from commands import anabranch, answer
-from masked_fleet import MaskedFleet
+from masked_fleet import LYING, MaskedFleet
 from nursery import Process
 
 from anabranch.core.config.privacy import epsilon_text
@@ -319,6 +319,38 @@ def test_a_sum_that_a_keeper_refuses_is_dropped_by_an_operator(tmp_path: Path, s
     )
     spent = epsilon_text(epsilon_of(math.sqrt(3) / 0.5, 1e-6))
     assert f"epsilon {spent} ({spent} so far)" in said, "the other keeper has unmasked it"
+
+
+def test_a_device_whose_boxes_no_keeper_opens_is_barred_with_all_its_sums(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    """It would be in every sum, and sums that wait for nothing keep all devices from their tasks."""
+    fleet = MaskedFleet(tmp_path, stack, versions=2)
+    for i in range(2):
+        fleet.keeper(i)
+    server = fleet.server()
+    devices = [fleet.device(i) for i in range(3)]
+    liar = fleet.device(3, program=LYING)
+    while not all(one["trouble"] for one in fleet.until("waiting", 2)["masked_sums"]["keepers"]):
+        pass
+    for one in fleet.status()["masked_sums"]["keepers"]:
+        assert one["trouble"].startswith("sum 1: box: update ")
+        assert "`anabranch admin secagg drop --of device-3` bars it" in one["trouble"]
+    assert "secagg drop --of device-3" in fleet.said("server")
+    operator = ("--admin", fleet.admin, "--identity", "alice")
+    for wrong in ((), (1, "--of", "device-3"), ("--of", "devcie-3")):
+        assert anabranch(tmp_path, "admin", "secagg", "drop", *wrong, *operator).returncode == 2
+    order = ("admin", "secagg", "drop", "--of", "device-3", *operator, "--json")
+    dropped = answer(anabranch(tmp_path, *order))
+    assert dropped["numbers"][:2] == [1, 2]
+    assert dropped["updates_lost"] >= 8
+    after = fleet.status()["masked_sums"]
+    assert (after["waiting"], after["lost"]) == ([], len(dropped["numbers"]))
+    assert answer(anabranch(tmp_path, *order))["numbers"] == [], "it comes into no other sum"
+    liar.terminate()
+    devices.append(fleet.device(4))
+    fleet.until("version", 2)
+    assert finished(fleet, server, devices)["masked_sums"]["lost"] == len(dropped["numbers"])
 
 
 def test_devices_without_certificates_have_no_masked_sums(tmp_path: Path, stack: ExitStack) -> None:

@@ -41,6 +41,7 @@ tls = "always"
 join_address = "127.0.0.1:{join_port}"
 """
 DYING = Path(__file__).with_name("dying_command.py")
+LYING = Path(__file__).with_name("lying_command.py")
 SERVE = ("server", "run.toml", "--model", "model", "--json")
 STARTED = ('{"kind": "serving"', '{"kind": "standby"')
 LOOK_S = 0.1
@@ -102,7 +103,7 @@ class MaskedFleet:
         words = ("--folder", f"keeper-{number}", "--listen", self.addresses[number], "--json")
         return self._started(f"keeper-{number}", COMMAND, "keeper", "serve", *words)
 
-    def device(self, number: int, *more: object) -> Process:
+    def device(self, number: int, *more: object, program: str | Path = COMMAND) -> Process:
         """A device, which was told the keepers by their people."""
         name = f"device-{number}"
         if name not in self._tokens:
@@ -110,7 +111,7 @@ class MaskedFleet:
         where = ("--server", self.address, "--join", self.join, "--ca-sha256", self.ca_sha256)
         keepers = more or [word for keeper in self.names for word in ("--keeper", keeper)]
         papers = ("--token", self._tokens[name], "--state-dir", name)
-        return self._begun(name, COMMAND, "client", self.app, *where, *papers, *keepers, "--json")
+        return self._begun(name, program, "client", self.app, *where, *papers, *keepers, "--json")
 
     def status(self) -> dict[str, Any]:
         """What an operator sees."""

@@ -319,6 +319,28 @@ def test_a_dropped_cohort_is_lost_and_the_next_ones_go_on() -> None:
     assert b.do(ev.CohortDropped(4.0, 1, "again")) == []
 
 
+def test_a_cohort_in_the_making_can_be_dropped_by_the_number_that_it_will_have() -> None:
+    """Where one of its devices has sent what no keeper takes: full, it would wait for nothing."""
+    b = bench()
+    for client in "abc":
+        b.give(client, f"{client}0", (1, 0, 0, 0))
+    assert [b.cohorts.numbers_of(client) for client in "abcd"] == [[1], [1], [2], []]
+    assert Run(b.engine, NoLine()).settle(ev.CohortDropped(2.0, 3, "typed wrongly")).event is None
+    assert b.do(ev.CohortDropped(2.0, 3, "typed wrongly")) == []
+    assert Run(b.engine, NoLine()).settle(ev.CohortDropped(2.0, 2, "why")).event is not None
+    (lost,) = of(b.do(ev.CohortDropped(2.0, 2, "why")), CohortLost)
+    assert lost == CohortLost(2, ("update-of-c0",), "why")
+    assert b.cohorts.numbers_of("c") == []
+    assert [published.version for published in of(b.answer(1), Published)] == [1]
+    for client in "de":
+        b.give(client, f"{client}0", (0, 8, 0, 0))
+    assert [cohort.number for cohort in b.cohorts.waiting] == [3], "keepers take no number twice"
+    before = b.engine.vector.copy()
+    assert of(b.answer(3), Published)
+    assert (b.engine.vector - before)[0] == 0, "nothing of c's"
+    assert (b.engine.vector - before)[1] > 0
+
+
 def test_a_drop_can_end_the_run() -> None:
     b = bench(run={"updates_max": 2})
     for client in "ab":

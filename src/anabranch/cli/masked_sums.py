@@ -9,6 +9,7 @@ import typer
 
 from anabranch.cli.operating import operates
 from anabranch.cli.output import Output
+from anabranch.core.errors import ConfigError
 from anabranch.reports.text import count_text
 
 if TYPE_CHECKING:
@@ -23,10 +24,23 @@ SHORT = 12  # digits of a keeper's name, for readers
 def drop(
     server: OperatorClient,
     output: Output,
-    number: Annotated[int, typer.Argument(help="The sum's, as `admin status` has it.", min=1)],
+    number: Annotated[int | None, typer.Argument(help="The sum's, as `admin status` has it.", min=1)] = None,
     why: Annotated[str, typer.Option(help="For the record.")] = "",
+    of: Annotated[
+        str, typer.Option(help="Instead: quarantine this device, and drop every sum with an update of it.")
+    ] = "",
 ) -> None:
     """Wait no more for a sum that a keeper will not unmask: its updates are lost, later sums go on."""
+    if (number is None) == (not of):
+        raise ConfigError("name one sum by its number, or all of a device with --of DEVICE")
+    if number is None:
+        numbers, lost = server.drop_sums_of(of, why)
+        told = ", ".join(map(str, numbers)) or "none"
+        output.result(
+            {"client_id": of, "numbers": numbers, "updates_lost": lost},
+            f"{of} is quarantined, sums dropped: {told}, {count_text(lost)} updates lost",
+        )
+        return
     lost = server.drop_sum(number, why)
     output.result(
         {"number": number, "updates_lost": lost}, f"sum {number} is dropped, {count_text(lost)} updates lost"
