@@ -515,13 +515,14 @@ def _keys_of(cls: type[Any]) -> list[str]:
 
 
 def _check_not_newer(stored: Mapping[str, Any]) -> None:
-    for table, keys in stored.items():
+    tables = {table: keys for table, keys in stored.items() if isinstance(keys, Mapping)}
+    for table, keys in tables.items():
         if table not in TABLES:
             raise StoreNewer(f"[{table}] is a table of settings that is not known here: {UPGRADE}")
-        if table != "strategy" and isinstance(keys, Mapping):
+        if table != "strategy":
             for key in keys.keys() - _keys_of(TABLES[table]):
                 raise StoreNewer(f"{table}.{key} is a setting that is not known here: {UPGRADE}")
-    rules = stored.get("run", {}).get("rules", 0)
+    rules = tables.get("run", {}).get("rules", 0)
     if isinstance(rules, int) and rules > NEWEST:
         raise StoreNewer(f"run.rules is {rules}, and {NEWEST} is the newest known here: {UPGRADE}")
 
