@@ -71,13 +71,14 @@ def least_ms(work: Callable[[], object]) -> float:
 
 def measure(size: int, bits: int, papers: KeeperPapers, authority: Authority) -> Costs:
     """An update of so many normal values."""
-    weights = tuple(range(LEVELS[bits], 0, -1))
-    terms = Terms(bits, VALUE_BITS[bits], 1.0, size, weights, COHORT, COHORT, (papers.name,))
+    weights = tuple(range(LEVELS[bits], LEVELS[bits] // 4 - 1, -1))
+    words = bits, VALUE_BITS[bits], 1.0, size, weights, COHORT, COHORT, (papers.name,)
+    terms = Terms(*words, plan="0c" * 32)
     masking, spec = Masking(terms, [papers.statement()]), ParamSpec.of({"w": np.zeros(size, np.float32)})
     delta = (np.random.default_rng(size).standard_normal(size) / size**0.5).astype(np.float32)
     layout, raw, ring = Layout.of(spec), make_codec("raw"), make_codec(terms.codec)
     masker = Masker(masking, RUN, "device-0")
-    payload, _ = masker.masked(delta, "u", 0, HEAD)
+    payload, _ = masker.masked(delta, "u", 0, HEAD, HEAD)
     plain, out, total = raw.encode(delta, layout), np.zeros(size, np.float32), terms.ring.empty()
 
     def fold() -> None:
@@ -89,12 +90,17 @@ def measure(size: int, bits: int, papers: KeeperPapers, authority: Authority) ->
         size,
         bits,
         least_ms(lambda: hashlib.sha256(raw.encode(delta, layout)).digest()),
-        least_ms(lambda: masker.masked(delta, "u", 0, HEAD)),
+        least_ms(lambda: _masked(masker, spec, delta)),
         least_ms(fold),
         least_ms(lambda: add_weighted(total, dense(ring.decode(payload, layout)), weights[0])),
         _keeper_ms(spec, masking, delta, papers, authority),
         len(payload),
     )
+
+
+def _masked(masker: Masker, spec: ParamSpec, delta: Vector) -> None:
+    """All that a device does for its masks; what it was trained from has as many values."""
+    masker.masked(delta, "u", 0, HEAD, masker.model_sha256(spec, delta, {}))
 
 
 def _keeper_ms(
@@ -122,7 +128,7 @@ class _Member:
 
     def update(self, number: int, spec: ParamSpec, masking: Masking, delta: Vector) -> CohortMember:
         update_id = f"{self._name}-{number}"
-        payload, seals = Masker(masking, RUN, self._name).masked(delta, update_id, 0, HEAD)
+        payload, seals = Masker(masking, RUN, self._name).masked(delta, update_id, 0, HEAD, HEAD)
         words = update_id, f"t-{number}", spec.layout_hash, 0, 1, 1, masking.terms.codec, payload, spec.size
         entry = UpdateEntry(*words, base_head=HEAD, seals=seals)
         message = update_message(RUN, signed_record(entry, self._name, spec))

@@ -34,7 +34,7 @@ from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.client.trust import KeeperTrust
 from anabranch.client.work import Work
-from anabranch.compress.registry import MASKING
+from anabranch.compress.registry import BOUND_MASKING, MASKING
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config.ranges import ELASTIC, OVERLAP
@@ -43,6 +43,7 @@ from anabranch.core.content import SHA256
 from anabranch.core.device.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.device.session import Phase, Session, SessionSettings
 from anabranch.core.effects import Refused
+from anabranch.core.engine.buffers import policy_of
 from anabranch.core.errors import (
     AnabranchError,
     AppError,
@@ -315,7 +316,8 @@ class Agent(DeviceShell):
 
     def _capability(self) -> Capability:
         found = replace(self._local.capability(), width_max=self._width_max)
-        return replace(found, codecs=(*found.codecs, MASKING)) if self._trust.keepers else found
+        masking = (MASKING, BOUND_MASKING) if self._trust.keepers else ()
+        return replace(found, codecs=(*found.codecs, *masking))
 
     def _mask(self, seen: Enrolment) -> None:
         """Mask what is sent where the run wants it. Raises as `KeeperTrust.check` does."""
@@ -325,7 +327,9 @@ class Agent(DeviceShell):
             return
         from anabranch.client.masking import Masker  # the extra [secagg] alone has what it needs
 
-        self._local.masker = Masker(seen.masking, seen.run_id, self.client_id)
+        table = build(ClientTable, seen.config.get("client", {}), "client")
+        told = table, policy_of(seen.config), seen.spec.layout_hash, seen.frozen_sha256
+        self._local.masker = Masker(seen.masking, seen.run_id, self.client_id, *told)
 
     def _ask(self, task_id: str, now: float) -> None:  # noqa: ARG002 - it is later by now
         begun(task_id)

@@ -247,7 +247,7 @@ class LocalTrainer:
         """What can be known before the training. Raises `UnknownCodec`, and as `Masker.check` does."""
         make_uplink(task.uplink)
         if self.masker is not None:
-            self.masker.check(task.uplink)
+            self.masker.check(task)
 
     def step_cost(self, task: Task) -> float:
         """Operations of a step of the task relative to one of the whole model, in (0, 1]."""
@@ -330,6 +330,9 @@ class LocalTrainer:
         self._share_cores()
         self._app.version = task.base_version
         start = self.buffers.start(base.part(task.submodel), smaller(task), self._own)
+        masker, model_sha256 = self.masker, ""
+        if masker is not None:
+            model_sha256 = masker.model_sha256(self.spec, base.vector, base.frozen)
         with watched(each_step), on_device(self._device):
             examples = self._look()
             result = self._trainer.train(
@@ -337,7 +340,8 @@ class LocalTrainer:
             )
         covered = cut(task, start), cut(task, result.delta)
         steps, metrics = result.steps, result.metrics
-        entry, pending = self.pack(task, update_id, *covered, steps, metrics, memory, base.head)
+        base_of = base.head, model_sha256
+        entry, pending = self.pack(task, update_id, *covered, steps, metrics, memory, *base_of)
         return replace(entry, examples=result.examples or entry.examples), pending
 
     def reached(self, version: int) -> None:
@@ -366,10 +370,12 @@ class LocalTrainer:
         metrics: Mapping[str, float],
         memory: Memory | None,
         base_head: str,
+        model_sha256: str = "",
     ) -> tuple[UpdateEntry, Memory | None]:
         """The update of a task: `start` and `delta` are on its coordinates. Raises as `train` does.
 
-        `base_head`: of what it was trained from. Of the metrics of a masked update only the time goes out.
+        `base_head`, and `model_sha256` of a masked one: of what it was trained from. Of the metrics of
+        a masked update only the time goes out.
         """
         assert self.examples is not None, "load a shard first"
         covered, self._own = self.buffers.told(start, delta, task.submodel, self._own)
@@ -379,7 +385,9 @@ class LocalTrainer:
                 seed, base = seed_of(task.seed, "codec"), task.base_version
                 payload, pending = uplink.encode(covered, self.spec, task.submodel, memory, seed, base)
             else:
-                payload, seals = self.masker.masked(covered, update_id, task.base_version, base_head)
+                payload, seals = self.masker.masked(
+                    covered, update_id, task.base_version, base_head, model_sha256
+                )
                 metrics = {name: value for name, value in metrics.items() if name == TRAIN_S}
         entry = UpdateEntry(
             update_id=update_id,

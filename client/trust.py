@@ -50,6 +50,12 @@ class KeeperTrust:
                 f"{', '.join(self.keepers)}: it masks for these alone"
             )
         terms.check()
+        if not terms.plan:
+            raise NotAuthenticated(
+                "the run was begun by an older release, whose boxes say too little: its server could read "
+                "single updates in its sums. Begin another run from its model (`anabranch admin export`), or "
+                "let devices of that older release end it"
+            )
         if terms.size != size:
             raise NotAuthenticated(f"the run's terms are of {terms.size} values, and its model has {size}")
         if terms.cohort_min < self.cohort_min:

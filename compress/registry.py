@@ -117,6 +117,8 @@ STAGES: tuple[str, ...] = (
 )
 # What a device says besides that masks for keepers, and no other: without keepers `ring` is of no use.
 MASKING = f"{RING}:1"
+# And that its boxes say what it was trained from, and that it takes no other plan than the terms'.
+BOUND_MASKING = f"{RING}:2"
 _ALONE = (RAW, RING)
 _SPOKEN_FOR = (*_ALONE, FEEDBACK, MOMENTUM, "log", "logparts")
 
@@ -183,7 +185,7 @@ def _with(more: tuple[str, ...]) -> tuple[str, ...]:
 
 def known_stages(names: Iterable[str]) -> tuple[str, ...]:
     """Those of the stages that a device names, as `name:version` or `name`, which are here; each once."""
-    here = (*stages(), MASKING)
+    here = (*stages(), MASKING, BOUND_MASKING)
     named = {*here, *(stage.partition(":")[0] for stage in here)}
     return tuple(name for name in dict.fromkeys(names) if name in named)
 

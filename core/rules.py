@@ -13,6 +13,7 @@ ones; whoever reads it asks for at least the first number that does so.
 |      | `port` asks for no direction since a base that is the newest version                               |
 | 2    | in a private run the record of an update carries a salt (`core/privacy/mechanism.py`)              |
 |      | masked sums are of no more updates than keepers take (`host/secagg.py`)                            |
+|      | in a masked sum no update weighs less than a quarter of a fresh one, and the terms have the plan   |
 
 One thing is under no number: with Adam at the server a sum or a mean whose square is no float32 stopped its
 weight for good. A run of an older release that had one does not lead to what it led to.

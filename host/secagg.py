@@ -15,14 +15,16 @@ from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.robust import NONE, RobustTable
+from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import COHORT_BYTES_MAX, COHORT_MAX, COHORT_MEMBER_BYTES_MAX
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.secagg.cohort import COHORT_HEAD_BYTES, member_bytes_max
+from anabranch.core.secagg.plans import plan_digest
 from anabranch.core.secagg.ring import Numbers, chain_of
-from anabranch.core.secagg.terms import Terms, weights_of
+from anabranch.core.secagg.terms import STEEPEST, Terms, weights_of
 from anabranch.host.private import check_private, dealt
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.qafel import QAFeL
@@ -37,6 +39,7 @@ def terms_of(config: Config, spec: ParamSpec, strategy: Strategy) -> Terms:
         raise ConfigError(why)
     assert isinstance(strategy, FedBuff)
     secagg, privacy = config.secagg, config.privacy
+    bound, local = config.run.rules > 1, EngineSettings.of(config).local
     if privacy.on:
         check_private(config, spec, strategy)
     made = Terms(
@@ -44,13 +47,14 @@ def terms_of(config: Config, spec: ParamSpec, strategy: Strategy) -> Terms:
         value_bits=secagg.value_bits,
         clip=secagg.clip_of(privacy),
         size=spec.size,
-        weights=weights_of(strategy.s, secagg.levels),
+        weights=weights_of(strategy.s, secagg.levels, STEEPEST if bound else 0),
         cohort=strategy.buffer_size,
         cohort_min=secagg.cohort_min,
         keepers=tuple(sorted(secagg.keepers)),
         noise=privacy.noise_used if privacy.on else 0.0,
         participations=privacy.participations if privacy.on else 0,
         separation=privacy.separation if privacy.on else 0,
+        plan=plan_digest(local, config.client, config.model.buffers, spec.layout_hash) if bound else "",
     )
     made.check()
     if config.run.rules > 1:  # simulations of before had any, and replay

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from anabranch.core.errors import InvalidSignature
+from anabranch.core.secagg.ring import BOX_BYTES, BOXES_BYTES
 
 INFO = b"anabranch/1 mask\n"
-BOX_BYTES = 80  # of a seed of 32: the sender's public key, the seed, the tag
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
@@ -44,10 +44,18 @@ def seal_info(
     return INFO + json.dumps(words, sort_keys=True, separators=(",", ":")).encode()
 
 
-def seal(public_key: bytes, seed: bytes, info: bytes) -> bytes:
-    """A box with a seed, for the holder of a key (32 bytes). Raises `InvalidSignature` for what is no key."""
+def sealed_content(seed: bytes, model_sha256: str) -> bytes:
+    """What is in a box: the seed, and the digest (hex) of the model that the update was trained from."""
+    return seed + bytes.fromhex(model_sha256)
+
+
+def seal(public_key: bytes, content: bytes, info: bytes) -> bytes:
+    """A box with what `sealed_content` has, for the holder of a key (32 bytes).
+
+    Raises `InvalidSignature` for what is no key.
+    """
     try:
-        return _SUITE.encrypt(seed, X25519PublicKey.from_public_bytes(public_key), info)
+        return _SUITE.encrypt(content, X25519PublicKey.from_public_bytes(public_key), info)
     except ValueError as error:
         raise InvalidSignature(f"the keeper's public key cannot be used: {error}") from None
 
@@ -73,6 +81,6 @@ def read_box(text: str) -> bytes:
         box = base64.b64decode(text, validate=True)
     except ValueError:
         box = b""
-    if len(box) != BOX_BYTES:
+    if len(box) not in BOXES_BYTES:
         raise InvalidSignature(f"a box has {BOX_BYTES} bytes, in base64")
     return box

@@ -20,8 +20,8 @@ from anabranch.core.config.privacy import epsilon_text
 from anabranch.core.errors import InvalidSignature, NotAuthenticated
 from anabranch.core.privacy.accountant import epsilon_of, sensitivity
 from anabranch.core.secagg.cohort import Cohort, CohortMember
-from anabranch.core.secagg.ring import SEED_BYTES
-from anabranch.core.secagg.terms import Terms
+from anabranch.core.secagg.ring import MODEL_BYTES, SEED_BYTES
+from anabranch.core.secagg.terms import STEEPEST, Terms
 from anabranch.identity.certificates import Kind, Peer, is_issued_by, peer_of, time_text
 from anabranch.identity.seals import read_box, seal_info, unseal
 from anabranch.identity.signatures import DOMAIN, check_signature
@@ -65,7 +65,10 @@ class Declined:
 
 @dataclass(frozen=True)
 class Opened:
-    """A member whose box has been opened."""
+    """A member whose box has been opened.
+
+    `model_sha256`: of what it was trained from, as its device says in the box; of older releases' runs empty.
+    """
 
     update_id: str
     client_id: str
@@ -73,6 +76,12 @@ class Opened:
     base_head: str
     weight: int
     seed: bytes = field(repr=False)
+    model_sha256: str = ""
+
+    @property
+    def model(self) -> str:
+        """What is remembered of the model that it was trained from: the head, and the digest."""
+        return f"{self.base_head} {self.model_sha256}".strip()
 
     @property
     def seed_sha256(self) -> str:
@@ -111,6 +120,13 @@ def _problems(cohort: Cohort, papers: KeeperPapers) -> Iterator[Declined]:
         yield Declined(Why.TOO_FEW, f"{count} updates: a sum needs {needed}")
     if count > terms.cohort:
         yield Declined(Why.TOO_MANY, f"{count} updates: the terms say {terms.cohort}")
+    weights = [member.weight for member in cohort.members] or [0]
+    if max(weights) > STEEPEST * min(weights):
+        yield Declined(
+            Why.WEIGHT,
+            f"the weights go from {min(weights)} to {max(weights)}: an update with more than {STEEPEST} "
+            "times the weight of others could be read in the sum",
+        )
     if terms.noise < floors.noise_min:
         yield Declined(
             Why.TOO_LITTLE_NOISE, f"noise of {terms.noise:g} clips: here it is {floors.noise_min:g}"
@@ -161,18 +177,20 @@ def _opened(
         cohort.terms.digest,
     )
     try:
-        seed = unseal(papers.box_key, read_box(said["seals"].get(papers.name, "")), info)
+        content = unseal(papers.box_key, read_box(said["seals"].get(papers.name, "")), info)
     except InvalidSignature as error:
         return Declined(Why.BOX, f"{who}: {error}")
-    if len(seed) != SEED_BYTES:
-        return Declined(Why.BOX, f"{who}: a seed has {SEED_BYTES} bytes")
+    wanted = SEED_BYTES + (MODEL_BYTES if cohort.terms.plan else 0)
+    if len(content) != wanted:
+        return Declined(Why.BOX, f"{who}: {len(content)} bytes are in its box, where {wanted} should be")
     return Opened(
         said["update_id"],
         said["client_id"],
         said["base_version"],
         member.base_head,
         member.weight,
-        seed,
+        content[:SEED_BYTES],
+        content[SEED_BYTES:].hex(),
     )
 
 

@@ -117,6 +117,12 @@ class KeeperStore:
         row = self._one("SELECT terms, number FROM runs WHERE run_id = ?", cohort.run_id)
         if row is not None and row[0] != cohort.terms.digest:
             return Declined(Why.OTHER_TERMS, f"run {cohort.run_id!r} has begun under other terms")
+        if row is None and not cohort.terms.plan:
+            return Declined(
+                Why.OTHER_TERMS,
+                "the terms are those of an older release, whose boxes say too little: only what such a run "
+                "has begun here goes on; begin another with server and devices of this release",
+            )
         if row is not None and cohort.number <= row[1]:
             return Declined(Why.NUMBER, f"cohort {cohort.number} comes after {row[1]}")
         heads: dict[int, str] = {}
@@ -140,8 +146,8 @@ class KeeperStore:
         """Whether devices were given different models under one number: a sum would tell of one of them."""
         version = member.base_version
         row = self._one("SELECT head FROM heads WHERE run_id = ? AND version = ?", cohort.run_id, version)
-        known = row[0] if row else heads.setdefault(version, member.base_head)
-        if known != member.base_head:
+        known = row[0] if row else heads.setdefault(version, member.model)
+        if known != member.model:
             return Declined(Why.OTHER_MODEL, f"version {version} was not the same model for all devices")
         return None
 
@@ -166,7 +172,7 @@ class KeeperStore:
         many("INSERT INTO seeds VALUES (?)", [(m.seed_sha256,) for m in members])
         rows = [(run, m.update_id, m.client_id, number) for m in members]
         many("INSERT INTO updates VALUES (?, ?, ?, ?)", rows)
-        heads = [(run, m.base_version, m.base_head) for m in members]
+        heads = [(run, m.base_version, m.model) for m in members]
         many("INSERT OR IGNORE INTO heads VALUES (?, ?, ?)", heads)
 
     def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:

@@ -42,13 +42,14 @@ from anabranch.core.model.updates import (
     is_width,
 )
 from anabranch.core.secagg.cohort import Cohort, CohortMember
+from anabranch.core.secagg.ring import BOX_BYTES, BOXES_BYTES
 from anabranch.core.secagg.terms import Terms
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import keepers_pb2 as keepers
 from anabranch.protos.v1 import model_pb2 as model
 
 PROTOCOL_VERSION = 1
-BOX_BYTES, KEEPERS_MAX = 80, 16  # of a seed's box; that an update has boxes for
+KEEPERS_MAX = 16  # that an update has boxes for
 MEMBERS_AT_ONCE = 256  # of a cohort in one message: below 4 MiB
 CODECS_MAX, CODEC_CHARS_MAX = 64, 64  # stages that a device may name, letters of each
 _CODEC = re.compile(r"[a-z][a-z0-9_.-]*(?::[0-9]+)?").fullmatch
@@ -399,7 +400,7 @@ def seals_from_proto(seals: Iterable[model.Seal]) -> dict[str, str]:
     found: dict[str, str] = {}
     for seal in seals:
         keeper = checked_digest(seal.keeper, "seals.keeper")
-        if len(seal.box) != BOX_BYTES or keeper in found or len(found) == KEEPERS_MAX:
+        if len(seal.box) not in BOXES_BYTES or keeper in found or len(found) == KEEPERS_MAX:
             raise InvalidUpdate(
                 f"seals: a box of {BOX_BYTES} bytes for each keeper, {KEEPERS_MAX} keepers at most"
             )

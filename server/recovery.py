@@ -22,7 +22,7 @@ from anabranch.core.engine.settable import (
     differences,
     typed,
     value_in_force,
-    why_fixed,
+    why_kept,
     with_values,
 )
 from anabranch.core.engine.shelf import Shelf
@@ -297,6 +297,6 @@ def _check_same(stored: Config, given: Config) -> None:
     for path, was, now in differences(stored, given):
         where = said_in(given.sources.get(path, ""))
         raise ConfigError(
-            f"{path} is {now!r}{where}, but this run was started with {was!r}, and {why_fixed(path)}: "
+            f"{path} is {now!r}{where}, but this run was started with {was!r}, and {why_kept(path)}: "
             "keep that, or start another run with another server.data_dir"
         )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import MASKING, known_stages
+from anabranch.compress.registry import BOUND_MASKING, MASKING, known_stages
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, LeaseEnd, LeaseEnded, Refused
 from anabranch.core.engine.engine import Engine
@@ -449,6 +449,11 @@ def _masking_for(request: devices.EnrolRequest, run: LiveRun) -> model.Masking |
         raise ConfigError(
             "this run's updates are masked, and this device was told no keepers: say each with --keeper, "
             "by the name that whoever runs it has given you"
+        )
+    if masking.terms.plan and BOUND_MASKING not in request.capability.codecs:
+        raise ConfigError(
+            "this run's boxes say what an update was trained from, which this device's program does not "
+            "know: install the same version of anabranch on both sides"
         )
     keys = [
         model.KeeperKey(certificate=k.certificate, public_key=k.public_key, signature=k.signature)

@@ -43,9 +43,9 @@ class SecaggTable:
 
     With `mode` `keeper` devices mask what they send, and `keepers`, by their names, take the masks off sums
     of `cohort_min` updates at least. Values travel as whole numbers of `bits`, of which a value has
-    `value_bits`; a fresh update counts `levels` steps, an old one fewer, down to 1. Updates are cut to the
-    length `clip` (that of `[privacy]`, where there is one). While `cohorts_waiting_max` sums wait for a
-    keeper no task is given out.
+    `value_bits`; a fresh update counts `levels` steps, an old one fewer, down to a quarter. Updates are cut
+    to the length `clip` (that of `[privacy]`, where there is one). While `cohorts_waiting_max` sums wait for
+    a keeper no task is given out.
     """
 
     mode: str = OFF

@@ -14,6 +14,7 @@ from anabranch.core.config.ranges import check_staleness, check_today
 from anabranch.core.config.tables import TABLES, TYPED, Config, merge
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.errors import ConfigError
+from anabranch.core.secagg.plans import JOINED
 from anabranch.core.spelling import did_you_mean
 
 SETTABLE = (
@@ -28,6 +29,9 @@ SETTABLE = (
     *("client.learning_rate", "client.momentum", "client.weight_decay"),
 )
 
+# What devices train by (`core/secagg/plans.py`).
+PLANNED = tuple(path for path in SETTABLE if path.startswith("client."))
+
 RULE = "the versions so far were made by that rule, and updates wait for it"
 PROCESS = "it is of the server's process: start the server again with another value"
 JOINING = "devices read it when they join: start the server again with another value, and then the devices"
@@ -38,6 +42,7 @@ PRIVATE = "[privacy] sets it"
 SET_BY_PRIVACY = ("clip", "buffer_max", "window_max", "window_versions", "flaws_max")
 MASKED = "[secagg] sets it"
 SET_BY_SECAGG = ("clip", "buffer_max")
+SEALED = "masks are sealed under the plan that all devices have, or one could be told another than the others"
 REPORTED = "only the run's report reads it, which has what the run was started with"
 FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "run.name": "its data and its devices know it by that",
@@ -87,6 +92,11 @@ def why_fixed(path: str) -> str:
     return "" if path in SETTABLE else FIXED.get(path) or FIXED[path.partition(".")[0]]
 
 
+def why_kept(path: str) -> str:
+    """Why a restart may not change a setting (`differences`)."""
+    return SEALED if path in map(_of_the_clients, JOINED) else why_fixed(path)
+
+
 def check_settable(paths: Iterable[str]) -> None:
     """Raises `ConfigError` for a setting that may not change, with the reason, or that there is not."""
     for path in paths:
@@ -108,6 +118,8 @@ def typed(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if on and (set_ := [f"robust.{key}" for key in keys if f"robust.{key}" in values]):
             raise ConfigError(f"{set_[0]} cannot be changed in {kind}: {why}")
+    if _has_a_sealed_plan(config) and (planned := [path for path in values if path in PLANNED]):
+        raise ConfigError(f"{planned[0]} cannot be changed in a run with masked sums: {SEALED}")
     given: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         table, _, key = path.partition(".")
@@ -118,6 +130,14 @@ def typed(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     if "server.staleness_max" in values:
         check_staleness(whole.server, whole.downlink)
     return {path: value_of(whole, path) for path in values}
+
+
+def _of_the_clients(name: str) -> str:
+    return f"client.{name}"
+
+
+def _has_a_sealed_plan(config: Config) -> bool:
+    return config.secagg.on and config.run.rules > 1
 
 
 def value_of(config: Config, path: str) -> Any:
@@ -180,7 +200,7 @@ def otherwise(settings: EngineSettings, values: Mapping[str, Any]) -> dict[str, 
 def differences(stored: Config, given: Config) -> Iterable[tuple[str, Any, Any]]:
     """What a restart may not change and did: (path, what the run was started with, what was given)."""
     before, now = stored.to_json(every_table=True), given.to_json(every_table=True)
-    for kept in KEPT:
+    for kept in (*KEPT, *(map(_of_the_clients, JOINED) if _has_a_sealed_plan(stored) else ())):
         table, _, key = kept.partition(".")
         names = [key] if key else sorted({*before[table], *now[table]}, key=lambda n: (n != "name", n))
         for name in names:

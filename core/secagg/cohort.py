@@ -12,7 +12,7 @@ from anabranch.core.secagg.terms import Terms
 
 DOMAIN = b"anabranch cohort 1\n"
 # The most bytes that a member has on the wire, with ids of the longest: by itself, and for each keeper's box.
-MEMBER_BYTES, BOX_BYTES = 1536, 192
+MEMBER_BYTES, SEAL_BYTES = 1536, 240
 COHORT_HEAD_BYTES = 64 * KIB  # of the terms, mostly
 
 
@@ -36,7 +36,7 @@ class CohortMember:
 
 def member_bytes_max(keepers: int) -> int:
     """The most bytes that a member has on its way to one of so many keepers."""
-    return MEMBER_BYTES + BOX_BYTES * keepers
+    return MEMBER_BYTES + SEAL_BYTES * keepers
 
 
 @dataclass(frozen=True)

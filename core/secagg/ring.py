@@ -48,6 +48,9 @@ Integers = npt.NDArray[np.int64]
 
 RING = "ring"  # the codec of such numbers, `compress/ring.py`
 SEED_BYTES = 32
+MODEL_BYTES = 32  # of the digest of what an update was trained from, which is beside the seed in its box
+BOX_BYTES = 32 + SEED_BYTES + MODEL_BYTES + 16  # the sender's public key, both, the tag
+BOXES_BYTES = (BOX_BYTES, BOX_BYTES - MODEL_BYTES)  # an older release's run has boxes of seeds alone
 RING_BITS = (32, 16)
 GAIN = 16.0  # g
 BLOCK = 1 << 16  # numbers of a mask at once

@@ -20,6 +20,9 @@ from anabranch.core.secagg.ring import Ring, chain_of, whole_weight
 
 STALENESS_MAX = 1024  # weights that are told one by one
 FAR = 9.0  # deviations: noise beyond is of probability 2e-19 a value
+# No update of a sum counts more than so many times another, r. Then (sum W)^2 / sum W^2 is at least 16/25 of
+# the members, 4 r / (1 + r)^2 of them. The heaviest among n - 1 light ones is hid by (n - 1) / r^2 even ones.
+STEEPEST = 4
 COUNTS = ("bits", "value_bits", "size", "cohort", "cohort_min", "participations", "separation")
 
 
@@ -30,7 +33,9 @@ class Terms:
     `weights`: of an update of staleness 0, 1, ...; the last is that of all beyond. `cohort`: updates in a
     sum, of them `cohort_min` at least. `noise`: deviation in clips that each keeper adds (0: none), then a
     device is in `participations` sums at most, their numbers `separation` apart. `keepers`: the fingerprints
-    of all of them, sorted.
+    of all of them, sorted. `plan`: the digest of what all devices are told to train by (`plans.py`). It is
+    empty in a run that an older release began: then its weights may be steeper than `STEEPEST`, and its boxes
+    do not say what model an update was trained from.
     """
 
     bits: int
@@ -44,6 +49,7 @@ class Terms:
     noise: float = 0.0
     participations: int = 0
     separation: int = 0
+    plan: str = ""
 
     @cached_property
     def ring(self) -> Ring:
@@ -88,6 +94,11 @@ class Terms:
             raise ConfigError(
                 f"weights of masked sums are whole numbers from 1, {STALENESS_MAX} of them at most"
             )
+        if self.plan and max(self.weights) > STEEPEST * min(self.weights):
+            raise ConfigError(
+                f"weights of masked sums go from {min(self.weights)} to {max(self.weights)}: an update with "
+                f"more than {STEEPEST} times the weight of others could be read in a sum"
+            )
         if not self.keepers or list(self.keepers) != sorted(set(self.keepers)):
             raise ConfigError("secagg.keepers: name at least one keeper, and each once")
         if not 0 <= self.noise < math.inf or (self.noise > 0) != (self.participations > 0):
@@ -107,8 +118,9 @@ class Terms:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {**asdict(self), "weights": list(self.weights), "keepers": list(self.keepers)}
+        """As plain values. Without a plan they are those of older releases, and have their digest."""
+        words = {**asdict(self), "weights": list(self.weights), "keepers": list(self.keepers)}
+        return words if self.plan else {name: value for name, value in words.items() if name != "plan"}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Terms:
@@ -120,6 +132,7 @@ class Terms:
                 weights=tuple(map(int, data["weights"])),
                 keepers=tuple(map(str, data["keepers"])),
                 noise=float(data["noise"]),
+                plan=str(data.get("plan", "")),
                 **counts,
             )
             made.check()
@@ -135,9 +148,14 @@ class Terms:
         ).hexdigest()
 
 
-def weights_of(function: Callable[[float], float], levels: int) -> tuple[int, ...]:
-    """The whole weights of a staleness function, up to where they no longer change."""
+def weights_of(function: Callable[[float], float], levels: int, steepest: int = STEEPEST) -> tuple[int, ...]:
+    """The whole weights of a staleness function, up to where they no longer change.
+
+    None is less than the largest by `steepest`: it is that then. 0: they are as the function has them.
+    """
     found = [whole_weight(levels, function(float(tau))) for tau in range(STALENESS_MAX)]
+    least = -(-max(found) // steepest) if steepest else 1
+    found = [max(least, weight) for weight in found]
     while len(found) > 1 and found[-1] == found[-2]:
         found.pop()
     return tuple(found)

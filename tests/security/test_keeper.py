@@ -9,6 +9,7 @@ import json
 import re
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -315,6 +316,46 @@ def of_two_models(place: Place, run: str) -> Cohort:
     return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
 
 
+def of_two_models_of_one_name(place: Place, run: str) -> Cohort:
+    """One version and one head for all, and yet another model for one."""
+    first = place.devices[0].send(run, "u0", place.terms, model="0e" * 32)
+    return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+
+def of_another_model_of_the_name(place: Place, run: str, before: list[Sent]) -> Cohort:
+    return cohort_of(run, place.terms, place.sent(run, prefix="v", model="0e" * 32), number=6)
+
+
+def of_a_box_without_a_model(place: Place, run: str) -> Cohort:
+    first = place.devices[0].send(run, "u0", place.terms, model="")
+    return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+
+def of_another_plan(place: Place, run: str) -> Cohort:
+    """One device was told another plan than the others, in the terms as in its task."""
+    terms = replace(place.terms, plan="0e" * 32)
+    first = place.devices[0].send(run, "u0", terms)
+    return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+
+def begun_before(place: Place, run: str, terms: Terms) -> None:
+    """The run's first sum was unmasked by a keeper of an older release."""
+    with closing(sqlite3.connect(place.papers.folder / "keeper.db")) as memory, memory:
+        memory.execute("INSERT INTO runs VALUES (?, ?, 1)", (run, terms.digest))
+
+
+def of_an_older_release(place: Place, run: str) -> Cohort:
+    terms, older = replace(place.terms, plan=""), f"{run}-older"
+    return cohort_of(older, terms, place.sent(older, terms=terms))
+
+
+def of_an_older_release_with_steep_weights(place: Place, run: str) -> Cohort:
+    terms, older = replace(place.terms, plan="", weights=(5, 1)), f"{run}-older"
+    begun_before(place, older, terms)
+    late = place.devices[0].send(older, "u0", terms, arrived_version=1)
+    return cohort_of(older, terms, [late, *place.sent(older, terms=terms)[1:]], number=2, version=1)
+
+
 def of_other_terms_than_sealed(place: Place, run: str) -> Cohort:
     return cohort_of(run, replace(place.terms, clip=2.0), place.sent(run))
 
@@ -349,6 +390,7 @@ REFUSALS: list[tuple[str, Asked]] = [
     ("other_keepers", of_other_keepers),
     ("weight", changed(weight=0)),
     ("weight", changed(weight=5)),
+    ("weight", of_an_older_release_with_steep_weights),
     ("versions", changed(arrived_version=1, weight=3)),
     ("versions", signed(base_version=1)),
     ("unreadable", changed(signed=b"")),
@@ -373,11 +415,16 @@ REFUSALS: list[tuple[str, Asked]] = [
     ("box", sealed(base_version=9)),
     ("box", sealed(payload_sha256="ab" * 32)),
     ("box", signed(seals={})),
+    ("box", of_a_box_without_a_model),
+    ("box", of_another_plan),
     ("number", after_one(of_no_higher_number)),
     ("number", after_one(in_other_order)),
     ("other_terms", after_one(under_other_terms)),
+    ("other_terms", of_an_older_release),
     ("other_model", after_one(of_another_model)),
     ("other_model", of_two_models),
+    ("other_model", after_one(of_another_model_of_the_name)),
+    ("other_model", of_two_models_of_one_name),
     ("seed_used", after_one(with_one_less)),
     ("seed_used", after_one(of_used_seeds)),
     ("update_used", after_one(of_used_updates)),
@@ -398,6 +445,43 @@ def test_it_refuses_and_remembers_nothing_of_it(either: Place, reason: str, aske
     assert remembered(either.papers.folder) == before
     sent = either.sent(run, prefix="good")  # nothing is spoiled for who keeps to the rules
     assert either.summed(cohort_of(run, either.terms, sent, number=7), sent) == wanted(sent)
+
+
+def test_what_an_older_release_has_begun_goes_on(either: Place) -> None:
+    """Its terms have no plan, its boxes seeds alone; and its weights are steeper than the sums that come."""
+    terms, run = replace(either.terms, plan="", weights=(16, 4, 1)), either.run()
+    begun_before(either, run, terms)
+    for number in (2, 3):
+        late = either.devices[0].send(run, f"late-{number}", terms, arrived_version=1)
+        sent = [late, *either.sent(run, terms=terms, prefix=f"n{number}-")[1:]]
+        cohort = cohort_of(run, terms, sent, number, version=1)
+        assert [member.weight for member in cohort.members] == [4, 16, 16, 16]
+        assert either.summed(cohort, sent) == wanted(sent)
+
+
+def test_terms_with_steep_weights_are_none(place: Remote) -> None:
+    terms, run = replace(place.terms, weights=(5, 1)), place.run()
+    with pytest.raises(ConfigError, match="weights of masked sums go from 1 to 5"):
+        place.link.unmask(cohort_of(run, terms, place.sent(run, terms=terms)))
+
+
+def test_versions_are_of_one_model_each_over_all_sums(either: Place) -> None:
+    """Devices of other versions have other models; what one version's was is remembered."""
+    run = either.run()
+
+    def asked(number: int, *models: str) -> str:
+        sent = [
+            device.send(run, f"n{number}-{version}", either.terms, version, 2, model=model * 32)
+            for device, (version, model) in zip(either.devices, enumerate(models), strict=False)
+        ]
+        found = either.link.unmask(cohort_of(run, either.terms, sent, number, version=2))
+        return found.reason if isinstance(found, KeeperRefusal) else ""
+
+    assert [asked(1, "0a", "0b", "0c"), asked(2, "0a", "0c", "0c"), asked(3, "0a", "0b", "0c")] == [
+        "",
+        "other_model",
+        "",
+    ]
 
 
 def test_a_clock_that_is_wrong_can_be_seen_from_what_the_server_is_told(place: Place) -> None:
@@ -539,7 +623,7 @@ def test_no_member_has_more_bytes_than_a_run_reckons_with(tmp_path: Path) -> Non
         papers = [make_papers(tmp_path / f"{count}-{i}", authority.pem, Floors(), 1e9) for i in range(count)]
         wallet = issued(authority, Kind.DEVICE, longest, tmp_path / f"d-{count}")
         names = tuple(sorted(p.name for p in papers))
-        terms = Terms(32, 12, 1.0, 4, tuple(range(1024, 0, -1)), 9, 8, names)
+        terms = Terms(32, 12, 1.0, 4, tuple(range(1024, 0, -1)), 9, 8, names, plan="0c" * 32)
         device = MaskingDevice(wallet, [p.statement() for p in papers])
         sent = device.send(longest, longest, terms, base_version=10**9, arrived_version=10**9)
         head, *rest = cohort_to_proto(cohort_of(longest, terms, [sent] * 9, version=10**9))

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from anabranch.core.secagg.ring import Integers, Numbers, Ring, mask_of
 from anabranch.core.secagg.terms import Terms
 from anabranch.host.secagg import mask_sum_arrived
 from anabranch.identity.authority import Authority
+from anabranch.keeper import rules
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import Floors, make_papers
+from anabranch.keeper.rules import Opened
 from anabranch.keeper.store import KeeperStore
 
 RING = Ring(32, 20, 1.0, 32_768)
@@ -182,7 +185,11 @@ def test_two_sums_that_differ_by_one_update_show_it_where_nothing_is_remembered(
 
 
 def test_a_weight_of_zero_shows_the_others(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One fresh update among late ones: with a last weight of zero the sum is that update."""
+    """One fresh update among late ones: with a last weight of zero the sum is that update.
+
+    A keeper that bounds how unequal weights are would refuse these: it is one without that bound.
+    """
+    monkeypatch.setattr(rules, "STEEPEST", math.inf)
 
     def shown() -> bool:
         sent = ward.sent(secrets.token_hex(4), arrived=3)
@@ -193,6 +200,46 @@ def test_a_weight_of_zero_shows_the_others(ward: Ward, monkeypatch: pytest.Monke
 
     assert not shown()
     monkeypatch.setattr(Terms, "weight", lambda self, staleness: 0 if staleness else 4)
+    assert shown()
+
+
+def test_steep_weights_show_a_fresh_update(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What late ones add is less than half of the fresh one's weight, so rounding takes it away."""
+    steep = replace(ward.terms, value_bits=6, weights=(1024, 1))
+
+    def shown(terms: Terms) -> bool | None:
+        run = secrets.token_hex(4)
+        sent = [
+            device.send(run, f"u{i}", terms, arrived_version=3 if i else 0)
+            for i, device in enumerate(ward.members)
+        ]
+        cohort = cohort_of(run, terms, sent, number=time.time_ns(), version=3)
+        found = asked(ward.keeper(KeeperStore), cohort, sent)
+        if found is None:
+            return None
+        return np.array_equal(np.rint(found / terms.weights[0]), sent[0].integers)
+
+    assert shown(steep) is None
+    assert not shown(replace(steep, weights=(4, 1)))
+    monkeypatch.setattr(rules, "STEEPEST", math.inf)
+    assert shown(steep)
+
+
+def test_another_model_for_all_the_others_shows_an_update(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They learn nothing from a model of the server's own, under the version's number and its head."""
+
+    def shown() -> bool | None:
+        run, zeros = secrets.token_hex(4), np.zeros(5, np.int64)
+        sent = [ward.members[0].send(run, "u0", ward.terms)]
+        dead: dict[str, Any] = {"integers": zeros, "model": "ee" * 32}
+        sent += [d.send(run, d.wallet.name, ward.terms, **dead) for d in ward.members[1:]]
+        found = asked(ward.keeper(KeeperStore), cohort_of(run, ward.terms, sent), sent)
+        return None if found is None else np.array_equal(found // 4, sent[0].integers)
+
+    assert shown() is None
+    monkeypatch.setattr(Opened, "model", property(attrgetter("base_head")))
     assert shown()
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from commands import anabranch, answer
+from keepers import MODEL
 from masked_fleet import MaskedFleet
 
 from anabranch.client.joining import join
@@ -27,7 +28,7 @@ from anabranch.client.masking import Masker
 from anabranch.client.messages import Enrolment, GrantedTask
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transport import GrpcTransport
-from anabranch.compress.registry import MASKING
+from anabranch.compress.registry import BOUND_MASKING, MASKING
 from anabranch.core.errors import Unavailable
 from anabranch.core.model.updates import Ask, Capability, Verdict
 from anabranch.core.secagg.cohort import Cohort
@@ -76,7 +77,7 @@ class Unmasks:
         assert enrolment.masking is not None
         delta = self._values.normal(size=enrolment.spec.size)
         masker = Masker(enrolment.masking, enrolment.run_id, name)
-        return masker.masked(delta, update_id, task.base_version, task.base_head)
+        return masker.masked(delta, update_id, task.base_version, task.base_head, MODEL)
 
     def unmask(self, keeper: Keeper, cohort: Cohort) -> Unmasked | Declined:
         """As a keeper does."""
@@ -105,7 +106,7 @@ class Plays:
         seals = {}
         for keeper, key in enrolment.masking.by_name.items():
             info = seal_info(enrolment.run_id, keeper, *update, terms.digest)
-            seals[keeper] = box_text(seal(key.public_key, secrets.token_bytes(32), info))
+            seals[keeper] = box_text(seal(key.public_key, secrets.token_bytes(64), info))
         return payload, seals
 
     def unmask(self, keeper: Keeper, cohort: Cohort) -> Unmasked | Declined:
@@ -182,7 +183,9 @@ def joined(fleet: MaskedFleet, name: str, stack: ExitStack) -> HandledDevice:
     transport = stack.enter_context(GrpcTransport(fleet.address, name, wallet=wallet))
     while True:
         try:
-            return HandledDevice(name, transport, transport.enrol(Capability(codecs=(MASKING,))))
+            return HandledDevice(
+                name, transport, transport.enrol(Capability(codecs=(MASKING, BOUND_MASKING)))
+            )
         except Unavailable:
             assert fleet.status()["masked_sums"]["keepers"][0]["trouble"] == ""
 

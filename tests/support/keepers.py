@@ -23,16 +23,17 @@ from anabranch.core.secagg.terms import Terms
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import Kind, certificate_der
 from anabranch.identity.keepers import KeeperKey
-from anabranch.identity.seals import box_text, seal, seal_info
+from anabranch.identity.seals import box_text, seal, seal_info, sealed_content
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet
 
 HEAD = "0a" * 32
+PLAN, MODEL = "0c" * 32, "0d" * 32  # digests: of what all devices train by, and of what they train from
 
 
 def terms_of(*keepers: str, **others: Any) -> Terms:
     """Small ones: sums of 3 to 16 updates of 5 values."""
-    plain = Terms(32, 12, 1.0, 5, (4, 3, 2, 1), 16, 3, tuple(sorted(keepers)))
+    plain = Terms(32, 12, 1.0, 5, (4, 3, 2, 1), 16, 3, tuple(sorted(keepers)), plan=PLAN)
     return replace(plain, **others)
 
 
@@ -69,7 +70,7 @@ class MaskingDevice:
         seeds = words.pop("seeds", None) or [secrets.token_bytes(32) for _ in self.keepers]
         numbers, head = ring.masked(integers, seeds), words.pop("base_head", HEAD)
         sha256 = hashlib.sha256(numbers.tobytes()).hexdigest()
-        sealed = words.pop("sealed", {})
+        sealed, model = words.pop("sealed", {}), words.pop("model", MODEL)
         seals = {}
         for key, seed in zip(self.keepers, seeds, strict=True):
             said = {
@@ -82,7 +83,8 @@ class MaskingDevice:
                 "payload_sha256": sha256,
                 "terms": terms.digest,
             }
-            seals[key.fingerprint] = box_text(seal(key.public_key, seed, seal_info(**{**said, **sealed})))
+            content = sealed_content(seed, model if terms.plan else "")
+            seals[key.fingerprint] = box_text(seal(key.public_key, content, seal_info(**{**said, **sealed})))
         record = {
             "base_version": base_version,
             "client_id": self.wallet.name,

@@ -42,6 +42,7 @@ join_address = "127.0.0.1:{join_port}"
 """
 DYING = Path(__file__).with_name("dying_command.py")
 LYING = Path(__file__).with_name("lying_command.py")
+LYING_SERVER = Path(__file__).with_name("lying_server.py")
 SERVE = ("server", "run.toml", "--model", "model", "--json")
 STARTED = ('{"kind": "serving"', '{"kind": "standby"')
 LOOK_S = 0.1
@@ -82,6 +83,10 @@ class MaskedFleet:
         """The server, once it serves; with `die_at` it ends at that failpoint."""
         program = [DYING, die_at] if die_at else [COMMAND]
         return self._started("server", *program, *SERVE, *words)
+
+    def lying(self, device: str) -> Process:
+        """A server that gives one device the versions as they are, and to the others models of its own."""
+        return self._started("server", LYING_SERVER, device, *SERVE)
 
     def standby(self, *words: object) -> Process:
         """Another server, with data of its own, once it stands by. Operators ask it from now on."""

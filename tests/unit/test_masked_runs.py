@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,14 @@ import pytest
 from machines import SPEC
 from masked_bench import masked_config
 
-from anabranch.core.config.tables import Config, merge
-from anabranch.core.engine.settable import differences, typed
+from anabranch.core.config.tables import ClientTable, Config, merge
+from anabranch.core.engine.settable import differences, typed, why_kept
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rules import NEWEST
+from anabranch.core.secagg.plans import plan_digest
 from anabranch.core.secagg.terms import Terms
 from anabranch.host.build import Blueprint
 from anabranch.host.secagg import check_guarded, terms_of
@@ -48,13 +52,52 @@ def test_the_terms_are_those_of_table_strategy_and_model() -> None:
         cohort=10,
         cohort_min=9,
         keepers=("north", "south"),
+        plan=plan_digest(LocalPlan(), ClientTable(), "average", SPEC.layout_hash),
     )
 
 
 def test_the_default_weights_are_those_of_the_specification() -> None:
-    weights = terms(masked_config()).weights
+    weights = terms(masked_config(run={"rules": 1})).weights
     assert weights[:12] == (16, 11, 9, 8, 7, 7, 6, 6, 5, 5, 5, 5)
     assert (weights[-2:], len(weights)) == ((2, 1), 114), "16 / sqrt(tau + 1) is under 1.5 from 113 on"
+
+
+def test_no_update_weighs_less_than_a_quarter_of_a_fresh_one() -> None:
+    assert terms(masked_config()).weights == (16, 11, 9, 8, 7, 7, 6, 6, 5, 5, 5, 5, 4)
+    steep = {"name": "fedbuff", "buffer_size": 2, "staleness": {"name": "polynomial", "a": 16.0}}
+    assert terms(masked_config(steep, {"levels": 65536, "value_bits": 12})).weights == (65536, 16384)
+
+
+def test_a_run_of_an_older_release_has_the_terms_that_it_had() -> None:
+    """The digest is that of its keepers, and of the boxes that its devices have sealed."""
+    strategy = {"name": "fedbuff", "buffer_size": 2, "staleness": {"name": "hinge", "a": 1.0, "b": 1.0}}
+    for rules in (0, 1):
+        found = terms(masked_config(strategy, {"levels": 5}, run={"rules": rules}))
+        text = (
+            '{"bits":32,"clip":2.0,"cohort":2,"cohort_min":2,"keepers":["north"],"noise":0.0,'
+            '"participations":0,"separation":0,"size":4,"value_bits":20,"weights":[5,5,3,2,1]}'
+        )
+        assert found.digest == hashlib.sha256(text.encode()).hexdigest()
+        assert Terms.from_json(json.loads(text)) == found
+
+
+def test_the_plan_in_the_terms_is_that_of_the_configuration() -> None:
+    plans = {
+        terms(masked_config(**tables)).plan
+        for tables in (
+            {},
+            {"client": {"learning_rate": 0.1}},
+            {"client": {"epochs": 2}},
+            {"client": {"gradient": "zeroth"}},
+            {"model": {"buffers": "local"}},
+        )
+    }
+    assert len(plans) == 5
+    other: dict[str, Any] = {
+        "client": {"retry_base_s": 9.0, "push": "overlap"},
+        "server": {"tasks_per_client": 2},
+    }
+    assert terms(masked_config(**other)) == terms(masked_config())
 
 
 def test_a_private_runs_noise_is_the_keepers_and_its_clip_holds() -> None:
@@ -67,7 +110,7 @@ def test_a_private_runs_noise_is_the_keepers_and_its_clip_holds() -> None:
     assert promise.mechanism == "gaussian"
 
 
-@pytest.mark.parametrize(("keepers", "most"), [(1, 10_000), (18, 10_000), (19, 9696), (100, 2424)])
+@pytest.mark.parametrize(("keepers", "most"), [(1, 10_000), (14, 10_000), (15, 9787), (100, 1968)])
 def test_no_run_has_sums_that_no_keeper_takes(keepers: int, most: int) -> None:
     """Live its first would wait for ever; an older simulation replays."""
     names = {"keepers": [f"k{i}" for i in range(keepers)], "value_bits": 12}
@@ -82,9 +125,9 @@ def test_no_run_has_sums_that_no_keeper_takes(keepers: int, most: int) -> None:
 
 
 def test_an_update_has_boxes_for_so_many_keepers() -> None:
-    names = [f"k{i}" for i in range(163)]
-    assert terms(masked_config(secagg={"keepers": names[:162]}))
-    with pytest.raises(ConfigError, match=r"secagg\.keepers names 163: .* for 162 at most"):
+    names = [f"k{i}" for i in range(131)]
+    assert terms(masked_config(secagg={"keepers": names[:130]}))
+    with pytest.raises(ConfigError, match=r"secagg\.keepers names 131: .* for 130 at most"):
         terms(masked_config(secagg={"keepers": names}))
 
 
@@ -218,6 +261,37 @@ def test_no_operator_changes_what_a_sum_is_made_of(key: str) -> None:
         typed(masked_config(), {f"robust.{key}": 0})
     with pytest.raises(ConfigError, match=r"secagg\.levels cannot be changed in a run: masks are sealed"):
         typed(masked_config(), {"secagg.levels": 8})
+
+
+PLANNED: dict[str, Any] = {
+    "epochs": 2,
+    "steps": 3,
+    "batch_size": 4,
+    "learning_rate": 0.5,
+    "weight_decay": 0.5,
+}
+
+
+@pytest.mark.parametrize("key", PLANNED)
+def test_no_operator_changes_the_plan_under_which_masks_are_sealed(key: str) -> None:
+    values = {f"client.{key}": PLANNED[key]}
+    with pytest.raises(ConfigError, match=rf"client\.{key} cannot be changed in a run with masked sums"):
+        typed(masked_config(), values)
+    assert typed(masked_config(run={"rules": 1}), values) == values
+    assert typed(merge([]), values) == values
+    assert typed(masked_config(), {"server.concurrency": 9}) == {"server.concurrency": 9}
+
+
+def test_a_restart_may_not_say_another_way_to_train() -> None:
+    tables = {"gradient": "zeroth", "gradient_eps": 0.1, "gradient_max": 2.0, "gradient_queries": 3}
+    before = [("client.gradient", "exact"), ("client.gradient_eps", 0.001)]
+    before += [("client.gradient_max", 0.0), ("client.gradient_queries", 1)]
+    found = list(differences(masked_config(), masked_config(client=tables)))
+    assert [(path, was) for path, was, _ in found] == before
+    assert all("masks are sealed" in why_kept(path) for path, _, _ in found)
+    older = {"run": {"rules": 1}}
+    assert not list(differences(masked_config(**older), masked_config(**older, client=tables)))
+    assert not list(differences(merge([]), merge([("test", {"client": tables})])))
 
 
 def test_a_restart_may_not_say_other_terms() -> None:

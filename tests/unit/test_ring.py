@@ -132,7 +132,7 @@ def test_no_honest_update_is_longer_than_is_said(seed: int, size: int, clip: flo
 
 
 def test_weights_of_a_polynomial() -> None:
-    weights = weights_of(lambda tau: (1 + tau) ** -0.5, 16)
+    weights = weights_of(lambda tau: (1 + tau) ** -0.5, 16, steepest=0)
     assert weights[:12] == (16, 11, 9, 8, 7, 7, 6, 6, 5, 5, 5, 5)
     assert weights[-1] == 1
     assert weights[-2] == 2
@@ -140,6 +140,30 @@ def test_weights_of_a_polynomial() -> None:
     assert [terms.weight(tau) for tau in (0, 254, 255, 10**6)] == [16, 1, 1, 1]
     assert whole_weight(16, 0.0) == 1
     assert weights_of(lambda tau: 1.0, 16) == (16,)
+
+
+@pytest.mark.parametrize(
+    ("levels", "power", "weights"),
+    [
+        (16, 0.5, (16, 11, 9, 8, 7, 7, 6, 6, 5, 5, 5, 5, 4)),
+        (65536, 16.0, (65536, 16384)),  # of 1 / 65536 and less, a quarter
+        (7, 9.0, (7, 2)),  # a quarter of 7 is between 1 and 2: 1 would be 7 times less
+        (2, 1.0, (2, 1)),
+        (1, 1.0, (1,)),
+    ],
+)
+def test_no_weight_is_under_a_quarter_of_the_largest(
+    levels: int, power: float, weights: tuple[int, ...]
+) -> None:
+    assert weights_of(lambda tau: (1 + tau) ** -power, levels) == weights
+    replace(TERMS, weights=weights, value_bits=4, plan="0c" * 32).check()
+
+
+def test_terms_with_steeper_weights_are_an_older_releases() -> None:
+    for weights in ((5, 1), (16, 8, 3), (3, 16)):
+        replace(TERMS, weights=weights).check()
+        with pytest.raises(ConfigError, match=rf"go from {min(weights)} to {max(weights)}: .* 4 times"):
+            replace(TERMS, weights=weights, plan="0c" * 32).check()
 
 
 @pytest.mark.parametrize(("bits", "value_bits", "weight", "cohort"), [(32, 20, 16, 256), (16, 9, 8, 16)])

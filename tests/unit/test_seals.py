@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from anabranch.core.errors import InvalidSignature, InvalidUpdate
 from anabranch.identity.certificates import certificate_der, fingerprint, make_authority, new_key
 from anabranch.identity.keepers import KEY_DOMAIN, KeeperKey
-from anabranch.identity.seals import box_text, read_box, seal, seal_info, unseal
+from anabranch.identity.seals import box_text, read_box, seal, seal_info, sealed_content, unseal
 from anabranch.identity.signatures import sign
 from anabranch.protos.convert import KEEPERS_MAX, seals_from_proto, seals_to_proto
 
@@ -60,6 +60,9 @@ def test_a_box_is_what_the_rfc_says() -> None:
     assert unseal(key, box, b"for this") == SEED
     assert read_box(box_text(box)) == box
     assert box != seal(key.public_key().public_bytes_raw(), SEED, b"for this")
+    told = seal(key.public_key().public_bytes_raw(), sealed_content(SEED, "0d" * 32), b"for this")
+    assert opened(key, told[:32], told[32:], b"for this") == SEED + b"\x0d" * 32
+    assert len(read_box(box_text(told))) == 112
 
 
 def test_a_box_opens_for_its_keeper_and_its_update_alone() -> None:
@@ -92,9 +95,9 @@ def test_what_is_no_key_is_not_sealed_for(key: bytes) -> None:
         seal(key, SEED, b"")
 
 
-@pytest.mark.parametrize("text", ["", "A" * 107, "!" * 108, "é"])
+@pytest.mark.parametrize("text", ["", "A" * 107, "!" * 108, "A" * 128, "!" * 152, "é"])
 def test_what_is_no_box_is_refused(text: str) -> None:
-    with pytest.raises(InvalidSignature, match="80 bytes"):
+    with pytest.raises(InvalidSignature, match="112 bytes"):
         read_box(text)
 
 
@@ -111,13 +114,15 @@ def test_a_keeper_is_known_by_its_certificate_which_signs_its_key() -> None:
             KeeperKey(der, public, signature).check(name)
 
 
-def test_seals_travel_and_bad_ones_are_refused() -> None:
-    seals = {hashlib.sha256(bytes([i])).hexdigest(): box_text(bytes([i]) * 80) for i in range(KEEPERS_MAX)}
+@pytest.mark.parametrize("size", [112, 80])
+def test_seals_travel_and_bad_ones_are_refused(size: int) -> None:
+    """Boxes of a seed with a digest, and of a seed alone, as older releases have them."""
+    seals = {hashlib.sha256(bytes([i])).hexdigest(): box_text(bytes([i]) * size) for i in range(KEEPERS_MAX)}
     sent = seals_to_proto(seals)
     assert seals_from_proto(sent) == seals
     assert seals_from_proto([]) == {}
-    short = seals_to_proto({"ab" * 32: box_text(bytes(79))})
-    odd = seals_to_proto({"ab" * 31: box_text(bytes(80))})
-    for bad in (short, odd, [sent[0], sent[0]], [*sent, *seals_to_proto({"ff" * 32: box_text(bytes(80))})]):
+    short = seals_to_proto({"ab" * 32: box_text(bytes(size - 1))})
+    odd = seals_to_proto({"ab" * 31: box_text(bytes(size))})
+    for bad in (short, odd, [sent[0], sent[0]], [*sent, *seals_to_proto({"ff" * 32: box_text(bytes(size))})]):
         with pytest.raises(InvalidUpdate, match="seals"):
             seals_from_proto(bad)
