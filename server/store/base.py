@@ -79,7 +79,7 @@ class RunInfo:
     run_id: str
     name: str
     config: Mapping[str, Any]
-    layout: list[list[Any]]
+    layout: list[Any] | dict[str, Any]
     initial_sha256: str
     created_at: float
 

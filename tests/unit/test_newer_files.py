@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from anabranch.simulation.run import RunProgress, simulate
 from anabranch.testing.federation import config
 
 HEAD = SeenHead(3, "ab", "cd", "ef", "01")
-INFO = RunInfo("r-1", "run", {}, [], "ab" * 32, 1.0)
+PLAIN = RunInfo("r-1", "run", {}, [["w", [2], "float32"]], "ab" * 32, 1.0)
+GROUPED = replace(PLAIN, layout={"tensors": PLAIN.layout, "groups": []})
 
 
 def read_history(folder: Path) -> object:
@@ -60,13 +61,17 @@ def slots(data: dict[str, Any]) -> bytes:
 FILES: list[tuple[str, Any, Callable[[Any], bytes], Callable[[Path], object]]] = [
     (HISTORY, {"r-1": asdict(HEAD)}, as_json, read_history),
     (BACKUP, asdict(BackupRecord("r-1", 1, 2, 3.0, 4, True)), as_json, read_backup),
-    (RUN, asdict(INFO), with_digest, noted_run),
+    (RUN, asdict(PLAIN), with_digest, noted_run),
+    (RUN, asdict(GROUPED), with_digest, noted_run),
     (NOTE, asdict(JobNote(1.0)), as_json, note_of),
     (MARK, asdict(Mark("r-1", 4, "ab")), slots, lambda folder: MarkFile(folder).read()),
 ]
 
 
-@pytest.mark.parametrize(("name", "known", "to_bytes", "read"), FILES, ids=[name for name, *_ in FILES])
+@pytest.mark.parametrize(
+    ("name", "known", "to_bytes", "read"),
+    FILES,
+)
 def test_what_is_not_known_here_is_of_a_newer_release(
     name: str, known: Any, to_bytes: Any, read: Any, tmp_path: Path
 ) -> None:
