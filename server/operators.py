@@ -239,6 +239,8 @@ class Operators(Guarded, OperatorsServicer):
         for number in numbers:
             event = ev.CohortDropped(self.run.writer.now(), number, why or "by an operator")
             lost += [e for e in (await self._submit(event)).effects if isinstance(e, CohortLost)]
+        if request.number and not lost:  # the keepers' answer came between the look and the order
+            raise ConfigError(f"sum {request.number} waits no more: see `anabranch admin status`")
         for one in lost:
             log.info("sum %d of %d updates was dropped by %s", one.number, len(one.update_ids), caller)
         updates = sum(len(one.update_ids) for one in lost)

@@ -26,6 +26,7 @@ from anabranch.core.errors import (
     ConfigError,
     LeadershipLost,
     StoreError,
+    StoreLocked,
     StoreUnreachable,
     Unavailable,
 )
@@ -206,9 +207,9 @@ class _Fitness:
         self._looked_at, before = now, self._lack
         try:
             await asyncio.to_thread(self._check)
-        except StoreError:  # of the database, which is waited for anyway
+        except (StoreUnreachable, StoreLocked):  # the database, and the leader, are waited for anyway
             return
-        except AnabranchError as error:
+        except (AnabranchError, OSError) as error:  # a look never ends the wait
             self._lack = str(error)
         else:
             self._lack = ""

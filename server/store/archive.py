@@ -71,9 +71,13 @@ class ArchivedEvent:
 
 def check_writable(folder: Path) -> None:
     """Raises `ConfigError` where a folder could not be made or written, as far as can be seen without."""
-    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise ConfigError(f"server.archive: {there} is none: name a folder that can be written")
+    try:
+        there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+        may_write = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError as error:  # where even a look into a folder above it is refused
+        raise ConfigError(f"server.archive: {error}: name a folder that can be written") from error
+    if not may_write:
+        raise ConfigError(f"server.archive: {there} cannot be written: name a folder that can be")
 
 
 class Archive:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from anabranch.core.engine.shelf import ROW, rows_named
-from anabranch.core.errors import StoreCorrupt
+from anabranch.core.errors import UPGRADE, StoreCorrupt, StoreNewer
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import plain_tensors, to_bytes
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
@@ -81,7 +81,7 @@ class SnapshotFiles:
         return sha256
 
     def read(self, sha256: str) -> Snapshot:
-        """The snapshot of a digest, without what is in rows. Raises `StoreCorrupt`."""
+        """The snapshot of a digest, without what is in rows. Raises `StoreCorrupt`, `StoreNewer`."""
         name = self.path(sha256).name
         try:
             with self._found(sha256) as path:
@@ -92,7 +92,10 @@ class SnapshotFiles:
             tensors.arrange(name for name in tensors if name != META)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StoreCorrupt(f"snapshot {name} cannot be read: {error}") from error
-        if (found := meta.get("format")) not in (FORMAT, APART):  # the log has it all
+        found = meta.get("format")
+        if isinstance(found, int) and found > APART:
+            raise StoreNewer(f"snapshot {name} is of format {found}: {UPGRADE}")
+        if found not in (FORMAT, APART):  # the log has it all
             raise StoreCorrupt(
                 f"snapshot {name} is of format {found}, this program reads {FORMAT} and {APART}"
             )

@@ -21,7 +21,7 @@ from postgres_gate import SOCKET
 from sqlalchemy import Connection, make_url, text
 from wire import server_config
 
-from anabranch.core.errors import StoreUnreachable
+from anabranch.core.errors import ConfigError, StoreNewer, StoreUnreachable
 from anabranch.server import standby
 from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import Manifest
@@ -227,6 +227,32 @@ def test_a_standby_says_what_it_waits_for_by_now(
     said = [r.message for r in caplog.records if r.name == standby.__name__]
     leads = [f"standing by: {owner} leads this run" for owner in ("b:1", "c:2")]
     assert said == [waits, *leads, waits]
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        PermissionError(13, "Permission denied"),
+        StoreNewer("run.rules is 99, and 2 is the newest known here"),
+        ConfigError("privacy.key is missing"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_takeover_is_said_and_ends_no_wait(
+    tmp_path: Path, lack: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    causes = iter([LedByAnother("b:1"), LedByAnother("b:1"), ValueError("enough")])
+
+    def begin(waited_s: float | None) -> Recovered:
+        raise next(causes)
+
+    def check() -> None:
+        raise lack
+
+    config = server_config(tmp_path / "data", server={"standby": True})
+    with pytest.raises(ValueError, match="enough"):
+        asyncio.run(await_turn(begin, config, NoPorts(), asyncio.Event(), check=check))
+    said = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert said == [f"this standby cannot take over as it is: {lack}"]
 
 
 def test_a_wait_is_said_again_ever_more_seldom(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from keepers import remembered, terms_of
 
-from anabranch.core.errors import ConfigError, StoreError
+from anabranch.core.errors import StoreError, StoreNewer
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.keeper.rules import Declined, Opened, Why
 from anabranch.keeper.store import KeeperStore
@@ -76,7 +76,7 @@ def test_a_file_of_another_format_or_of_none_is_not_opened(tmp_path: Path) -> No
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
         connection.execute("PRAGMA user_version = 2")
-    with pytest.raises(ConfigError, match=r"keeper\.db is of format 2, this program reads 1"):
+    with pytest.raises(StoreNewer, match=r"keeper\.db is of format 2: a newer release has written it"):
         KeeperStore(path)
     path.write_bytes(b"This is no database, though it is long enough to be taken for one. " * 20)
     with pytest.raises(StoreError, match=r"keeper\.db cannot be opened"):

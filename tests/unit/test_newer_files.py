@@ -10,18 +10,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from machines import Bench
 
 from anabranch.client.history import FILE as HISTORY
 from anabranch.client.history import SeenHead, SeenHistory
 from anabranch.core.errors import ConfigError, DataError, StoreCorrupt, StoreNewer
-from anabranch.core.snapshot import restore, take_snapshot
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.snapshot import APART, Snapshot, restore, take_snapshot
 from anabranch.identity.authority import Authority
 from anabranch.identity.register import RegisterPoint
 from anabranch.reports.folders import CHECKPOINT
 from anabranch.server.backup import BackupRecord, read_backup
 from anabranch.server.job_folder import NOTE, JobNote, note_of
+from anabranch.server.manifest import keep_manifest, kept_manifest, write_manifest
 from anabranch.server.restored import BACKUP
 from anabranch.server.seen_register import FILE as REGISTER
 from anabranch.server.seen_register import check_register
@@ -30,6 +33,7 @@ from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.mark import SLOT_BYTES, MarkFile
 from anabranch.server.store.run_note import FILE as RUN
 from anabranch.server.store.run_note import noted_run
+from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.simulation.run import RunProgress, simulate
 from anabranch.testing.federation import config
 
@@ -125,3 +129,34 @@ def test_a_checkpoint_of_a_newer_release_is_not_removed(tmp_path: Path) -> None:
     with pytest.raises(StoreNewer, match=r"tides: a newer release"):
         simulate(run, tmp_path, resume=True)
     assert (tmp_path / CHECKPOINT).read_bytes() == kept
+
+
+def test_a_register_of_a_newer_format_is_named_as_that(tmp_path: Path) -> None:
+    Authority.create(tmp_path / "ca").close()
+    with sqlite3.connect(tmp_path / "ca" / "register.db") as file:
+        file.execute("PRAGMA user_version = 3")
+    file.close()
+    with pytest.raises(StoreNewer, match=r"register\.db is of format 3: a newer release"):
+        Authority.open(tmp_path / "ca")
+
+
+def test_a_manifest_of_a_newer_format_is_not_replaced(tmp_path: Path) -> None:
+    """A server keeps its own beside its data, and writes it anew where it cannot be read."""
+    manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros((2, 2), np.float32)})
+    kept = kept_manifest(tmp_path)
+    keep_manifest(kept, manifest)
+    file = kept / "manifest.json"
+    newer = json.dumps({**json.loads(file.read_text()), "format": 2, "tides": 1})
+    file.write_text(newer)
+    with pytest.raises(StoreNewer, match=r"manifest\.json is of format 2: a newer release"):
+        keep_manifest(kept, manifest)
+    assert file.read_text() == newer
+
+
+def test_a_snapshot_file_of_a_newer_format_is_no_damage(tmp_path: Path) -> None:
+    files = SnapshotFiles(tmp_path, DEFAULT_LIMITS)
+    files.prepare()
+    sha256 = files.write(Snapshot({"format": APART + 1, "version": 1}, {"vector": np.ones(3, np.float32)}))
+    with pytest.raises(StoreNewer, match=rf"is of format {APART + 1}: a newer release"):
+        files.read(sha256)
+    assert files.path(sha256).exists()
