@@ -10,7 +10,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from anabranch.support.heap import frozen_by_others
+from anabranch.support.heap import frozen_by_others, unfreeze
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def passed_over() -> Iterator[None]:
         yield
     finally:
         gc.callbacks.remove(settled)
-        gc.unfreeze()
+        unfreeze()
 
 
 class _Settled:

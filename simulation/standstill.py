@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 STANDSTILL_S = 3600.0  # of virtual time
 DEVICES_TOLD = 3
-# Of each open task, whose device may go and whose lease then ends: a slow run has some between its updates.
-LOSSES_MIN = 4
+LOSSES_MIN = 4  # of each task that was open at a time: a slow run has some between its updates
+GAPS_MIN = 4  # as long as no update has come before, as by night
 
 
 class Standstill:
@@ -39,7 +39,8 @@ class Standstill:
         self._rejecting = Pause(STANDSTILL_S)
         world.observers.append(self._observed)
         world.vanished.append(self._vanished)
-        self._left, self._ended, self._losing_s = 0, 0, 0.0
+        self._left, self._ended, self._open = 0, 0, 0
+        self._came_s, self._gap_s = 0.0, 0.0  # when the last update came; the longest time without one
         self._losing = Pause(STANDSTILL_S)
         world.invalid.append(self._invalid)
         self._invalids: dict[str, tuple[int, str]] = {}  # of a device: how many, and why the last one was
@@ -76,12 +77,15 @@ class Standstill:
         if isinstance(event, ev.UpdateArrived):
             self._came()
             return
+        self._open = max(self._open, len(self._world.engine.ledger.tasks))
         for effect in effects:
             if isinstance(effect, LeaseEnded) and effect.end is not LeaseEnd.CANCELLED:
                 self._lost(left=0, ended=1)
 
     def _came(self) -> None:
-        self._left = self._ended = 0
+        now = self._world.clock.now
+        self._gap_s, self._came_s = max(self._gap_s, now - self._came_s), now
+        self._left = self._ended = self._open = 0
         self._losing.over()
 
     def _vanished(self, client_id: str) -> None:
@@ -90,18 +94,18 @@ class Standstill:
             self._lost(left=1, ended=0)
 
     def _lost(self, left: int, ended: int) -> None:
-        now = self._world.clock.now
-        if not self._left + self._ended:
-            self._losing_s = now
         self._left, self._ended = self._left + left, self._ended + ended
-        losses_min = LOSSES_MIN * len(self._world.engine.ledger.tasks)
-        if self._left + self._ended > losses_min and self._losing.due(now - self._losing_s):
+        losses = max(self._left, self._ended)  # the lease of a task whose device is gone ends as well
+        without_s = self._world.clock.now - self._came_s
+        if losses <= LOSSES_MIN * self._open or without_s < GAPS_MIN * self._gap_s:
+            return
+        if self._losing.due(without_s):
             log.warning(
                 "no update has come for %s of virtual time, in which devices vanished %s with a task and %s "
                 "ended: tasks with their transfers take longer than devices stay, or than their leases; "
                 "raise fleet.availability_period_s, fleet.up_mbps or server.lease_s, lower fleet.dropout, or "
                 "give less to do (client.steps)",
-                duration_text(now - self._losing_s),
+                duration_text(without_s),
                 counted(self._left, "time"),
                 counted(self._ended, "lease"),
             )

@@ -90,6 +90,12 @@ def frozen_by_others() -> bool:
     return gc.get_freeze_count() > _Frozen.count
 
 
+def unfreeze() -> None:
+    """Nothing is frozen from now on, Python's own and what was imported in `uncollected` neither."""
+    gc.unfreeze()
+    _Frozen.count = 0
+
+
 class _Frozen:
     """What `uncollected` has frozen."""
 

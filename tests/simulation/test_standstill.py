@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,3 +44,25 @@ def test_of_tasks_of_hours_some_are_lost_without_a_word(caplog: pytest.LogCaptur
     applied, said = warned(caplog, **slow, **{"fleet.dropout": 0.3})
     assert applied > 10
     assert not said
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_nights_in_which_nobody_is_there_are_no_standstill(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Phones of the shipped day, with tasks of an hour, of which some are lost as the phones go."""
+    ab.simulate(
+        "synthetic",
+        strategy="fedasync",
+        fleet=ab.Fleet(clients=24),
+        until=ab.Until(updates=150),
+        settings={
+            "fleet.trace": str(Path(__file__).parents[2] / "examples/day.csv"),
+            "fleet.step_time_s": 1800.0,
+            "fleet.dropout": 0.1,
+            "client.steps": 2,
+            "run.seed": seed,
+            "run.evaluate_every_versions": 0,
+        },
+    )
+    assert not [r for r in caplog.records if r.getMessage().startswith(SAID)]

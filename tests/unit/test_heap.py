@@ -75,6 +75,11 @@ fleet = [[n] for n in range(1000)]
 with passed_over():
     assert gc.get_freeze_count() >= imported + 1000
 assert gc.get_freeze_count() == 0
+with uncollected():
+    pass
+with passed_over():
+    pass
+assert gc.get_freeze_count() == 0
 gc.freeze()
 others = gc.get_freeze_count()
 with passed_over():

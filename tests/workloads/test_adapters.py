@@ -526,8 +526,11 @@ def test_a_weight_that_takes_no_adapter_is_named_before_anything_changes(made: A
     assert not any(isinstance(part, LowRank) for part in model.modules())
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    options: dict[str, Any] = {"rank": np.int64(2), "alpha": np.float32(4), "targets": np.array(["0"])}
+@pytest.mark.parametrize(
+    ("rank", "alpha"), [(np.int64(2), np.float32(4)), (torch.tensor(2), torch.tensor(4.0))]
+)
+def test_numbers_of_numpy_and_of_torch_are_numbers(rank: Any, alpha: Any) -> None:
+    options: dict[str, Any] = {"rank": rank, "alpha": alpha, "targets": np.array(["0"])}
     model: Any = lora(perceptron(), **options)
     assert model[0].parametrizations.weight[0].A.shape == (2, 12)
     assert model[0].parametrizations.weight[0].scale == 2.0
