@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -171,6 +172,15 @@ class Problem:
     def count(self, device: int) -> int:
         """How many examples a device has. They are not kept: another process may be the one to train."""
         return len(self._loaded(device))
+
+    @contextmanager
+    def keeping_none(self) -> Iterator[None]:
+        """Inside, examples that are loaded are not kept either."""
+        kept, self._examples = self._examples, self._examples.copy()
+        try:
+            yield
+        finally:
+            self._examples = kept
 
     def _loaded(self, device: int) -> Examples:
         with on_device(device_name(device)):

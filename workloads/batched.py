@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from anabranch.core.model.arrays import Indices
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
+from anabranch.core.model.submodels import TensorSet, UnitMap
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import DrawnTogether, each_step
@@ -74,7 +75,6 @@ class BatchedTraining:
         self._trainer = trainer
         self._compiles = compiled and trainer.runtime.precision == "float32"
         self._programs: dict[ParamSpec | None, CompiledGradients] = defaultdict(CompiledGradients)
-        self._objections: dict[tuple[Any, ...], str] = {}
         app = trainer.app
         self._own = "train" if type(app).train is not App.train or "train" in vars(app) else ""
         self._own = self._own or Objective.of(app).trains_otherwise
@@ -88,15 +88,25 @@ class BatchedTraining:
         of its peculiarity.
 
         What diverges in the trial tells nothing of its kind: it is `NOT_COMPARED`, and asked of another.
+        Nothing is remembered: what is said follows from the training alone, in whichever process.
         """
-        key = training.kind, len(training.examples) > 1  # with one each no batch is padded, here or there
-        if key not in self._objections:
-            found = self._known_objection(training) or self._slower_here(training)
-            found = found or self._tried(training, frozen)
-            if found == NOT_COMPARED:
-                return found
-            self._objections[key] = found
-        return self._objections[key]
+        known = self.objection_to_all(training.submodel, training.only) or self._objection_to(training)
+        return known or self._tried(training, frozen)
+
+    def objection_to_all(self, submodel: UnitMap | None, only: TensorSet | None) -> str:
+        """Why trainings of this part are done one by one whatever their examples are; empty: those tell."""
+        if self._own:
+            return (
+                f"{self._trainer.app.name} has {'an' if self._own[0] == 'o' else 'a'} {self._own} of its own"
+            )
+        if self._trainer.app.zeroth is not None:
+            return "they train without gradients, which a stack cannot"
+        if only is not None:
+            return "its tasks are of some tensors, and a stack trains all"
+        if self._trainer.runtime.precision == "float16":
+            return "float16 needs the scaling of each loss"
+        resident = self._trainer.resident(submodel)
+        return self._inseparable(resident.module) or self._slower_here(resident, _chain_of(resident))
 
     def pays(self) -> bool:
         """Whether a stack of the whole model is faster than one training after the other."""
@@ -119,22 +129,15 @@ class BatchedTraining:
             found[i] = TrainResult(deltas[row], steps, {"loss": losses[row] / max(1, steps)})
         return [found[i] for i in range(len(trainings))]
 
-    def _known_objection(self, training: Training) -> str:
-        if self._own:
-            return (
-                f"{self._trainer.app.name} has {'an' if self._own[0] == 'o' else 'a'} {self._own} of its own"
-            )
-        if self._trainer.app.zeroth is not None:
-            return "they train without gradients, which a stack cannot"
-        if training.only is not None:
-            return "its tasks are of some tensors, and a stack trains all"
-        if isinstance(training.examples, Streamed):
+    def _objection_to(self, training: Training) -> str:
+        """What is known without a trial, by the examples."""
+        examples = training.examples
+        if isinstance(examples, Streamed):
             return f"{self._trainer.app.name} has its examples in a Dataset"
-        if self._trainer.runtime.precision == "float16":
-            return "float16 needs the scaling of each loss"
-        if training.examples.y.ndim != 1 or training.examples.y.dtype.kind not in "iub":
+        if examples.y.ndim != 1 or examples.y.dtype.kind not in "iub":
             return "the labels are not class numbers"
-        return self._inseparable(self._trainer.resident(training.submodel).module)
+        resident = self._trainer.resident(training.submodel)
+        return self._slower_here(resident, _chain_of(resident, examples))
 
     def _inseparable(self, module: torch.nn.Module) -> str:
         """Why models of this kind cannot be trained side by side, by what it is made of."""
@@ -152,12 +155,9 @@ class BatchedTraining:
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
         return "layers share their weights" if tied else ""
 
-    def _slower_here(self, training: Training) -> str:
+    def _slower_here(self, resident: Resident, chain: LayerChain | None) -> str:
         """Why a stack takes longer on this device, if that is known of it."""
-        if self._trainer.runtime.device.type != "cpu":
-            return ""
-        resident = self._trainer.resident(training.submodel)
-        return self._slower(resident, _chain_of(resident, training.examples))
+        return self._slower(resident, chain) if self._trainer.runtime.device.type == "cpu" else ""
 
     def _slower(self, resident: Resident, chain: LayerChain | None) -> str:
         """Why a stack of models takes longer, by what was measured.

@@ -4,8 +4,10 @@ A job waits until a result is needed. Then those that are due next, and are alik
 stack. Where twice as many wait, a stack of those that are due first is begun at once, so that workers train
 while this process goes on. What is in a stack follows from the virtual clock alone: a run repeats itself to
 the bit, with any number of workers. It differs from a serial run by rounding, and has a digest of its own.
-Models that cannot be stacked are trained one by one, and the log says why, once. This process alone judges
-that, of each stack as it begins: a worker would judge by the first that it happens to get.
+Models that cannot be stacked are trained one by one, and the log says why, once. This process judges that, by
+the first stack of a kind of task, as it begins, whose examples are loaded for it; what that shows holds for
+those after it. Of other examples than those a stack judges by itself, wherever it is trained: a process that
+remembered it would judge by the stack that it happens to get.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -29,13 +32,16 @@ from anabranch.simulation.problem import OneThread, Problem, ProblemSource, devi
 from anabranch.support.own_parts import own_parts
 from anabranch.workloads.batched import ANOTHER_RESULT, NOT_COMPARED, BatchedTraining
 from anabranch.workloads.torch_trainer import TorchTrainer
-from anabranch.workloads.trainer import Training, smaller
+from anabranch.workloads.trainer import Training, only, smaller
 
 log = logging.getLogger(__name__)
 
+TRIALS_MAX = 3  # in a stack: where so many diverge, the others may as well
 WEIGHTS_BYTES_MAX = 256 << 20  # of a stack; gradients and momentum are as much each
 Outcome = LocalResult | InvalidUpdate
 Alone = Callable[[], Outcome]  # a training by itself, which nobody has begun
+Stackable = Mapping[tuple[Any, ...], bool]  # whether trainings are, by the kind of their examples
+Member = tuple[int, Training]  # of a stack: its device, and a training of it
 
 
 class StackTrainer:
@@ -51,26 +57,63 @@ class StackTrainer:
         self.problem = problem
         self._training = BatchedTraining(problem.trainer, compiled)
         self._said: set[str] = set()
+        self._stackable: dict[tuple[Any, ...], Stackable] = {}
+        self._diverged: dict[tuple[Any, ...], set[int]] = defaultdict(set)
 
-    def unstacked(self, jobs: Sequence[Job]) -> frozenset[int]:
-        """The places of those jobs of a stack that are better trained one by one."""
-        trainings = {i: self.problem.trainings(job) for i, job in enumerate(jobs)}
-        found: set[int] = set()
-        for members in _alike(trainings):
-            if self._objects_to([(jobs[i].device, t) for i in members for t in trainings[i]]):
-                found.update(members)
-        return frozenset(found)
+    def judged(self, jobs: Sequence[Job], keep: bool) -> tuple[frozenset[int], Stackable]:
+        """The places of those jobs of a stack that are trained one by one, and what is known of the others.
 
-    def train(self, jobs: Sequence[Job], unstacked: Collection[int]) -> list[Outcome | Alone]:
-        """What each job comes to; those whose trainings are of one kind are stacked, but for `unstacked`.
+        Jobs are loaded only until a trial of their kind has told something; `keep` their examples after it.
+        """
+        kind = _kind(jobs[0])
+        why = [self._training.objection_to_all(smaller(job.task), only(job.task)) for job in jobs]
+        for one in why:
+            self._say(one)
+        if not all(why) and kind not in self._stackable:
+            self._judge(kind, [job for job, one in zip(jobs, why, strict=True) if not one], keep)
+        stackable = self._stackable.get(kind, {})
+        return frozenset(i for i, one in enumerate(why) if one or not stackable), stackable
 
-        Those are not begun: beside others they gain nothing, and some are never asked for.
+    def train(
+        self, jobs: Sequence[Job], unstacked: Collection[int], stackable: Stackable
+    ) -> list[Outcome | Alone]:
+        """What each job comes to, of what `judged` says; those whose trainings are of one kind are stacked.
+
+        Those that are not are not begun: beside others they gain nothing, and some are never asked for.
         """
         found: dict[int, Outcome | Alone] = {**self._alone(jobs, unstacked)}
         trainings = {i: self.problem.trainings(job) for i, job in enumerate(jobs) if i not in unstacked}
         for members in _alike(trainings):
-            found |= self._stacked(jobs, trainings, members)
+            stack = [(jobs[i].device, t) for i in members for t in trainings[i]]
+            known = stackable.get(_examples_kind(stack))
+            if known if known is not None else len(stack) > 1 and not self._tried(_telling(stack))[0]:
+                found |= self._stacked(jobs, trainings, members)
+            else:
+                found |= self._alone(jobs, members)
         return [found[i] for i in range(len(jobs))]
+
+    def _judge(self, kind: tuple[Any, ...], jobs: Sequence[Job], keep: bool) -> None:
+        """Find out whether trainings of a kind can be stacked, by the first stack of it that tells something.
+
+        Where all that were tried diverged, others of the next stack are: each device once.
+        """
+        diverged = self._diverged[kind]
+        new = [job for job in jobs if job.device not in diverged]
+        alike: dict[tuple[Any, ...], list[Member]] = defaultdict(list)
+        for job in new[:TRIALS_MAX] if diverged else new:
+            with nullcontext() if keep else self.problem.keeping_none():
+                trainings = self.problem.trainings(job)
+            members = alike[trainings[0].kind]
+            members[:] = _telling([*members, *((job.device, training) for training in trainings)])
+        found = {}
+        for members in alike.values():
+            why, tried = self._tried(members)
+            if why == NOT_COMPARED:
+                diverged.update(tried)
+            else:
+                found[_examples_kind(members)] = not why
+        if found:
+            self._stackable[kind] = found
 
     def _alone(self, jobs: Sequence[Job], members: Iterable[int]) -> dict[int, Alone]:
         """The jobs at these places, each by itself."""
@@ -90,19 +133,21 @@ class StackTrainer:
         own = {i: [next(results) for _ in trainings[i]] for i in members}
         return {i: _outcome(partial(self.problem.finish, jobs[i], own[i])) for i in members}
 
-    def _objects_to(self, stack: Sequence[tuple[int, Training]]) -> bool:
-        """Whether devices' trainings of one kind are no stack; who has the most examples tells most."""
-        telling = [member for member in stack if len(member[1].examples) > 1] or stack
-        tried = (
-            (device, self._training.objection(training, self.problem.frozen))
-            for device, training in sorted(telling, key=lambda member: -len(member[1].examples))
-        )
-        device, why = next((known for known in tried if known[1] != NOT_COMPARED), (0, NOT_COMPARED))
-        if why not in ("", NOT_COMPARED, *self._said):
+    def _tried(self, telling: Sequence[Member]) -> tuple[str, list[int]]:
+        """Why devices' trainings of one kind are no stack, and who diverged before one told so."""
+        diverged: list[int] = []
+        for device, training in telling:
+            why = self._training.objection(training, self.problem.frozen)
+            if why != NOT_COMPARED:
+                self._say(why, f", with the examples of {device_name(device)}" * (why == ANOTHER_RESULT))
+                return why, diverged
+            diverged.append(device)
+        return NOT_COMPARED, diverged
+
+    def _say(self, why: str, whose: str = "") -> None:
+        if why and why not in self._said:
             self._said.add(why)
-            whose = f", with the examples of {device_name(device)}" if why == ANOTHER_RESULT else ""
             log.warning("devices are trained one by one: %s%s", why, whose)
-        return bool(why)
 
 
 _opened: WorkerState[StackTrainer] = WorkerState()
@@ -206,11 +251,11 @@ class BatchedExecutor:
 
     def _begin(self, waiting: dict[int, _Waiting], works: Sequence[_Waiting]) -> None:
         jobs = [replace(job, known=None) if job.known else job for job in (work.job for work in works)]
-        unstacked = self._here.unstacked(jobs)
+        unstacked, stackable = self._here.judged(jobs, keep=self._pool is None)
         if self._pool is None or all(work.job.known for work in works):  # only somebody new asks for it
-            stack = _JobStack(partial(self._here.train, jobs, unstacked))
+            stack = _JobStack(partial(self._here.train, jobs, unstacked, stackable))
         else:
-            stack = _JobStack(self._pool.submit(_train, jobs, unstacked).result)
+            stack = _JobStack(self._pool.submit(_train, jobs, unstacked, stackable).result)
         for place, work in enumerate(works):
             work.stack, work.place = stack, place
             waiting.pop(id(work), None)
@@ -228,6 +273,17 @@ def _alike(trainings: Mapping[int, Sequence[Training]]) -> list[list[int]]:
     for place, own in trainings.items():
         alike[own[0].kind].append(place)
     return list(alike.values())
+
+
+def _telling(stack: Sequence[Member]) -> list[Member]:
+    """Who has the most examples tells most, and who has one tells nothing where others have more."""
+    most = sorted(stack, key=lambda member: -len(member[1].examples))[:TRIALS_MAX]
+    return [member for member in most if len(member[1].examples) > 1] or most
+
+
+def _examples_kind(stack: Sequence[Member]) -> tuple[Any, ...]:
+    """What a verdict holds for; with one example each no batch is padded, here or there."""
+    return *stack[0][1].examples.kind, any(len(training.examples) > 1 for _, training in stack)
 
 
 def _outcome(work: Callable[[], LocalResult]) -> Outcome:
@@ -252,9 +308,10 @@ def _open(compiled: bool, source: ProblemSource) -> None:
     _opened.open(lambda: StackTrainer(source.open(), compiled))
 
 
-def _train(jobs: Sequence[Job], unstacked: Collection[int]) -> list[Outcome | Alone]:
+def _train(jobs: Sequence[Job], unstacked: Collection[int], stackable: Stackable) -> list[Outcome | Alone]:
     with own_parts(PARTS):
-        return [found() if callable(found) else found for found in _opened.get().train(jobs, unstacked)]
+        found = _opened.get().train(jobs, unstacked, stackable)
+        return [outcome() if callable(outcome) else outcome for outcome in found]
 
 
 def _evaluate(evaluation: Evaluation) -> Mapping[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleets import Broken, Deadly, Ones, config
-from local_apps import Brief, Linear, OddOne
+from local_apps import Brief, Linear, Loading, OddOne
 from ray_cluster import ray_cluster
 
 from anabranch.core.config.tables import Config
@@ -383,6 +383,32 @@ def test_who_is_stacked_hangs_on_no_process(name: str, make: Make, caplog: pytes
     assert [work.result().payload for work in reversed(pending)] == [r.payload for r in reversed(first)]
     (record,) = caplog.records
     assert record.getMessage().endswith("came to another result, with the examples of device-0008")
+
+
+@pytest.mark.parametrize(
+    ("app", "loads"),
+    [
+        pytest.param(Loading(), [4, 4], id="the first stack is judged"),
+        pytest.param(Loading("norm"), [0, 0], id="no examples tell more than the layer"),
+        pytest.param(
+            Loading(unit=float("nan")), [4 + 3 + 1, 8 + 1 + 1, 10], id="three of a stack, each once"
+        ),
+    ],
+)
+def test_with_workers_examples_are_loaded_here_to_judge_alone(
+    app: Loading, loads: list[int], make: Make
+) -> None:
+    """Nine jobs are stacks of four, four and one; those that were known before are judged like others."""
+    problem, executor = make("batched by workers", app, fleet(fleet={"batch_devices": 4}))
+    jobs = [replace(job, known=Future()) for job in jobs_of(problem, PLANS["plain"])]
+    for job in jobs:
+        assert isinstance(job.known, Future)
+        job.known.set_result(LocalResult(b"", "raw", 5, {}))
+    for expected in loads:
+        pending = [executor.train(job) for job in jobs]
+        assert {work.result().steps for work in pending} == {5}
+        assert len(app.given) == expected
+    assert not any(given() for given in app.given), "they are not kept"
 
 
 class Counted(Brief):

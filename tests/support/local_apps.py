@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,23 @@ class OddOne(Linear):
         if shard.role != "train" or shard.index != self.device:
             return Examples(whole.x[:24], whole.y[:24])
         return Examples(whole.x[:40] * np.float32(self.unit), whole.y[:40])
+
+
+class Loading(Linear):
+    """Every device has as many examples. Knows those that the process which made it has loaded."""
+
+    def __init__(self, layer: str = "", unit: float = 1.0) -> None:
+        super().__init__(layer)
+        self.unit, self.given = unit, list[weakref.ref[Examples]]()
+
+    def data(self, shard: Shard) -> Examples:
+        whole = super().data(Shard("test"))
+        found = Examples(whole.x[:24] * np.float32(self.unit), whole.y[:24])
+        self.given.append(weakref.ref(found))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "given": []}
 
 
 class Brief(Linear):
