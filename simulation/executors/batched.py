@@ -66,8 +66,10 @@ class StackTrainer:
         Jobs are loaded only until a trial of their kind has told something; `keep` their examples after it.
         """
         kind = _kind(jobs[0])
-        why = [self._training.objection_to_all(smaller(job.task), only(job.task)) for job in jobs]
-        for one in why:
+        parts = {only(job.task): smaller(job.task) for job in jobs}  # few, or one: asking costs a task's step
+        said = {of: self._training.objection_to_all(part, of) for of, part in parts.items()}
+        why = [said[only(job.task)] for job in jobs]
+        for one in said.values():
             self._say(one)
         if not all(why) and kind not in self._stackable:
             self._judge(kind, [job for job, one in zip(jobs, why, strict=True) if not one], keep)
