@@ -178,8 +178,10 @@ def _advice(refusal: KeeperRefusal, cohort: WaitingCohort) -> str:
     Nobody does it unasked: a keeper alone sees whether a box opens, and one that lies, or whose key is
     damaged, would have every device barred and every sum thrown away.
     """
+    if refusal.reason not in OF_ONE:
+        return ""
     named = [m.client_id for m in cohort.members if repr(m.update_id) in refusal.detail]
-    if refusal.reason not in OF_ONE or len(named) != 1:
+    if len(named) != 1:
         return ""
     return (
         f"; if that is the device's doing, `anabranch admin secagg drop --of {named[0]}` bars it and gives "

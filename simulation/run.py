@@ -406,11 +406,13 @@ class Simulation:
             self._newcomers.begin(device_name)
 
     def clear(self) -> None:
-        """Forget what was to come, who waits, and who hears of asks and updates, which holds the world."""
+        """Forget what was to come, who waits, and who hears of what happens, which holds the world."""
         self.clock.clear()
         self.world.refused.clear()
         self.world.rejected.clear()
         self.world.invalid.clear()
+        self.world.observers.clear()
+        self.world.vanished.clear()
         if self.room is not None:
             self.room.clear()
 
