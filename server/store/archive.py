@@ -77,7 +77,9 @@ def check_writable(folder: Path) -> None:
     except OSError as error:  # where even a look into a folder above it is refused
         raise ConfigError(f"server.archive: {error}: name a folder that can be written") from error
     if not may_write:
-        raise ConfigError(f"server.archive: {there} cannot be written: name a folder that can be")
+        raise ConfigError(
+            f"server.archive: {there} is no folder, or not to be written: name a folder that can be written"
+        )
 
 
 class Archive:

@@ -331,7 +331,7 @@ def test_an_address_that_others_reach(tmp_path: Path, manifest: Manifest) -> Non
         pass
 
 
-@pytest.mark.parametrize("damage", ["absent", "cut", "other weights", "newer format", "not JSON"])
+@pytest.mark.parametrize("damage", ["absent", "cut", "other weights", "other format", "not JSON"])
 def test_a_damaged_manifest(damage: str, tmp_path: Path, manifest: Manifest) -> None:
     folder = tmp_path / "model"
     assert read_manifest(folder).initial_sha256 == manifest.initial_sha256
@@ -345,8 +345,8 @@ def test_a_damaged_manifest(damage: str, tmp_path: Path, manifest: Manifest) -> 
             data = bytearray(weights.read_bytes())
             data[-2] ^= 1
             weights.write_bytes(data)
-        case "newer format":
-            head.write_text(head.read_text().replace('"format": 1', '"format": 2'))
+        case "other format":
+            head.write_text(head.read_text().replace('"format": 1', '"format": 0'))
         case "not JSON":
             head.write_text("{")
     with pytest.raises(ConfigError, match="anabranch init"):

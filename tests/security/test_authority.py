@@ -192,7 +192,7 @@ def test_an_authority_that_could_not_be_made_is_made_by_the_next_try(tmp_path: P
     Authority.create(tmp_path / "ca").close()
 
 
-@pytest.mark.parametrize("damage", ["key", "certificate", "another's", "register", "no register", "newer"])
+@pytest.mark.parametrize("damage", ["key", "certificate", "another's", "register", "no register", "older"])
 def test_a_damaged_authority_says_so(authority: Authority, tmp_path: Path, damage: str) -> None:
     folder = authority.folder
     match damage:
@@ -207,9 +207,9 @@ def test_a_damaged_authority_says_so(authority: Authority, tmp_path: Path, damag
             (folder / "register.db").write_bytes(b"junk" * 1000)
         case "no register":
             (folder / "register.db").unlink()
-        case "newer":
+        case "older":
             with sqlite3.connect(folder / "register.db") as register:
-                register.execute("PRAGMA user_version = 9")
+                register.execute("PRAGMA user_version = 1")
             register.close()
     with pytest.raises(ConfigError, match=str(folder)):
         Authority.open(folder)
