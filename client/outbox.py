@@ -27,7 +27,15 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from anabranch.core.content import SHA256, algorithm_of, check_stored, content_digest
-from anabranch.core.errors import UPGRADE, ConfigError, StoreCorrupt, StoreNewer, TooLarge, disk_error
+from anabranch.core.errors import (
+    UPGRADE,
+    ConfigError,
+    StoreCorrupt,
+    StoreNewer,
+    TooLarge,
+    check_format,
+    disk_error,
+)
 from anabranch.core.ids import checked_id
 from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.plain import FieldError, UnknownField, from_plain, make_converter, written
@@ -115,8 +123,7 @@ def _parts(header: Any, payload: bytes | memoryview) -> tuple[UpdateEntry, Frame
     if not isinstance(header, dict):
         raise FieldError(f"it must be a table, not {header!r}")
     said = header.pop("format", None)
-    if isinstance(said, int) and said > FORMAT:
-        raise UnknownField(f"is of format {said}")
+    check_format("the header", said, FORMAT)
     if said != FORMAT:
         raise StoreCorrupt("it is of another format")
     framing = {f.name: header.pop(f.name) for f in fields(Frame) if f.name in header}

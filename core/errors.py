@@ -210,6 +210,12 @@ class StoreNewer(StoreError):
     """What is stored was written by a newer release than this program."""
 
 
+def check_format(place: object, said: object, newest: int) -> None:
+    """Raises `StoreNewer` where what a place has says that it is of a newer format than is known."""
+    if isinstance(said, int) and said > newest:
+        raise StoreNewer(f"{place} is of format {said}: {UPGRADE}")
+
+
 class StoreLocked(StoreError):
     """Another process owns the data directory."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.core.errors import UPGRADE, ConfigError, NotAuthenticated, StoreError, StoreFull, StoreNewer
+from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError, StoreFull, check_format
 from anabranch.identity.certificates import SERVERS_CLOCK, Kind, time_text
 from anabranch.identity.files import write_private
 
@@ -162,8 +162,7 @@ class Register:
             self.close()
             if version == 0:  # nobody wrote that: it is empty
                 raise ConfigError(f"{path} is empty or damaged: restore it from a backup")
-            if version > FORMAT:
-                raise StoreNewer(f"{path} is of format {version}: {UPGRADE}")
+            check_format(path, version, FORMAT)
             raise ConfigError(
                 f"{path} is of format {version}, this program reads {FORMAT}: "
                 "use the version of anabranch that wrote it"

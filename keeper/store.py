@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from anabranch.core.errors import UPGRADE, ConfigError, StoreError, StoreNewer
+from anabranch.core.errors import ConfigError, StoreError, check_format
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.identity.files import tighten, write_private
 from anabranch.keeper.papers import STORE, KeeperPapers
@@ -70,8 +70,7 @@ class KeeperStore:
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
         self._connection.execute("COMMIT")
-        if version > FORMAT:
-            raise StoreNewer(f"{self._path} is of format {version}: {UPGRADE}")
+        check_format(self._path, version, FORMAT)
         if version not in (0, FORMAT):
             raise ConfigError(
                 f"{self._path} is of format {version}, this program reads {FORMAT}: use the version of "

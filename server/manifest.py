@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from anabranch.compress.model import frozen_size_bytes, model_sha256
-from anabranch.core.errors import UPGRADE, AnabranchError, ConfigError, InvalidUpdate, StoreNewer
+from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, check_format
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.arrays import Array, plain_tensors
 from anabranch.core.model.params import ParamSpec, Vector
@@ -227,8 +227,7 @@ def _read_head(folder: Path, limits: Limits) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{folder / MANIFEST} is not JSON ({error}); {FIX}") from error
     said = head.get("format") if isinstance(head, dict) else None
-    if isinstance(said, int) and said > FORMAT:
-        raise StoreNewer(f"{folder / MANIFEST} is of format {said}: {UPGRADE}")
+    check_format(folder / MANIFEST, said, FORMAT)
     if not isinstance(head, dict) or said != FORMAT:
         raise ConfigError(f"{folder / MANIFEST}: this program reads format {FORMAT}; {FIX}")
     return head

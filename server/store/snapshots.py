@@ -22,7 +22,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from anabranch.core.engine.shelf import ROW, rows_named
-from anabranch.core.errors import UPGRADE, StoreCorrupt, StoreNewer
+from anabranch.core.errors import StoreCorrupt, check_format
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import plain_tensors, to_bytes
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
@@ -93,8 +93,7 @@ class SnapshotFiles:
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StoreCorrupt(f"snapshot {name} cannot be read: {error}") from error
         found = meta.get("format")
-        if isinstance(found, int) and found > APART:
-            raise StoreNewer(f"snapshot {name} is of format {found}: {UPGRADE}")
+        check_format(f"snapshot {name}", found, APART)
         if found not in (FORMAT, APART):  # the log has it all
             raise StoreCorrupt(
                 f"snapshot {name} is of format {found}, this program reads {FORMAT} and {APART}"
