@@ -13,9 +13,12 @@ from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.core.text import visible
 from anabranch.identity.addresses import SERVER_NAME
 from anabranch.identity.certificates import (
+    OF_NEXT,
+    Kind,
     fingerprint,
     is_for_server,
     is_issued_by,
+    new_papers,
     read_certificate,
 )
 from anabranch.identity.wallet import IDENTITY, Wallet
@@ -86,6 +89,14 @@ def shown_by_server(place: Place, address: str, wallet: Wallet) -> x509.Certific
             address,
             f"its certificate is of another authority than {wallet.folder / IDENTITY}, whose "
             f"authority has the SHA-256 {fingerprint(wallet.authority)}: this is another federation's "
-            "server, or something on the way. Look at the address, and at which papers are named",
+            "server, or something on the way. Look at the address, and at which papers are named; only where "
+            f"the federation's operators say that it has another authority by now, {_papers_of_next(wallet)}",
         )
     return certificate
+
+
+def _papers_of_next(wallet: Wallet) -> str:
+    """What a member does whose authority another one has replaced."""
+    kind = wallet.peer.kind
+    by = " (`anabranch admin enrol`; then --token and --ca-sha256 here)" if kind is Kind.DEVICE else ""
+    return f"{new_papers(kind)} {OF_NEXT}{by}"

@@ -280,8 +280,14 @@ def test_papers_of_another_authority_are_told_so_and_end_no_device(
         link.stub().Enrol(request)
     link.close()
     assert not met.value.reached
-    with pytest.raises(Unavailable, match="another federation's server"):
+    replaced = "only where the federation's operators say that it has another authority by now, "
+    assert (
+        f"{replaced}join again with a new token of the authority that takes its place "
+        "(`anabranch admin enrol`; then --token and --ca-sha256 here)"
+    ) in str(met.value)
+    with pytest.raises(Unavailable, match="another federation's server") as told_operator:
         guarded.operators(operator).status()
+    assert f"{replaced}have others made by `anabranch admin operator` of" in str(told_operator.value)
 
 
 def test_where_to_join() -> None:
