@@ -149,7 +149,14 @@ def test_commands_say_half_a_year_before_that_the_authority_ends_and_refuse_afte
     for name, left_s in (("new", 190 * DAY_S), ("late", 100 * DAY_S), ("over", -60.0)):
         with Authority.create(tmp_path / name, ending_in(left_s)) as authority:
             issued(authority, Kind.DEVICE, "a", tmp_path / f"{name}-a", 2 * AUTHORITY_LIFE_S)
-            end = time_text(lifetime(authority.certificate)[1])
+            end, sha256 = time_text(lifetime(authority.certificate)[1]), authority.sha256
+        shown = anabranch(tmp_path, "admin", "ca", "show", "--folder", name)
+        assert (shown.returncode, shown.stdout.split()) == (0, [sha256]), "scripts take it as it is"
+        assert f" {end}" in shown.stderr
+        assert (f" {end}: then no device" in shown.stderr) == (name != "new")
+        told = anabranch(tmp_path, "admin", "ca", "show", "--folder", name, "--json")
+        assert time_text(json.loads(told.stdout)["expires_at_s"]) == end
+        assert (f" {end}: then no device" in told.stderr) == (name != "new")
         for command in (("enrol", "b"), ("operator", "b", "--out", f"{name}-b"), ("members",)):
             done = anabranch(tmp_path, "admin", *command, "--folder", name, "--json")
             refused = name == "over" and command != ("members",)

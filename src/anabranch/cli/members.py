@@ -59,9 +59,14 @@ def _of(command: str, folder: Path) -> str:
 
 @ca_app.command("show")
 def ca_show(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
-    """Print the authority's fingerprint, which devices need to join."""
+    """Print the authority's fingerprint, which devices need to join; on stderr, when the authority ends."""
     with Authority.open(folder) as authority:
-        Output(as_json).result({"folder": str(folder), "ca_sha256": authority.sha256}, authority.sha256)
+        sha256, until, ending = authority.sha256, authority.ends_at, authority.ending()
+    output = Output(as_json)
+    output.result({"folder": str(folder), "ca_sha256": sha256, "expires_at_s": until}, sha256)
+    if not ending and not as_json:
+        ending = f"the authority in {folder} ends on {time_text(until)}, and with it whatever it signs"
+    _tell_ending(output, ending)  # beside the answer, which scripts hand on as it is
 
 
 @ca_app.command("copy")
