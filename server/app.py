@@ -59,7 +59,7 @@ from anabranch.server.recovery import Recovered, check_takeover, recover, refold
 from anabranch.server.restored import read_restored
 from anabranch.server.run import LiveRun
 from anabranch.server.saving import Every
-from anabranch.server.seen_register import check_register
+from anabranch.server.seen_register import check_register, check_seen
 from anabranch.server.standby import StandbyPorts, Tenure, await_turn, check_standby
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import store_of
@@ -156,7 +156,7 @@ async def serve(
         async with Tenure(store) as tenure, _exposed(table.metrics_address, ready) as (metrics, ready):
             begin = partial(recover, store, config, manifest, limits, wall)
             ports = StandbyPorts(config, limits, identity, insecure)
-            check = partial(check_takeover, store, config, manifest, limits)
+            check = partial(_check_turn, store, config, manifest, limits, identity)
             turn = await await_turn(begin, config, ports, stop, waiting, check)
             if turn is not None:
                 config, recovered = turn
@@ -289,6 +289,15 @@ def _keep_register(config: Config, identity: ServerIdentity | None) -> None:
         folder = Path(config.server.data_dir)
         keep_authority(folder, identity.authority)
         check_register(folder, identity.authority, identity.members.point)
+
+
+def _check_turn(
+    store: Store, config: Config, manifest: Manifest, limits: Limits, identity: ServerIdentity | None
+) -> None:
+    """Raises what would stand in the way of a standby at its turn."""
+    check_takeover(store, config, manifest, limits)
+    if identity is not None:
+        check_seen(Path(config.server.data_dir), identity.authority, identity.members.point)
 
 
 async def _serve(

@@ -34,9 +34,24 @@ def check_register(data_dir: Path, authority: Authority, known: RegisterPoint) -
         seen = _read(data_dir / FILE)
         noted, now = seen.get(authority.sha256, RegisterPoint()), authority.point
         before = max(noted, known, key=lambda point: point.changes)
-        lost = authority.lost(noted) or authority.lost(known)
+        lost = _lost(authority, noted, known)
         if (newest := before if lost else now) != noted:
             _write(data_dir / FILE, {**seen, authority.sha256: newest})
+    _refuse(authority, lost)
+
+
+def check_seen(data_dir: Path, authority: Authority, known: RegisterPoint) -> None:
+    """As `check_register`, of a server that does not lead yet: nothing is remembered."""
+    with _writing:
+        noted = _read(data_dir / FILE).get(authority.sha256, RegisterPoint())
+    _refuse(authority, _lost(authority, noted, known))
+
+
+def _lost(authority: Authority, noted: RegisterPoint, known: RegisterPoint) -> str:
+    return authority.lost(noted) or authority.lost(known)
+
+
+def _refuse(authority: Authority, lost: str) -> None:
     if lost:
         raise ConfigError(
             f"{authority.folder} is older than this server has seen it ({lost}): who was revoked since would "

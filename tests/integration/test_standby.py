@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import threading
@@ -17,10 +18,12 @@ from wire import Served, server_config
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, DataError, ManifestMismatch
+from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.noise_key import NOISE_KEY, new_key
 from anabranch.server.app import serve
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.recovery import check_takeover
+from anabranch.server.seen_register import FILE as REGISTER
 from anabranch.server.store.factory import store_of
 
 PRIVATE = {"clip": 1.0, "epsilon": 8.0, "participations": 4}
@@ -75,6 +78,29 @@ def test_a_standby_without_the_runs_key_says_so_at_its_start(
             assert leader.close() == 0
             assert standby.led.wait(WAIT_S), standby.error
     assert standby.exit_code == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_standby_on_an_older_register_than_it_has_seen_says_so_at_its_start(
+    manifest: Manifest, tmp_path: Path, postgresql_url: str, caplog: pytest.LogCaptureFixture, ahead: int
+) -> None:
+    with Authority.create(tmp_path / "ca") as authority:
+        authority.invite("device-1", DAY_S)
+        seen = {authority.sha256: [authority.point.changes + ahead, 0, ""]}
+    folder, noted = str(tmp_path / "ca"), tmp_path / "b" / REGISTER
+    identity = {"folder": folder, "join_address": "127.0.0.1:0", "tls": "always"}
+    leading, waiting = (
+        server_config(tmp_path / name, identity=identity, server={"database": postgresql_url, **more})
+        for name, more in (("a", {}), ("b", {"standby": True}))
+    )
+    noted.parent.mkdir(exist_ok=True)
+    noted.write_text(json.dumps(seen))
+    lack = f"this standby cannot take over as it is: {folder} is older than this server has seen it"
+    with Served(leading, manifest), StandingBy(waiting, manifest):
+        said = [r.message for r in caplog.records if "cannot take over" in r.message]
+        assert len(said) == ahead
+        assert all(text.startswith(lack) for text in said)
+        assert json.loads(noted.read_text()) == seen, "who leads writes there, not who looks"
 
 
 def other_seed(config: Config, manifest: Manifest, folder: Path) -> tuple[Config, Manifest]:
