@@ -37,7 +37,7 @@ def _is_still(module: torch.nn.Module, path: str) -> bool:
 
 
 def freeze_others(app: App, module: torch.nn.Module) -> frozenset[str] | None:
-    """What the App's `trained` names, beside which no parameter requires a gradient any more.
+    """What the App's `trained` names: these parameters require a gradient from here on, and no others.
 
     None where it leaves that to the parameters. Raises `AppError` for one of a tensor's several names.
     """
@@ -49,6 +49,8 @@ def freeze_others(app: App, module: torch.nn.Module) -> frozenset[str] | None:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name not in names:
             parameter.requires_grad_(False)
+        elif parameter.is_floating_point():  # the spec refuses other kinds, by their names
+            parameter.requires_grad_(True)
     return names
 
 

@@ -222,8 +222,8 @@ class TorchTrainer:
     def _trained(self, module: torch.nn.Module, built: Mapping[str, Array]) -> Collection[str] | None:
         """The names of the tensors that are trained, declared or found; None: all floats are.
 
-        Of those that are declared, no other requires a gradient from here on: the module's form, which each
-        task finds it in.
+        Those that are declared require a gradient from here on, and no others: the module's form, which
+        each task finds it in.
         """
         declared = freeze_others(self.app, module)
         if declared is not None:

@@ -142,6 +142,29 @@ def test_what_is_not_named_is_trained_no_more_than_without_a_gradient(way: Any) 
     np.testing.assert_array_equal(found[0], found[1])
 
 
+class Thawed(Net):
+    """Its module comes with no gradients at all, and the App names the last layer."""
+
+    def model(self) -> Any:
+        return super().model().requires_grad_(False)
+
+    def trained(self, model: Any) -> list[str]:
+        return ["4.weight", "4.bias"]
+
+
+@pytest.mark.parametrize("way", [in_a_task, without_gradients, without_an_end, of_a_part])
+def test_what_is_named_is_trained_though_the_module_comes_with_it_switched_off(way: Any) -> None:
+    """The oracle is the same model, in which the parameters themselves say that they are trained."""
+    found = []
+    for app in (Thawed(), Net(0, 1, 2)):
+        trainer = trainer_for(app)
+        given = trainer.initial(3)
+        vector, frozen = trainer.spec.flatten(given), trainer.spec.frozen(given)
+        found.append(way(trainer, vector, frozen, app.data(Shard("train"))))
+    assert found[0].any()
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 def test_nothing_trained_and_unknown_names_are_errors() -> None:
     class Unknown(Net):
         def trained(self, model: Any) -> list[str]:
