@@ -117,6 +117,7 @@ class Subspace(App):
 
     options, runtime, version = _of_wrapped("options"), _of_wrapped("runtime"), _of_wrapped("version")
     kept, zeroth = _of_wrapped("kept"), _of_wrapped("zeroth")
+    join = _of_wrapped("join")  # its very method: whether an App has one of its own is asked too
 
     def __init__(self, app: App, dimension: int, seed: int = 0, layers: str = "all") -> None:
         super().__init__(app.data_path)
@@ -164,10 +165,6 @@ class Subspace(App):
     def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:
         """The wrapped App's."""
         return self.app.settings(seed)
-
-    def join(self, config: Mapping[str, Any]) -> None:
-        """The wrapped App joins."""
-        self.app.join(config)
 
     def units(self, model: Model) -> tuple[UnitGroup, ...]:
         """None: a number belongs to no neuron."""

@@ -21,7 +21,7 @@ from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.journal_files import PAYLOADS
 from anabranch.reports.result import Result
-from anabranch.workloads.app import Shard
+from anabranch.workloads.app import Shard, app_of
 from anabranch.workloads.digits import Digits
 from anabranch.workloads.synthetic import Synthetic
 
@@ -344,6 +344,14 @@ class Joined(Synthetic):
         """As of any App."""
 
 
+class Standing:
+    """The same without the base."""
+
+    def __init__(self, app: ab.App) -> None:
+        self.model, self.data, self.join = app.model, app.data, app.join
+        self.train, self.evaluate = app.train, app.evaluate
+
+
 @pytest.mark.parametrize(
     ("app", "settings", "said"),
     [
@@ -359,6 +367,7 @@ class Joined(Synthetic):
         ),
         (Synthetic(), {"client.device": "cpu", "client.precision": "float32"}, []),
         (Joined(), {"client.device": "cuda"}, []),
+        (app_of(Standing(Joined()), "standing"), {"client.device": "cuda"}, []),
     ],
 )
 @pytest.mark.parametrize("live", [False, True])

@@ -97,7 +97,7 @@ def test_whatever_an_app_is_asked_the_wrapped_one_is_asked(name: str) -> None:
     for own, value in given.items():
         setattr(small, own, value)
     args = arguments(name, model=small.model())
-    assert getattr(small, name)(*args) == (None if name == "join" else asked.calls[0])
+    assert getattr(small, name)(*args) == asked.calls[0]
     assert asked.calls == [(name, args, given)]
     app.kept = b"2"
     assert small.kept == b"2"
@@ -109,6 +109,23 @@ def test_no_attribute_of_an_app_is_forgotten() -> None:
     assert {name: getattr(Subspace(app, 4), name) for name in copied} == copied
     of_training = {"loss", "optimizer", "metrics", "batch_loss"}  # which is the wrapped App's
     assert copied.keys() | of_training | GIVEN | {"name", "any_model", "split_known"} == ATTRIBUTES
+
+
+class Joined(Pair):
+    """May go by the fleet's settings: it hears of them."""
+
+    def join(self, config: Any) -> None:
+        """As of any App."""
+
+
+@pytest.mark.parametrize(("app", "said"), [(Pair(), 1), (Joined(), 0)])
+def test_a_split_that_the_wrapped_app_does_not_go_by_is_warned_of(
+    app: App, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = ab.Fleet(clients=4, split=ab.Dirichlet(0.3))
+    ab.simulate(Subspace(app, 4), strategy="fedasync", fleet=fleet, until=ab.Until(updates=4))
+    found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert ["fleet.split = 'dirichlet' changes nothing" in text for text in found] == [True] * said
 
 
 class Merging(Pair):
