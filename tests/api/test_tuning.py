@@ -440,6 +440,31 @@ def test_a_tuning_of_an_app_that_was_changed_does_not_go_on(tmp_path: Path) -> N
     assert ab.tune(f"{file}:App", {RATE: [0.1, 0.2]}, **SMALL, out=out).choice == tuned.choice
 
 
+def test_a_tuning_of_an_older_release_goes_on_or_says_which_setting_differs(tmp_path: Path) -> None:
+    """It has nothing of settings that came since, and what has another default now is told by its name."""
+    ranges = {RATE: [0.1, 0.2]}
+    tuned = ab.tune("synthetic", ranges, **SMALL, out=tmp_path)
+    file = tmp_path / TRIALS_FILE
+    first, *legs = file.read_text().splitlines(keepends=True)
+    plan = json.loads(first)
+    del plan["config"]["client"]["push_duty"]  # its default is what a run without it did
+    file.write_text("".join([json.dumps(plan, sort_keys=True) + "\n", *legs]))
+    assert ab.tune("synthetic", ranges, **SMALL, out=tmp_path).choice == tuned.choice
+    plan["config"]["run"]["rules"] = 0
+    file.write_text("".join([json.dumps(plan, sort_keys=True) + "\n", *legs]))
+    with pytest.raises(
+        ConfigError, match=r"other settings: run\.rules is 0 there and \d+ here; name another"
+    ):
+        ab.tune("synthetic", ranges, **SMALL, out=tmp_path)
+
+
+def test_a_tuning_of_another_executor_does_not_go_on(tmp_path: Path) -> None:
+    ab.tune("synthetic", {RATE: [0.1, 0.2]}, **SMALL, out=tmp_path)
+    other = {**SMALL, "settings": {**SMALL.get("settings", {}), "fleet.executor": "serial"}}
+    with pytest.raises(ConfigError, match=r'fleet\.executor is "auto" there and "serial" here'):
+        ab.tune("synthetic", {RATE: [0.1, 0.2]}, **other, out=tmp_path)
+
+
 def test_it_saves_what_the_name_ends_with(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:
     tuned, _ = whole
     page = (tuned.folder / PAGE).read_text()

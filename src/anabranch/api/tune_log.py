@@ -9,24 +9,38 @@ from typing import Any, Literal
 
 from anabranch.api.halving import Leg
 from anabranch.api.tune_legs import LegEnd
+from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.folders import TRIALS_FILE
+from anabranch.reports.settings import told_apart
 from anabranch.support.code import changed_code
 
 LegKind = Literal["trial", "fresh"]
-CODE = "code"  # in the plan; those of older releases have none
+# In the plan. Those of older releases have no code, and their settings lack what came since.
+CODE, CONFIG = "code", "config"
 
 
 def _other_than(plan: Mapping[str, Any], line: str) -> str:
     """What a plan on record is of that this one is not, in words; empty if it is the same."""
     try:
         known = dict(json.loads(line))
-    except (ValueError, TypeError):
+        settings = _settings_apart(known[CONFIG], plan[CONFIG])
+    except (ValueError, TypeError, KeyError, AttributeError):
         return "settings, ranges or options"
+    if settings:
+        return f"settings: {'; '.join(settings)}"
+    if {**known, **{key: plan[key] for key in (CODE, CONFIG)}} != plan:
+        return "ranges or options"
     changed = " and ".join(changed_code(known.get(CODE, {}), plan[CODE]))
-    if {**known, CODE: plan[CODE]} != plan:
-        return "settings, ranges or options"
     return f"code, as that of {changed} has changed" if changed else ""
+
+
+def _settings_apart(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """In words; who trains counts too: of legs that have ended nobody knows whom `auto` came to."""
+    if there["fleet"]["executor"] != here["fleet"]["executor"]:
+        executors = (setting_text(one["fleet"]["executor"]) for one in (there, here))
+        return ["fleet.executor is {} there and {} here".format(*executors)]
+    return told_apart(there, here)
 
 
 class TuneLog:
@@ -42,7 +56,7 @@ class TuneLog:
         whole = self._whole_lines()
         if whole and (other := _other_than(json.loads(first), whole[0])):
             raise ConfigError(
-                f"{folder} has another tuning, of other {other}: name another folder with --out (out=), or "
+                f"{folder} has another tuning, of other {other}; name another folder with --out (out=), or "
                 "move that one away"
             )
         folder.mkdir(parents=True, exist_ok=True)
