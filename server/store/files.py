@@ -101,6 +101,9 @@ def make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     for path in reversed(missing):
+        if path.is_symlink():  # its disk is not mounted, or it was moved
+            why = f"a link to {path.readlink()}, which is not there"
+            raise NotADirectoryError(errno.ENOTDIR, why, str(path))
         path.mkdir(mode=0o700, exist_ok=True)
         sync_folder(path.parent)
     tighten(folder)

@@ -204,6 +204,22 @@ def test_a_name_of_other_times_is_above_the_data_or_refused(
         open_store("", above / "data", LIMITS)
 
 
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_link_whose_disk_is_not_there_is_named_with_where_it_leads(below: str, tmp_path: Path) -> None:
+    """Nothing on a disk is in doubt then, and nothing is made where the disk belongs."""
+    disk, link = tmp_path / "disk", tmp_path / "link"
+    link.symlink_to(disk)
+    with pytest.raises(StoreError, match=rf"a link to {disk}, which is not there: '{link}'; check") as said:
+        open_store("", link / below, LIMITS).start(INFO)
+    assert not isinstance(said.value, DiskFailed)
+    assert not disk.exists()
+    disk.mkdir()
+    store = open_store("", link / below, LIMITS)
+    store.start(INFO)
+    assert store.append([update(1)]) == [1]
+    store.close()
+
+
 def test_two_writers_with_one_database_are_too_many(postgresql_url: str, tmp_path: Path) -> None:
     first = open_store(postgresql_url, tmp_path / "one", LIMITS)
     second = open_store(postgresql_url, tmp_path / "two", LIMITS)
