@@ -256,20 +256,23 @@ def test_a_part_that_is_looked_through_is_not_copied() -> None:
     assert most < there.x.nbytes / 4
 
 
-class Frozen(Sound):
-    travels = True
-
+class Fixed(Sound):
     def model(self) -> Any:
         model = super().model()
         model[0].weight.requires_grad_(False)
         return model
 
-    def trained(self, model: Any) -> Any:
-        return list(model.state_dict()) if self.travels else None
+
+class Detached(torch.nn.Linear):
+    """Its weight asks for a gradient, and none reaches it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight.detach(), self.bias)
 
 
-class Fixed(Frozen):
-    travels = False
+class Unmoved(Sound):
+    def model(self) -> Any:
+        return torch.nn.Sequential(Detached(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 
 
 class Drawn(Sound):
@@ -347,7 +350,7 @@ def test_what_is_frozen_is_told() -> None:
 @pytest.mark.parametrize(
     ("app", "about", "words"),
     [
-        (Frozen(), "training", "0.weight did not move"),
+        (Unmoved(), "training", "0.weight did not move"),
         (Drawn(), "training", "the same task came to another result"),
         (Drawn(), "batched executor", "Drawn has its own train"),
         (Loader(), "attacks", "label_flip"),
