@@ -25,12 +25,12 @@ from anabranch.client.tracing import traced
 from anabranch.core.errors import AnabranchError, ClocksDisagree, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.identity.certificates import (
-    OF_NEXT,
     SET_CLOCK,
     TOLD_BEFORE_S,
     Kind,
     lifetime,
     new_papers,
+    papers_of_next,
     time_text,
 )
 from anabranch.identity.wallet import Wallet
@@ -138,7 +138,7 @@ class Link:
         end = lifetime(wallet.authority)[1]
         if end - TOLD_BEFORE_S < now < end and now >= self._tell_not_before:
             self._tell_not_before = now + TELL_S
-            papers = f"{new_papers(wallet.peer.kind)} {OF_NEXT}"
+            papers = papers_of_next(wallet.peer.kind)
             log.warning("the federation's authority ends on %s: before then, %s", time_text(end), papers)
 
     def _renew(self, wallet: Wallet, now: float) -> None:

@@ -13,12 +13,11 @@ from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.core.text import visible
 from anabranch.identity.addresses import SERVER_NAME
 from anabranch.identity.certificates import (
-    OF_NEXT,
     Kind,
     fingerprint,
     is_for_server,
     is_issued_by,
-    new_papers,
+    papers_of_next,
     read_certificate,
 )
 from anabranch.identity.wallet import IDENTITY, Wallet
@@ -99,4 +98,4 @@ def _papers_of_next(wallet: Wallet) -> str:
     """What a member does whose authority another one has replaced."""
     kind = wallet.peer.kind
     by = " (`anabranch admin enrol`; then --token and --ca-sha256 here)" if kind is Kind.DEVICE else ""
-    return f"{new_papers(kind)} {OF_NEXT}{by}"
+    return f"{papers_of_next(kind)}{by}"

@@ -27,7 +27,6 @@ from anabranch.identity.addresses import SERVER_NAME
 URI = "anabranch"
 SET_CLOCK = "set the clock that is wrong"
 SERVERS_CLOCK = "by the server's clock"
-OF_NEXT = "of the authority that takes its place"
 TOLD_BEFORE_S = 180 * 86400.0  # so long before an authority ends it is said
 SKEW_S = 300.0  # a certificate is valid a little before it is made: clocks differ
 SKEW_SHARE = 1 / 4  # of its life, for one of a short life
@@ -83,6 +82,11 @@ def new_papers(kind: Kind) -> str:
     if kind is Kind.OPERATOR:
         return "have others made by `anabranch admin operator`"
     return "join again with a new token"
+
+
+def papers_of_next(kind: Kind) -> str:
+    """How who has this kind gets one of the authority that takes the place of an ended or replaced one."""
+    return f"{new_papers(kind)} of the authority that takes its place"
 
 
 def read_key(pem: bytes, where: str) -> Key:
@@ -289,7 +293,7 @@ def check_lasts(authority: x509.Certificate, now: float, kind: Kind) -> None:
     if now >= (end := lifetime(authority)[1]):
         raise NotAuthenticated(
             f"the federation's authority ended on {time_text(end)}, and by this machine's clock it is "
-            f"{time_text(now)}: if that is right, {new_papers(kind)} {OF_NEXT}"
+            f"{time_text(now)}: if that is right, {papers_of_next(kind)}"
         )
 
 
