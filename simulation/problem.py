@@ -37,9 +37,9 @@ from anabranch.strategies.submodels.progressive import grown
 from anabranch.support.code import let_in
 from anabranch.support.own_code import on_device
 from anabranch.support.own_parts import own_parts
-from anabranch.workloads.app import App, Array, Examples, Shard, load_app
+from anabranch.workloads.app import App, Array, Examples, Shard, has_own, load_app
 from anabranch.workloads.arrival import Arrivals
-from anabranch.workloads.calls import data_of, has_join, join_run
+from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.splits import doubting
@@ -204,7 +204,7 @@ class Problem:
     def _warn_of_split(self, shard: Shard, found: Examples) -> None:
         """Once for each App, by its first device: it may keep the split that it has made for that one."""
         said, self._split_said = self._split_said, ""
-        own = isinstance(found, Streamed) or has_join(self.app)  # may look later, or before
+        own = isinstance(found, Streamed) or has_own(self.app, "join")  # may look later, or before
         self.app.split_known |= shard.looked_at or own
         if said and not (self.app.split_known or self.app.any_model):
             self.app.split_known = True

@@ -430,11 +430,15 @@ def app_of(target: Any, spec: str, data_path: str = "") -> App:
     if inspect.isfunction(target) or isinstance(target, dict) or hasattr(target, "load_state_dict"):
         return _ModelAlone(target, spec)
     for method in ("model", "data"):
-        own = getattr(target, method, None)
-        if not callable(own) or getattr(own, "__func__", None) is getattr(App, method):
+        if not callable(getattr(target, method, None)) or not has_own(target, method):
             hint = _other_names(target, spec)
             raise AppError(f"{spec}: it has no method {method!r}; an App needs model and data{hint}")
     return target if isinstance(target, App) else _Adapted(target, spec)
+
+
+def has_own(target: Any, method: str) -> bool:
+    """Whether a method is an App's own, or that of what the App stands for, and not the one of every App."""
+    return getattr(getattr(target, method, None), "__func__", None) is not getattr(App, method)
 
 
 def _other_names(target: Any, spec: str) -> str:

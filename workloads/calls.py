@@ -117,8 +117,3 @@ def join_run(app: App, config: Mapping[str, Any]) -> None:
     app.zeroth = Zeroth.of(config)
     with own_code(app, "join"):
         app.join(config)
-
-
-def has_join(app: App) -> bool:
-    """Whether the App, or what it stands for, has a `join` of its own, and may go by the settings."""
-    return getattr(app.join, "__func__", None) is not App.join

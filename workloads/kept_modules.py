@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.errors import AppError
-from anabranch.workloads.app import App
+from anabranch.workloads.app import App, has_own
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def own_module(module: torch.nn.Module, app: App) -> torch.nn.Module:
         _given.update(memory)
     if is_new:
         return module
-    by_gradient = getattr(app.trained, "__func__", None) is App.trained
+    by_gradient = not has_own(app, "trained")
     still = {id(p): p for p in module.parameters() if by_gradient and not p.requires_grad}
     try:
         return copy.deepcopy(module, still)

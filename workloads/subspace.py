@@ -33,7 +33,7 @@ from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import random_words
 from anabranch.workloads import calls
-from anabranch.workloads.app import App, Array, Examples, Model, Shard
+from anabranch.workloads.app import App, Array, Examples, Model, Shard, has_own
 from anabranch.workloads.arguments import whole
 
 NUMBER = 4  # of this use of the generator, as the stages of a codec have theirs
@@ -202,5 +202,5 @@ class Subspace(App):
         module.take(tensors)
         module.check()
         found: dict[str, Array] = module.merged()
-        own = getattr(self.app.merged, "__func__", None) is not App.merged
+        own = has_own(self.app, "merged")
         return dict(self.app.merged(found)) if own or has_adapters(module.base) else found

@@ -25,9 +25,9 @@ from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.core.rng import seed_of
 from anabranch.core.unwritten import dataclass
 from anabranch.support.own_code import own_code
-from anabranch.workloads.app import App, Array, Examples, Model
+from anabranch.workloads.app import App, Array, Examples, Model, has_own
 from anabranch.workloads.batches import planned_steps, watched
-from anabranch.workloads.calls import has_join, model_of
+from anabranch.workloads.calls import model_of
 from anabranch.workloads.metrics import metrics_of, taken_count
 from anabranch.workloads.unit_values import WholeWidth
 
@@ -211,7 +211,7 @@ def warn_of_arrays(app: App, device: str, precision: str) -> None:
     """
     asked = {"device": device, "precision": precision}
     said = [f"client.{key} = {value!r}" for key, value in asked.items() if value not in NO_ACCELERATOR]
-    if said and not has_join(app):
+    if said and not has_own(app, "join"):
         log.warning(ARRAYS_UNMOVED, app.name, " and ".join(said))
 
 
