@@ -65,17 +65,19 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def told_apart(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> list[str]:
+def told_apart(
+    there: Mapping[str, Any] | None, here: Mapping[str, Any], auto_is_any: bool = True
+) -> list[str]:
     """In words, what two configurations differ in, the seed too; nothing where only one is known.
 
-    Whoever trains is the same until it is settled who.
+    Whoever trains is the same until it is settled who, if `auto_is_any`.
     """
     if there is None:
         return []
     known, mine = ({**_defaults(), **_keys(json.loads(json.dumps(one)))} for one in (there, here))
     keys = [key for key in dict.fromkeys([*known, *mine]) if key not in PLACES]
     found = [key for key in keys if known.get(key, _MISSING) != mine.get(key, _MISSING)]
-    if AUTO in (known[EXECUTOR], mine[EXECUTOR]) and EXECUTOR in found:
+    if auto_is_any and AUTO in (known[EXECUTOR], mine[EXECUTOR]) and EXECUTOR in found:
         found.remove(EXECUTOR)
     return [f"{key} is {_shown(known, key)} there and {_shown(mine, key)} here" for key in found]
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from anabranch.api.halving import Leg
 from anabranch.api.tune_legs import LegEnd
-from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.folders import TRIALS_FILE
 from anabranch.reports.settings import told_apart
@@ -24,7 +23,8 @@ def _other_than(plan: Mapping[str, Any], line: str) -> str:
     """What a plan on record is of that this one is not, in words; empty if it is the same."""
     try:
         known = dict(json.loads(line))
-        settings = _settings_apart(known[CONFIG], plan[CONFIG])
+        # Of legs that have ended nobody knows whom `auto` came to.
+        settings = told_apart(known[CONFIG], plan[CONFIG], auto_is_any=False)
     except (ValueError, TypeError, KeyError, AttributeError):
         return "settings, ranges or options"
     if settings:
@@ -33,14 +33,6 @@ def _other_than(plan: Mapping[str, Any], line: str) -> str:
         return "ranges or options"
     changed = " and ".join(changed_code(known.get(CODE, {}), plan[CODE]))
     return f"code, as that of {changed} has changed" if changed else ""
-
-
-def _settings_apart(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """In words; who trains counts too: of legs that have ended nobody knows whom `auto` came to."""
-    if there["fleet"]["executor"] != here["fleet"]["executor"]:
-        executors = (setting_text(one["fleet"]["executor"]) for one in (there, here))
-        return ["fleet.executor is {} there and {} here".format(*executors)]
-    return told_apart(there, here)
 
 
 class TuneLog:
