@@ -16,6 +16,7 @@ from anabranch.strategies.registry import STRATEGIES
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.journeys
 def test_every_block_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 11

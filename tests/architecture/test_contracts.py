@@ -58,11 +58,10 @@ def _run(tool: str, *arguments: str, cwd: Path, **environment: str) -> subproces
     [
         ("ruff", "check", "--output-format=concise", "."),
         ("ruff", "format", "--check", "."),
-        pytest.param(("mypy", "src/anabranch"), marks=OF_THE_OLDEST),
-        pytest.param(("mypy",), marks=[OF_THE_OLDEST, pytest.mark.slow]),  # that of the tests is half of it
+        pytest.param(("mypy",), marks=[OF_THE_OLDEST, pytest.mark.slow]),
         ("lint-imports", "--no-logo"),
     ],
-    ids=["style", "format", "types", "all types", "imports"],
+    ids=["style", "format", "types", "imports"],
 )
 def test_the_tree_passes(command: tuple[str, ...], root: Path) -> None:
     done = _run(*command, cwd=root)

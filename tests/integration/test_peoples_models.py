@@ -16,6 +16,7 @@ import pytest
 from live_server import live_server
 from peoples_models import APPS
 from ports import free_port
+from proving import in_slices
 from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 
@@ -73,6 +74,10 @@ QUICK = [
     ("logistic", "waves"),
     ("logistic", "phased"),
 ]
+# Live, these have each way in which an update is taken in: at once, into a buffer, a round, a cap of devices,
+# a memory of each device, parts of a model, waves, one after another.
+LIVE = {"annealed", "asyncdrop", "ca2fl", "fedasync", "fedavg", "fedbuff", "phased", "teasq", "waves"}
+LIVE_WITH_SLOW = set(STRATEGIES.names()) - LIVE
 UPDATES = 24
 RIGHT = 0.15  # by guessing among ten classes it is 0.1, by the most frequent one 0.11
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]
@@ -188,7 +193,7 @@ class Devices:
             assert self.restarted.wait(600)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.names())
+@pytest.mark.parametrize("strategy", in_slices(STRATEGIES.names(), (), LIVE_WITH_SLOW))
 def test_it_learns_live_under_every_strategy_across_a_restart(strategy: str, tmp_path: Path) -> None:
     config, first, buffers = settings("logistic", strategy), APPS["logistic"]().model(), ("mean", "scale")
     port = free_port()
