@@ -274,7 +274,7 @@ def _restored(
     if cohorts is not None and state.cohorts is not None:
         cohorts.restore(state.cohorts)
     if state.buffers is not None:
-        engine.buffers.restore(state.buffers)
+        engine.buffers.bounds = state.buffers
     engine.history = {int(k.removeprefix(HISTORY)): a for k, a in arrays.items() if k.startswith(HISTORY)}
     engine.ledger.restore(
         clients=_clients(meta) if rows is None else rows.clients,

@@ -67,24 +67,24 @@ class Covered:
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """What the next values of the buffers are within, each (buffers,)."""
+    """What the next values of the buffers are within, each (buffers,). Never written to."""
 
     low: Vector
     high: Vector
 
 
 class Buffers:
-    """The server's side of it. `low` and `high`, (buffers,): what the next values are within.
+    """The server's side of it. `bounds` is all that changes, by the engine alone, and what a snapshot has.
 
-    Changed by the engine alone. All is empty for a model without buffers.
+    All is empty for a model without buffers.
     """
 
     def __init__(self, spec: ParamSpec, policy: str, vector: Vector) -> None:
         self._spec, self._policy = spec, policy
-        self.low = self.high = vector[spec.buffer_places]
+        self.bounds = self._around(vector)
 
     def __bool__(self) -> bool:
-        return self.low.size > 0
+        return self.bounds.low.size > 0
 
     def given(
         self, update: Update, vector: Vector, base: Vector | None
@@ -106,30 +106,22 @@ class Buffers:
         if reached is None:
             return
         which, values = reached.covered.which, reached.values
-        low, high = self.low.copy(), self.high.copy()
+        low, high = self.bounds.low.copy(), self.bounds.high.copy()
         keeps = self._policy == AVERAGE
         low[which] = np.minimum(low[which], values) if keeps else values
         high[which] = np.maximum(high[which], values) if keeps else values
-        self.low, self.high = low, high
+        self.bounds = Bounds(low, high)
 
     def publish(self, vector: Vector) -> None:
         """Bring a new version's buffers within what there was, in place."""
         places = self._spec.buffer_places
-        vector[places] = np.fmin(np.fmax(vector[places], self.low), self.high)
-        self.low = self.high = vector[places]
+        vector[places] = np.fmin(np.fmax(vector[places], self.bounds.low), self.bounds.high)
+        self.bounds = self._around(vector)
 
-    def follow(self, other: Buffers) -> None:
-        """Go on where another run's buffers are."""
-        self.low, self.high = other.low, other.high
-
-    @property
-    def bounds(self) -> Bounds:
-        """What a snapshot has of it."""
-        return Bounds(self.low, self.high)
-
-    def restore(self, bounds: Bounds) -> None:
-        """The inverse of `bounds`."""
-        self.low, self.high = bounds.low, bounds.high
+    def _around(self, vector: Vector) -> Bounds:
+        """Those of a version's own values: no update has come since."""
+        values = vector[self._spec.buffer_places]
+        return Bounds(values, values)
 
 
 @dataclass(frozen=True, eq=False)

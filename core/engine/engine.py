@@ -503,7 +503,7 @@ class Engine:
             self.guard.hold(self._waiting(), self.settings)
         if self.in_parts:
             self.part_changes = found.part_changes
-        self.buffers.follow(found.buffers)
+        self.buffers.bounds = found.bounds
         told = RolledBackTo(self.version, event.to_version, found.left_out, found.left_out_total)
         return [*effects, told]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anabranch.core import events as ev
-from anabranch.core.engine.buffers import Buffers
+from anabranch.core.engine.buffers import Bounds
 from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.strategy import State
 from anabranch.core.model.params import Vector
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 class RollbackOutcome:
     """What an engine takes over of a fold.
 
-    `part_changes`: after the new version, with what the fold holds. `folded`: updates that had been held and
-    are in the new version; `pending`: those that are still held; `left_out`: how many count no more, and
-    `left_out_total` how many with what the fold itself has left out, or what it began with;
-    `in_doubt`: open tasks whose results would bring back what is left out.
+    `bounds`: what the next values of the buffers are within. `part_changes`: after the new version, with what
+    the fold holds. `folded`: updates that had been held and are in the new version; `pending`: those that are
+    still held; `left_out`: how many count no more, and `left_out_total` how many with what the fold itself
+    has left out, or what it began with; `in_doubt`: open tasks whose results would bring back what is left
+    out.
     """
 
     state: State
     vector: Vector
-    buffers: Buffers
+    bounds: Bounds
     lengths: list[float]
     part_changes: PartChanges
     folded: list[str]
@@ -48,7 +49,7 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
         # The numbers of versions in it are the fold's; its newest one is to be our next.
         state=engine.strategy.shifted(fold.state, engine.version + 1 - fold.version),
         vector=fold.vector,
-        buffers=fold.buffers,
+        bounds=fold.buffers.bounds,
         lengths=list(fold.guard.lengths),
         part_changes=replace(engine.part_changes.taken(None).published(), held=fold.part_changes.held),
         folded=[u for u in engine.pending if u not in held and u in counting],
