@@ -120,8 +120,7 @@ class Downloads:
             return self._log(broadcast, state, version, holds, codecs, part)
         if isinstance(broadcast, DirectDownlink):
             return self._direct(engine, broadcast, version, codecs)
-        vector = engine.vector if version == engine.version else engine.history.get(version)
-        if vector is None:
+        if (vector := engine.base(version)) is None:
             return None
         if part is not None:
             cut = gathered(vector, part)

@@ -177,6 +177,12 @@ class Engine:
         """How many versions have changed what an update covers, or one of a task will, since its base."""
         return self.part_changes.staleness(of.submodel, self.version - of.base_version)
 
+    def base(self, version: int) -> Vector | None:
+        """The model that devices have of a version, for reading; None where it is not held any more."""
+        if self.broadcast is not None:
+            return self.broadcast.replica(self.broadcast_state, version)
+        return self.vector if version == self.version else self.history.get(version)
+
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
         ends, timer = self.deadlines.earliest(), self.timer()
@@ -255,7 +261,7 @@ class Engine:
         if known or event.flaw or not self.long_in(event.now) or objection(event, task, context, self):
             return None
         if self.strategy.needs_base:
-            context = replace(context, base=self._base(update.base_version))
+            context = replace(context, base=self.base(update.base_version))
             if context.base is None:
                 return None
         part = self.strategy.long_part(self.state, self.vector, update, context)
@@ -306,7 +312,7 @@ class Engine:
         if decision is not None:
             return Step(self._without(task, event), None, decision)
         if self.strategy.needs_base:
-            base = self._base(update.base_version)
+            base = self.base(update.base_version)
             if base is None:
                 detail = f"the model of version {update.base_version} is not held any more: its lease ended"
                 refused = rejected(context.staleness, Reason.BASE_GONE, detail)
@@ -403,12 +409,6 @@ class Engine:
         if self.cohorts.number > number or (lost and rules < 4):
             self.guard.published(self.settings)
         return [e for cohort in lost for e in self._lost(cohort, why)]
-
-    def _base(self, version: int) -> Vector | None:
-        """The model that devices have of a version, or None where it is not held any more."""
-        if self.broadcast is not None:
-            return self.broadcast.replica(self.broadcast_state, version)
-        return self.vector if version == self.version else self.history.get(version)
 
     def _without(self, task: Task | None, event: ev.UpdateArrived) -> State:
         """The strategy's state when a task's update is of no use: the task is lost."""

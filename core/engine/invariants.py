@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from anabranch.core.engine.engine import Engine
-from anabranch.core.model.updates import TaskState
 
 
 def violations(engine: Engine) -> list[str]:
@@ -16,7 +15,7 @@ def violations(engine: Engine) -> list[str]:
         if not holds:
             found.append(what)
 
-    live = [t for t in ledger.tasks.values() if t.state is TaskState.LEASED]
+    live = ledger.leased()
     check(ledger.live == len(live), f"{len(live)} live tasks, but {ledger.live} counted")
     # A cap that was lowered is kept by those who come, and says nothing of those who are there.
     cap = 0 if "server.concurrency" in engine.changes.made else engine.settings.concurrency
@@ -30,7 +29,7 @@ def violations(engine: Engine) -> list[str]:
         check(task.client_id in ledger.clients, f"task {task.task_id} is of an unknown client")
         check(ledger.receipt_of_task(task.task_id) is None, f"task {task.task_id} is open and answered")
     if engine.strategy.needs_base:
-        lost = {version for version in {t.base_version for t in live} if not _is_held(engine, version)}
+        lost = {version for version in {t.base_version for t in live} if engine.base(version) is None}
         check(not lost or bool(engine.finished), f"the models of versions {sorted(lost)} are not held")
     check(set(engine.history) <= set(ledger.bases), "models are held that no live task started from")
     check(engine.vector.size == engine.spec.size, "the vector does not have the size of the spec")
@@ -49,10 +48,3 @@ def _are_in_cohorts(engine: Engine) -> bool:
     members = [member.update_id for group in groups for member in group]
     once = all(len({member.client_id for member in group}) == len(group) for group in groups)
     return once and members == engine.pending
-
-
-def _is_held(engine: Engine, version: int) -> bool:
-    """Whether there is the model that devices have of a version: with a lossy downlink another than ours."""
-    if engine.broadcast is not None:
-        return engine.broadcast.replica(engine.broadcast_state, version) is not None
-    return version in engine.history or version == engine.version
