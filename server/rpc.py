@@ -178,14 +178,24 @@ class Devices(Guarded, DevicesServicer):
         self, request: devices.FetchModelRequest, file: ModelFile, header: devices.ModelHeader, whole: int
     ) -> Iterator[ModelChunk]:
         """A file from the offset on, counted; `whole`: the bytes that it stands for, as they are."""
-        if request.offset > file.size_bytes:
-            raise InvalidUpdate(f"offset {request.offset} is past the model's {file.size_bytes} bytes")
+        first: devices.ModelHeader | None = header
+        offset = request.offset
+        if offset > file.size_bytes:
+            raise InvalidUpdate(f"offset {offset} is past the model's {file.size_bytes} bytes")
         sent = self.run.sent_to_observers if request.exact else self.run.sent_to_devices
-        if not request.offset:
+        if not offset:
             sent.full_bytes += whole
-        for header_or_not, chunk in self._chunks(file, request, header):
-            sent.bytes += len(chunk.data)
-            yield header_or_not, chunk
+        self.run.sending += 1
+        try:
+            with file.open() as read:
+                while data := read(self._chunk_bytes(request), offset):
+                    sent.bytes += len(data)
+                    yield first, Chunk(offset, data)
+                    first, offset = None, offset + len(data)
+            if first is not None:  # it was here already, to its last byte
+                yield first, Chunk(offset, b"")
+        finally:
+            self.run.sending -= 1
 
     @answers
     async def PushUpdate(  # type: ignore[override] # `protos.frames` reads its messages
@@ -380,23 +390,6 @@ class Devices(Guarded, DevicesServicer):
             self.run.models.keep(engine, wanted, for_long=request.exact)
             self.run.models.retain_parts(engine.ledger.tasks)  # a fetch is no event, and there may be many
         return wanted, bool(engine.finished) and version == newest
-
-    def _chunks(
-        self, file: ModelFile, request: devices.FetchModelRequest, header: devices.ModelHeader
-    ) -> Iterator[ModelChunk]:
-        """The header with the first chunk, then the others."""
-        first: devices.ModelHeader | None = header
-        offset = request.offset
-        self.run.sending += 1
-        try:
-            with file.open() as read:
-                while data := read(self._chunk_bytes(request), offset):
-                    yield first, Chunk(offset, data)
-                    first, offset = None, offset + len(data)
-            if first is not None:
-                yield first, Chunk(offset, b"")
-        finally:
-            self.run.sending -= 1
 
     def _chunk_bytes(self, request: devices.FetchModelRequest) -> int:
         """Of a chunk of an answer. Each that is on its way is in memory: large ones are for a few."""
