@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from anabranch.server.bundles import OfferedBundle
-from anabranch.server.gate import EVERYBODY, Scope
+from anabranch.server.gate import Scope
 from anabranch.server.job_folder import JobNote
 from anabranch.server.metrics import Metrics
 from anabranch.server.run import LiveRun
@@ -60,4 +60,4 @@ class HostedJob:
     @property
     def scope(self) -> Scope:
         """Whose it is."""
-        return Scope(self.note.devices) if self.note.devices else EVERYBODY
+        return Scope(self.note.devices)

@@ -177,7 +177,7 @@ class Writer:
 
         Raises `Overloaded` when the queue is full, `StoreFull`, and `Unavailable` after a failure.
         """
-        answer: Answer = await self._enqueue(Call(event, inline, ahead=ahead))
+        answer: Answer = await self._put(Call(event, inline, ahead=ahead))
         return answer
 
     async def submit_both(
@@ -206,12 +206,12 @@ class Writer:
         while await self.look(lambda _: folding.advance(FOLDED_AT_ONCE), ahead=True):
             pass
         call = Call(replace(event, now=self.now()), folding=folding, ahead=True)
-        answer: Answer = await self._enqueue(call)
+        answer: Answer = await self._put(call)
         return answer
 
     async def look(self, question: Callable[[Engine], T], ahead: bool = False) -> T:
         """Ask the engine something, in turn with the events; the question may change nothing."""
-        value: T = await self._enqueue(Call(None, look=question, ahead=ahead))
+        value: T = await self._put(Call(None, look=question, ahead=ahead))
         return value
 
     async def head_of(self, version: int) -> str | None:
@@ -246,9 +246,6 @@ class Writer:
         self._long_parts.shutdown(wait=False, cancel_futures=True)  # after a failure one may be under way
 
     # --- the queue ---------------------------------------------------------------------------
-
-    async def _enqueue(self, call: Call) -> Any:
-        return await self._put(call)
 
     def _put(self, call: Call, first: bool = True) -> asyncio.Future[Any]:
         """Into the queue. What follows up is let in where it is full."""
