@@ -412,10 +412,10 @@ def _listener(run: LiveRun, metrics: Metrics, chronicle: Chronicle) -> Listener:
     """Tells everybody who counts, shows or forgets by what happened."""
 
     def listen(seq: int, now: float, effects: Sequence[Effect]) -> None:
-        run.feed.tell(seq, now, effects)
-        metrics.tell(seq, now, effects)
-        run.moments.tell(seq, now, effects)
-        chronicle.tell(seq, now, effects)
+        run.feed.hear(seq, now, effects)
+        metrics.hear(effects)
+        run.moments.hear(now, effects)
+        chronicle.hear(now, effects)
         run.uploads.hear(effects)
         run.hear(effects)
 

@@ -141,9 +141,8 @@ class Standing:
 class Chronicle:
     """Writes the lines of a server's log about its run, gathered where they come fast.
 
-    `tell` hears of effects, `look` of time; both on the event loop's thread.
-
-    `glance`: how the run stands.
+    It hears of effects, and looks when time has passed; both on the event loop's thread. `glance`: how the
+    run stands.
     """
 
     def __init__(self, glance: Callable[[], Glance], now: float) -> None:
@@ -162,8 +161,8 @@ class Chronicle:
         if glance().paused:
             _say(logging.WARNING, "the run is paused, as it was: `anabranch admin resume` has it go on")
 
-    def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002
-        """Take note of what came of an event; a `Listener` of the writer."""
+    def hear(self, now: float, effects: Sequence[Effect]) -> None:
+        """Take note of what came of an event."""
         ended: Finished | None = None
         for effect in effects:
             log.debug("%s", f"version {effect.version}" if isinstance(effect, Published) else effect)

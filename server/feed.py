@@ -49,8 +49,8 @@ class Feed:
         self._news: asyncio.Event | None = None  # of those who wait, if somebody does
         self._closed = False
 
-    def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:
-        """Note the effects of an event; a `Listener` of the writer."""
+    def hear(self, seq: int, now: float, effects: Sequence[Effect]) -> None:
+        """Note the effects of an event; `seq`: the last one in the log by then."""
         for effect in effects:
             if (happening := _happening(seq, now, effect)) is not None:
                 self.add(happening)

@@ -132,8 +132,8 @@ class Metrics:
         self._published = counter("versions_published", "Versions of the model.")
         self._quarantined = counter("clients_barred", "Clients that were put into quarantine.")
 
-    def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002 - a listener
-        """Count what events have come to; a `Listener` of the writer."""
+    def hear(self, effects: Sequence[Effect]) -> None:
+        """Count what events have come to."""
         for effect in effects:
             match effect:
                 case Decided(receipt=receipt, duplicate=False):

@@ -17,8 +17,8 @@ class Moments:
         self._begun_at, self._counts = begun_at, counts
         self._kept: dict[int, Moment] = {}
 
-    def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002 - a listener
-        """Note the versions among effects; a `Listener` of the writer."""
+    def hear(self, now: float, effects: Sequence[Effect]) -> None:
+        """Note the versions among effects."""
         for effect in effects:
             if isinstance(effect, Published):
                 self._kept[effect.version] = self._moment(effect.version, now)

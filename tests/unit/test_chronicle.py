@@ -30,19 +30,19 @@ class Logged:
 
     def do(self, event: ev.Event) -> None:
         """One event."""
-        self.chronicle.tell(0, event.now, self.bench.do(event))
+        self.chronicle.hear(event.now, self.bench.do(event))
 
     def ask(self, client: str, now: float) -> None:
         """Ask for a task, named after the client and the moment; a refusal is heard as well."""
         event = ev.TaskAsked(now, Ask(client, f"{client}{now}"))
         refused = self.bench.engine.refusal(event.ask, now)
-        self.chronicle.tell(0, now, [refused] if refused else self.bench.do(event))
+        self.chronicle.hear(now, [refused] if refused else self.bench.do(event))
 
     def work(self, client: str, now: float, flaw: str = "") -> None:
         """Ask, and push at once."""
         self.ask(client, now)
         effects = self.bench.push(client, f"{client}{now}", now=now, flaw=flaw)
-        self.chronicle.tell(0, now, effects)
+        self.chronicle.hear(now, effects)
 
     def look(self, now: float) -> None:
         """As the server does every second."""
@@ -91,9 +91,9 @@ def test_a_version_has_its_own_updates_though_some_came_before_this_server_or_an
     told = Chronicle(Glances(b.engine).take, 0.0)
     for at, client in enumerate("abcda"):
         effects = b.give(client, f"{client}{at}", (4, 0, 0, 0), now=at)
-        told.tell(0, at, effects)
-    told.tell(0, 6.0, b.answer(1))
-    told.tell(0, 8.0, b.answer(2))
+        told.hear(at, effects)
+    told.hear(6.0, b.answer(1))
+    told.hear(8.0, b.answer(2))
     assert [text for _, text in log.lines()] == [
         "version 1: 2 updates, staleness 0.0 on average",
         "version 2: 2 updates, staleness 0.0 on average",
@@ -140,7 +140,7 @@ def test_a_rollback_is_a_line_after_those_of_the_versions_before_it(
     for number in range(3):
         log.work("a", 1.0 + number / 100)
     log.lines()
-    log.chronicle.tell(0, 1.1, [RolledBackTo(4, 1, 2, 2), Unbarred("a")])
+    log.chronicle.hear(1.1, [RolledBackTo(4, 1, 2, 2), Unbarred("a")])
     assert log.lines() == [
         ("INFO", "versions 2 to 3: 2 updates, staleness 0.0 on average"),
         ("WARNING", "rolled back: version 4 leaves 2 updates of after version 1 out"),
@@ -190,7 +190,7 @@ def test_a_device_that_was_only_late_is_no_warning(caplog: pytest.LogCaptureFixt
         log.work("b", 1.0 + number / 10)
     log.look(3.0)
     log.lines()
-    log.chronicle.tell(0, 4.0, log.bench.push("a", "a0.0", now=4.0))
+    log.chronicle.hear(4.0, log.bench.push("a", "a0.0", now=4.0))
     ((level, text),) = log.lines()
     assert (level, text) == (
         "INFO",
@@ -299,7 +299,7 @@ def test_a_device_that_asks_in_vain_for_long_is_named(caplog: pytest.LogCaptureF
         log.ask("a", second + 1.0)
         log.ask("b", second + 2.0)  # always too late
         log.look(second + 3.0)
-        log.chronicle.tell(0, second + 4.0, log.bench.push("a", f"a{second + 1.0}", now=second + 4.0))
+        log.chronicle.hear(second + 4.0, log.bench.push("a", f"a{second + 1.0}", now=second + 4.0))
     starving = [text for level, text in log.lines() if level == "WARNING"]
     assert starving[0].startswith("1 device asking in vain for over 5.00 min, b for 5.02 min: at_capacity")
     assert len(starving) == 2, "after 5 and after 10 minutes"
@@ -375,7 +375,7 @@ def test_a_masked_sum_that_is_given_up_is_said_with_what_is_lost_by_it(
         bench.give(client, f"{client}0", [1, 2, 3, 4])
     terms = bench.cohorts.terms
     lie = np.full(terms.size, 1 << 31, terms.ring.dtype)
-    chronicle.tell(0, 2.0, bench.do(mask_sum_arrived(terms, 2.0, 1, "north", lie)[0]))
+    chronicle.hear(2.0, bench.do(mask_sum_arrived(terms, 2.0, 1, "north", lie)[0]))
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert line.getMessage() == (
         "masked sum 1 is given up, and its 2 updates with it: no honest updates have such a sum: one was out "

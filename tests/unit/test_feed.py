@@ -20,7 +20,7 @@ def told_of(effect: Effect) -> dict[str, object]:
         return {}
 
     feed = Feed()
-    feed.tell(1, 2.0, [effect, Finished("the end")])  # so that there is one in any case
+    feed.hear(1, 2.0, [effect, Finished("the end")])  # so that there is one in any case
     return asyncio.run(newest(feed))
 
 
@@ -44,13 +44,13 @@ def test_a_watch_has_what_happened_before_the_end_however_slowly_it_reads() -> N
         async for happening in feed.follow(-1):
             found.append(str(happening.data["why"]))
             if len(found) == 2:
-                feed.tell(3, 4.0, [Finished("the third")])
+                feed.hear(3, 4.0, [Finished("the third")])
                 feed.close()
             await asyncio.sleep(0)
         return found
 
     feed = Feed()
-    feed.tell(1, 2.0, [Finished("the first"), Finished("the second")])
+    feed.hear(1, 2.0, [Finished("the first"), Finished("the second")])
     assert asyncio.run(read(feed)) == ["the first", "the second", "the third"]
 
 
