@@ -35,7 +35,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from anabranch.core.engine.shelf import Remembered, Shelf, Shelved
+from anabranch.core.engine.shelf import Remembered, Shelved
 from anabranch.core.engine.strategy import Context, Refusal, State
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import KIB, MIB
@@ -122,18 +122,13 @@ class RememberingStrategy(ComposedStrategy):
         return numbers + PLACE_BYTES
 
     def with_newest(self, kept: dict[str, Kept], update: Update, context: Context) -> dict[str, Kept]:
-        """The memory with an update in the place of its device's last one."""
-        return with_newest(kept, update, context.shelf if self.memory == DISK else None)
+        """The memory with an update in the place of its device's last one, on the shelf if that is for it.
 
-
-def with_newest(kept: dict[str, Kept], update: Update, shelf: Shelf | None = None) -> dict[str, Kept]:
-    """The memory with an update in the place of its device's last one, on the shelf if there is one.
-
-    It is written to: a copy for each update would take as long as there are devices.
-    """
-    delta = _compact(update.delta)
-    kept[update.client_id] = Kept(delta if shelf is None else shelf.put(delta), update.base_version)
-    return kept
+        It is written to: a copy for each update would take as long as there are devices.
+        """
+        delta, shelf = _compact(update.delta), context.shelf if self.memory == DISK else None
+        kept[update.client_id] = Kept(delta if shelf is None else shelf.put(delta), update.base_version)
+        return kept
 
 
 def last_delta(kept: Kept, context: Context) -> Delta:

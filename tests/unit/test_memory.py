@@ -29,7 +29,8 @@ from anabranch.core.model.params import ParamSpec, SparseVector, Vector, dense
 from anabranch.core.model.updates import Reason, Update, Verdict
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.host.build import Blueprint
-from anabranch.strategies.memory import PLACES, Kept, with_newest
+from anabranch.strategies.ace import ACE
+from anabranch.strategies.memory import PLACES, Kept
 from anabranch.strategies.registry import make_strategy
 from anabranch.support.shelf import FolderRows, MemoryRows, RowPlace, RowShelf, ScratchShelf
 
@@ -427,7 +428,8 @@ def test_what_is_remembered_is_never_larger_than_all_numbers() -> None:
 
     def kept(count: int) -> Any:
         delta = SparseVector(np.arange(count), np.ones(count, np.float32), 99)
-        return with_newest({}, Update("u", "t", "a", 3, 1, delta))["a"]
+        update = Update("u", "t", "a", 3, 1, delta)
+        return ACE().with_newest({}, update, Context(1.0, 3, 0))["a"]
 
     few, many = kept(32), kept(33)
     assert isinstance(few.delta, SparseVector)
