@@ -17,7 +17,7 @@ import numpy as np
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Conflicting, Effect, Published, Refused
-from anabranch.core.engine.admission import given_up
+from anabranch.core.engine.admission import dropped_by
 from anabranch.core.engine.beforehand import Beforehand
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import repeated
@@ -38,7 +38,7 @@ BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends th
 class Waiting(Protocol):
     """Whose turn it is where places are few, and whose a device's tasks are where two run as one.
 
-    As `core.waiting.WaitingLine` has it: beside the engine, forgotten by a restart.
+    As `core.engine.waiting.WaitingLine` has it: beside the engine, forgotten by a restart.
     """
 
     def begin(self) -> None:
@@ -266,7 +266,7 @@ class Run:
         refused = self.line.refusal(self.engine, asked.ask, asked.now)
         if refused is None:
             return Settlement(asked)
-        dropped = given_up(refused, asked.now, self.engine)
+        dropped = dropped_by(refused, asked.now, self.engine)
         if dropped is not None and dropped.task_id in self._coming:
             dropped = None
         return Settlement(dropped, [refused])

@@ -146,11 +146,11 @@ def superseded(ask: Ask, books: AdmissionView) -> list[Task]:
     bounded = bool(settings.buffer_max or settings.window_max)
     expired = ledger.expired_of(ask.client_id)
     mine = expired + ledger.live_of(ask.client_id)
-    given_up = len(expired) if bounded else 0
-    return mine[: max(given_up, len(mine) - settings.tasks_per_client + 1)]
+    at_least = len(expired) if bounded else 0
+    return mine[: max(at_least, len(mine) - settings.tasks_per_client + 1)]
 
 
-def given_up(refused: Refused, now: float, books: AdmissionView) -> TaskDropped | None:
+def dropped_by(refused: Refused, now: float, books: AdmissionView) -> TaskDropped | None:
     """What frees the place of a device that asked anew with a task in hand, and is told to wait its turn."""
     if refused.reason not in (Reason.AT_CAPACITY, Reason.LAPSED, Reason.TOO_FAST):
         return None

@@ -13,7 +13,7 @@ from machines import Bench
 from anabranch.core import events as ev
 from anabranch.core.config.ranges import PLACES, TURNS
 from anabranch.core.effects import Granted, LeaseEnded, Refused
-from anabranch.core.engine.admission import given_up
+from anabranch.core.engine.admission import dropped_by
 from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.updates import Ask
@@ -46,7 +46,7 @@ class Room:
         task_id = f"t{self.asked}"
         refused = self.line.refusal(self.bench.engine, Ask(client, task_id), now)
         if refused is not None:
-            if dropped := given_up(refused, now, self.bench.engine):
+            if dropped := dropped_by(refused, now, self.bench.engine):
                 self.tasks.pop(client)
                 self.line.heard(now, self.bench.do(dropped))
             return refused

@@ -10,7 +10,7 @@ from machines import Bench, decision, part, vector
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Finished, Granted, LeaseEnd, LeaseEnded, Published, Refused
-from anabranch.core.engine.admission import given_up
+from anabranch.core.engine.admission import dropped_by
 from anabranch.core.engine.ledger import Counters
 from anabranch.core.engine.strategy import Context, State
 from anabranch.core.model.updates import Ask, Capability, Reason, Task, Verdict
@@ -627,7 +627,7 @@ def test_a_place_is_freed_for_whoever_must_wait_its_turn_after_asking_anew() -> 
     bench.ask("a", "t0")
     for why in Reason:
         refused = Refused(Ask("a", "t1"), why, "as an example", (1.0, 2.0))
-        dropped = given_up(refused, 3.0, bench.engine)
+        dropped = dropped_by(refused, 3.0, bench.engine)
         freed = why in (Reason.AT_CAPACITY, Reason.LAPSED, Reason.TOO_FAST)
         assert dropped == (ev.TaskDropped(3.0, "a", "t0", "its device asked anew") if freed else None)
 

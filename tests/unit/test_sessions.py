@@ -9,7 +9,7 @@ from machines import Bench
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Granted, Refused
-from anabranch.core.engine.admission import given_up
+from anabranch.core.engine.admission import dropped_by
 from anabranch.core.engine.sessions import SESSIONS_MAX, TWINS_S, Sessions
 from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import StoreFull
@@ -35,7 +35,7 @@ class Desk:
         ask = Ask("a", f"t{self.asked}", None, session, succeeds)
         refused = self.line.refusal(self.bench.engine, ask, now)
         if refused is not None:
-            assert given_up(refused, now, self.bench.engine) is None
+            assert dropped_by(refused, now, self.bench.engine) is None
             return refused
         effects = self.bench.do(ev.TaskAsked(now, ask))
         self.line.heard(now, effects)
