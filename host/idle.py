@@ -12,13 +12,12 @@ from typing import Any
 from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.ranges import ELASTIC, MEASURED, TRACED, ZEROTH
 from anabranch.core.config.tables import Config
-from anabranch.core.engine.robust import NONE as NO_RULE
+from anabranch.core.engine.robust import NO_RULE
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.model.chains import AUTO, RAW
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.scheduled import unscheduled
-from anabranch.strategies.submodels.registry import BUILT_IN as PLANNERS
-from anabranch.strategies.submodels.registry import NONE as NO_PLANNER
+from anabranch.strategies.submodels.registry import BUILT_IN, NO_PLANNER
 from anabranch.strategies.teasq import Teasq
 
 SPLITS = ("iid", "dirichlet", "shards", "speed-shards", "draws")
@@ -186,7 +185,7 @@ def _idle_of_flower(config: Config) -> Iterator[str]:
 
 def _idle_of_submodels(config: Config, strategy: Strategy) -> Iterator[str]:
     planner = strategy.submodel if config.submodel.name == AUTO else config.submodel.name
-    if planner not in (*PLANNERS, NO_PLANNER):
+    if planner not in (*BUILT_IN, NO_PLANNER):
         return
     for key, planners in PLANNERS_OF.items():
         if planner not in planners:

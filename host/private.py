@@ -14,7 +14,7 @@ import numpy as np
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.config.tables import Config
-from anabranch.core.engine.robust import NONE, RobustTable
+from anabranch.core.engine.robust import NO_RULE, RobustTable
 from anabranch.core.engine.settable import SET_BY_PRIVACY
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
@@ -26,6 +26,7 @@ from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.scheduled import Scheduled
+from anabranch.strategies.submodels.registry import NO_PLANNER
 
 # Those whose new model is a function of the sums alone. Subclasses are not meant.
 ADDING: tuple[type[Any], ...] = (FedBuff, QAFeL, FedAvg, FedProx)
@@ -104,7 +105,7 @@ def _objections(config: Config, spec: ParamSpec, strategy: Strategy) -> Iterator
         )
         return
     robust, defaults = config.robust, RobustTable()
-    if robust.rule != NONE:
+    if robust.rule != NO_RULE:
         yield f"robust.rule = {robust.rule!r} looks at single updates: with privacy.clip set it to 'none'"
     if robust.clip not in (AUTO, 0):
         yield "robust.clip cuts by the median of what others sent: with privacy.clip leave it out"
@@ -114,7 +115,7 @@ def _objections(config: Config, spec: ParamSpec, strategy: Strategy) -> Iterator
                 f"robust.{key} is set, but in a private run who is heard how often follows of "
                 "privacy.participations and privacy.separation alone: leave it out"
             )
-    if config.submodel.name not in (AUTO, NONE):
+    if config.submodel.name not in (AUTO, NO_PLANNER):
         yield (
             f"submodel.name = {config.submodel.name!r} has devices send other parts, whose sums have other "
             "counts: with privacy.clip set it to 'none'"

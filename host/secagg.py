@@ -14,7 +14,7 @@ from anabranch.core import events as ev
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.cohorts import Cohorts
-from anabranch.core.engine.robust import NONE, RobustTable
+from anabranch.core.engine.robust import NO_RULE, RobustTable
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
@@ -28,6 +28,7 @@ from anabranch.core.secagg.terms import STEEPEST, Terms, weights_of
 from anabranch.host.private import check_private, dealt
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.qafel import QAFeL
+from anabranch.strategies.submodels.registry import NO_PLANNER
 
 # Those that add up buffers of updates whose number is fixed. Subclasses are not meant.
 GATHERING: tuple[type[Any], ...] = (FedBuff, QAFeL)
@@ -57,7 +58,7 @@ def terms_of(config: Config, spec: ParamSpec, strategy: Strategy) -> Terms:
         plan=plan_digest(local, config.client, config.model.buffers, spec.layout_hash) if bound else "",
     )
     made.check()
-    if config.run.rules > 1:  # simulations of before had any, and replay
+    if bound:  # simulations of before had any, and replay
         _check_carried(made)
     return made
 
@@ -138,7 +139,7 @@ def _objections(config: Config, spec: ParamSpec, strategy: Strategy) -> Iterator
 def _looking(config: Config) -> Iterator[str]:
     """What looks at single updates."""
     robust, defaults = config.robust, RobustTable()
-    if robust.rule != NONE:
+    if robust.rule != NO_RULE:
         yield (
             f"robust.rule = {robust.rule!r} looks at single updates, which are masked: with secagg.mode = "
             "'keeper' set it to 'none'"
@@ -162,7 +163,7 @@ def _not_adding(config: Config, spec: ParamSpec) -> Iterator[str]:
             f"uplink.codec = {config.uplink.codec!r} sends what does not add up under masks: with "
             f"secagg.mode = 'keeper' updates travel as {ring}, leave uplink.codec out"
         )
-    if config.submodel.name not in (AUTO, NONE):
+    if config.submodel.name not in (AUTO, NO_PLANNER):
         yield (
             f"submodel.name = {config.submodel.name!r} has devices send parts of the model, which do not add "
             "up under masks: with secagg.mode = 'keeper' set it to 'none'"

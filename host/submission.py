@@ -37,8 +37,7 @@ from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Task, Update, find_flaw
 from anabranch.core.unwritten import dataclass
 from anabranch.host.chain import is_of_other_base
-
-Data = bytes | memoryview
+from anabranch.host.log import Data
 
 
 @dataclass(frozen=True)

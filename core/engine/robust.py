@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 
-NONE = "none"
+NO_RULE = "none"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RobustTable:
     that cannot be used puts it into quarantine (0: no bound).
     """
 
-    rule: str = NONE
+    rule: str = NO_RULE
     attackers: float = 0.3
     selected: int = 0
     radius: float = 0.0

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from anabranch.core.config.tables import NO_KEY
-from anabranch.core.engine.robust import NONE, RobustTable
+from anabranch.core.engine.robust import NO_RULE, RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, check_is_data, members
 from anabranch.strategies.robust.rule import Rule
@@ -34,7 +34,7 @@ BUILT_IN = {
     "centred_clipping": f"{_HERE}.centred_clipping:CentredClipping",
     "neighbour_mixing": f"{_HERE}.neighbour_mixing:NeighbourMixing",
 }
-RULES = PartKind("robust rule", "rules", ("robust.rule",), BUILT_IN, members(Rule), _check, also=(NONE,))
+RULES = PartKind("robust rule", "rules", ("robust.rule",), BUILT_IN, members(Rule), _check, also=(NO_RULE,))
 
 
 def make_rule(table: RobustTable) -> Rule | None:
@@ -42,7 +42,7 @@ def make_rule(table: RobustTable) -> Rule | None:
 
     Raises `ConfigError` for an unknown one.
     """
-    if table.rule == NONE:
+    if table.rule == NO_RULE:
         return None
     cls = RULES.find(table.rule)
     rule: Rule = cls(**{name: getattr(table, name) for name in _taken(cls)})

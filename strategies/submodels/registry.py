@@ -11,7 +11,7 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.core.parts import PartKind, members
 from anabranch.strategies.submodels.progressive import Progressive
 
-NONE = "none"
+NO_PLANNER = "none"
 _HERE = "anabranch.strategies.submodels"
 BUILT_IN = {
     "random": f"{_HERE}.asyncdrop:RandomUnits",
@@ -25,7 +25,7 @@ BUILT_IN = {
     "alternate": f"{_HERE}.alternate:Alternate",
 }
 PLANNERS = PartKind(
-    "planner", "planners", ("submodel.name",), BUILT_IN, (*members(Planner), "of"), also=(AUTO, NONE)
+    "planner", "planners", ("submodel.name",), BUILT_IN, (*members(Planner), "of"), also=(AUTO, NO_PLANNER)
 )
 
 
@@ -36,7 +36,7 @@ def make_planner(spec: ParamSpec, strategy: Strategy, config: Config) -> Planner
     """
     table = config.submodel
     name = strategy.submodel if table.name == AUTO else table.name
-    if name == NONE:
+    if name == NO_PLANNER:
         return None
     found = PLANNERS.find(name)
     if not strategy.supports_submodels:
