@@ -35,7 +35,7 @@ from anabranch.core.model.units import layer_text
 from anabranch.core.model.updates import LocalPlan
 from anabranch.strategies.submodels.alternate import Alternate
 from anabranch.support.own_code import on_device, own_name
-from anabranch.workloads.app import App, Examples
+from anabranch.workloads.app import App, Examples, has_own
 from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import data_of, model_of, train
 from anabranch.workloads.numpy_trainer import NumpyTrainer
@@ -360,7 +360,7 @@ class Checkup:
         if self._app.any_model:
             yield Finding(WARN, "elastic push", "a ClientApp shows no local steps: take 'task' or 'overlap'")
             return
-        own = type(self._app).train is not App.train or "train" in vars(self._app)
+        own = has_own(self._app, "train")
         if own and not self._steps:
             yield Finding(
                 WARN,

@@ -33,7 +33,7 @@ from anabranch.core.model.arrays import Indices
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import TensorSet, UnitMap
 from anabranch.core.model.updates import LocalPlan
-from anabranch.workloads.app import App, Examples
+from anabranch.workloads.app import Examples, has_own
 from anabranch.workloads.batches import DrawnTogether, each_step
 from anabranch.workloads.compiled_gradients import CompiledGradients, NotCompiledError
 from anabranch.workloads.objective import IGNORED, Objective
@@ -75,9 +75,8 @@ class BatchedTraining:
         self._trainer = trainer
         self._compiles = compiled and trainer.runtime.precision == "float32"
         self._programs: dict[ParamSpec | None, CompiledGradients] = defaultdict(CompiledGradients)
-        app = trainer.app
-        self._own = "train" if type(app).train is not App.train or "train" in vars(app) else ""
-        self._own = self._own or Objective.of(app).trains_otherwise
+        own = has_own(trainer.app, "train")
+        self._own = "train" if own else Objective.of(trainer.app).trains_otherwise
 
     def objection(self, training: Training, frozen: Tensors) -> str:
         """Why trainings of this kind are better done one by one; empty if nothing speaks against a stack.

@@ -106,13 +106,13 @@ def loss_to_call(app: App, model: Any) -> Callable[[Any, Any], Any]:
 
     Raises `AppError` where an App has neither: its own training may be of anything.
     """
-    from anabranch.workloads.app import App as Base
+    from anabranch.workloads.app import has_own
     from anabranch.workloads.objective import Objective, forward
 
     if callable(app.batch_loss):
         return lambda x, y: app.batch_loss(model, x, y)
     what = "a model of numpy arrays" if isinstance(model, dict) else "a train of its own"
-    if isinstance(model, dict) or type(app).train is not Base.train or "train" in vars(app):
+    if isinstance(model, dict) or has_own(app, "train"):
         raise AppError(
             f"client.gradient = 'zeroth' has no loss to call: {app.name} has {what}. Write batch_loss(self, "
             "model, x, y), the mean loss of a batch, or set client.gradient = 'exact'"
