@@ -44,8 +44,8 @@ from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.faults import RIGHT, DeviceClock
 from anabranch.simulation.lanes import Lane
 from anabranch.simulation.network import DOWN, UP, NetworkLink
-from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server import Exchange, Granting, PushOutcome
+from anabranch.simulation.storage import FinishedUpdate
 from anabranch.simulation.surroundings import Surroundings, View
 from anabranch.simulation.talker import Talker
 from anabranch.simulation.versions import Model, Offer
@@ -401,8 +401,8 @@ class Device(Talker, DeviceShell):
 
     def _push(self, order: ef.Push) -> None:
         """Send the header; the server looks up the task before it takes the payload."""
-        update_id, outbox = order.update_id, self._disk.outbox(order.update_id)
-        transfer = self._around.lines.upload(self.client_id, self.link, len(outbox.result.payload))
+        update_id, done = order.update_id, self._disk.finished(order.update_id)
+        transfer = self._around.lines.upload(self.client_id, self.link, len(done.result.payload))
         call = self._pushes.begin(partial(self._unanswered, update_id), transfer)
 
         def answer(objection: AnabranchError | None) -> None:
@@ -424,13 +424,13 @@ class Device(Talker, DeviceShell):
         def exchanged(answer: Exchange | StoreFull) -> None:
             decided(answer) if isinstance(answer, StoreFull) else decided(*answer)
 
-        send = partial(self._server.push, self.client_id, outbox, decided)
+        send = partial(self._server.push, self.client_id, done, decided)
         if order.next_task_id:
             ask = self._ask_of(order.next_task_id)
-            send = partial(self._server.exchange, self.client_id, outbox, ask, exchanged)
+            send = partial(self._server.exchange, self.client_id, done, ask, exchanged)
         if (meter := self._around.energy) is not None:
-            send = partial(_sent, meter, self.client_id, len(outbox.result.payload), send)
-        self._say(self._soon, partial(self._server.objection, self.client_id, outbox, answer))
+            send = partial(_sent, meter, self.client_id, len(done.result.payload), send)
+        self._say(self._soon, partial(self._server.objection, self.client_id, done, answer))
 
     def _judged(self, update_id: str, decision: Decision, granting: Granting | None) -> None:
         """The verdict of a result, and perhaps the task that was asked for with it."""

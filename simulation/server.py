@@ -30,7 +30,7 @@ from anabranch.core.secagg.ring import Numbers
 from anabranch.host.run import Advice
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Backup, Disk, PowerCut
-from anabranch.simulation.outbox import FinishedUpdate
+from anabranch.simulation.storage import FinishedUpdate
 from anabranch.simulation.versions import Offer
 from anabranch.simulation.waiting_room import Sleeper
 from anabranch.simulation.world import Order, World
@@ -50,12 +50,12 @@ class ServerCalls(Protocol):
     def enrol(self, client_id: str, capability: Capability, reply: Enrolling) -> None: ...  # noqa: D102
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
-    def objection(self, client_id: str, outbox: FinishedUpdate, reply: Objecting) -> None: ...  # noqa: D102
+    def objection(self, client_id: str, done: FinishedUpdate, reply: Objecting) -> None: ...  # noqa: D102
     def push(  # noqa: D102
-        self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]
+        self, client_id: str, done: FinishedUpdate, reply: Reply[PushOutcome]
     ) -> None: ...
     def exchange(  # noqa: D102
-        self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]
+        self, client_id: str, done: FinishedUpdate, ask: Ask, reply: Reply[Exchange]
     ) -> None: ...
     def renew(  # noqa: D102
         self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
@@ -84,20 +84,20 @@ class DirectServer:
         """A device gives a task back, and waits for no answer."""
         self._take(partial(self.world.drop, client_id, task_id, why, diverged), lambda _: None)
 
-    def objection(self, client_id: str, outbox: FinishedUpdate, reply: Objecting) -> None:
+    def objection(self, client_id: str, done: FinishedUpdate, reply: Objecting) -> None:
         """Why the payload of an update shall not come, or None."""
-        self._take(partial(self.world.objection, client_id, outbox), reply)
+        self._take(partial(self.world.objection, client_id, done), reply)
 
-    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
+    def push(self, client_id: str, done: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
         """What becomes of an update whose last byte is here."""
-        self._take(partial(self.world.push, client_id, outbox), reply)
+        self._take(partial(self.world.push, client_id, done), reply)
 
-    def exchange(self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]) -> None:
+    def exchange(self, client_id: str, done: FinishedUpdate, ask: Ask, reply: Reply[Exchange]) -> None:
         """The same, and a task of the version that the update leads to; nothing comes in between.
 
         With an error nobody hears of the ask: its device asks anew.
         """
-        self._take(partial(self._exchanged, client_id, outbox, ask), reply)
+        self._take(partial(self._exchanged, client_id, done, ask), reply)
 
     def renew(
         self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
@@ -135,8 +135,8 @@ class DirectServer:
     def _asked(self, ask: Ask) -> Granting:
         return self.world.ask(ask)
 
-    def _exchanged(self, client_id: str, outbox: FinishedUpdate, ask: Ask) -> Exchange:
-        outcome = self.world.push(client_id, outbox)
+    def _exchanged(self, client_id: str, done: FinishedUpdate, ask: Ask) -> Exchange:
+        outcome = self.world.push(client_id, done)
         return outcome, self._asked(ask) if isinstance(outcome, Decision) else None
 
 
@@ -202,25 +202,25 @@ class Process(DirectServer):
         """Never: a server that is down would not, and what it answers comes with a commit."""
         return False
 
-    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
+    def push(self, client_id: str, done: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
         """As `DirectServer`; the answer may not be taken back."""
 
         def tell(outcome: PushOutcome) -> None:
-            self._told_of(outbox.update_id, outcome)
+            self._told_of(done.update_id, outcome)
             reply(outcome)
 
-        self._take(partial(self.world.push, client_id, outbox), tell)
+        self._take(partial(self.world.push, client_id, done), tell)
 
-    def exchange(self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]) -> None:
+    def exchange(self, client_id: str, done: FinishedUpdate, ask: Ask, reply: Reply[Exchange]) -> None:
         """As `DirectServer`: both in one commit."""
 
         def tell(answer: Exchange | StoreFull) -> None:
             outcome, granting = (answer, None) if isinstance(answer, StoreFull) else answer
-            self._told_of(outbox.update_id, outcome)
+            self._told_of(done.update_id, outcome)
             self.told.grant(granting)
             reply(answer)
 
-        self._take(partial(self._exchanged, client_id, outbox, ask), tell)
+        self._take(partial(self._exchanged, client_id, done, ask), tell)
 
     def _told_of(self, update_id: str, outcome: PushOutcome) -> None:
         """A device hears what has become of its update; an error for a flaw says that it was decided."""

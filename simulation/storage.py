@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from anabranch.compress.feedback import Memory
+from anabranch.core.model.updates import Task
 from anabranch.core.unwritten import dataclass
 from anabranch.host.held import NOTHING, HeldModel
-from anabranch.simulation.outbox import FinishedUpdate
+from anabranch.simulation.executors.base import LocalResult
 from anabranch.simulation.versions import Model
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedUpdate:
+    """What waits in the outbox until the server has answered for good. `sha256`: of its payload.
+
+    `base_head` names the version that it was trained from, where its number may not do.
+    """
+
+    task: Task
+    update_id: str
+    examples: int
+    result: LocalResult
+    sha256: Callable[[], str]
+    base_head: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +49,8 @@ class Storage:
         under_way = [one.result.memory for one in self.waiting if one.result.memory is not None]
         return under_way[-1] if under_way else self.memory
 
-    def outbox(self, update_id: str) -> FinishedUpdate:
-        """A result."""
+    def finished(self, update_id: str) -> FinishedUpdate:
+        """An update that waits in the outbox."""
         return next(one for one in self.waiting if one.update_id == update_id)
 
     def put(self, done: FinishedUpdate) -> Storage:
@@ -43,7 +60,7 @@ class Storage:
 
     def commit(self, update_id: str) -> Storage:
         """The server has taken a result: its memory counts."""
-        memory = self.outbox(update_id).result.memory
+        memory = self.finished(update_id).result.memory
         return self if memory is None else replace(self, memory=memory)
 
     def discard(self, update_id: str) -> Storage:

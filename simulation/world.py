@@ -41,8 +41,8 @@ from anabranch.host.submission import announced, answered, arrived, check_coming
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
-from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server_time import ServerTime
+from anabranch.simulation.storage import FinishedUpdate
 from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.waiting_room import Sleeper, WaitingRoom
 
@@ -138,28 +138,28 @@ class World:
         if diverged:
             self._heard_invalid(client_id, why)
 
-    def push(self, client_id: str, outbox: FinishedUpdate) -> Decision | AnabranchError:
+    def push(self, client_id: str, done: FinishedUpdate) -> Decision | AnabranchError:
         """What becomes of an update whose last byte is here; an error where a live server answers so."""
-        result, task, spec = outbox.result, outbox.task, self.engine.spec
+        result, task, spec = done.result, done.task, self.engine.spec
         try:
             submission = announced(
                 spec,
-                update_id=outbox.update_id,
+                update_id=done.update_id,
                 task_id=task.task_id,
                 client_id=client_id,
                 base_version=task.base_version,
-                examples=outbox.examples,
+                examples=done.examples,
                 local_steps=result.steps,
                 metrics=finite(result.metrics),
-                sha256=outbox.sha256(),
+                sha256=done.sha256(),
                 size_bytes=len(result.payload),
                 codec=result.codec,
                 submodel=task.submodel,
-                base_head=outbox.base_head,
+                base_head=done.base_head,
             )
             found = examined(submission, result.payload, spec, self._limits)
             head = None if self.disk is None else self.disk.head_of(task.base_version)
-            event = arrived(submission, found, self.time.now(), head, salt=self._salt(outbox.update_id))
+            event = arrived(submission, found, self.time.now(), head, salt=self._salt(done.update_id))
             decided = answered(event, self._handle(event, result.payload))
         except (InvalidUpdate, IdTaken) as error:
             if isinstance(error, InvalidUpdate):
@@ -175,14 +175,14 @@ class World:
         for hear in self.invalid:
             hear(client_id, why)
 
-    def objection(self, client_id: str, outbox: FinishedUpdate) -> AnabranchError | None:
+    def objection(self, client_id: str, done: FinishedUpdate) -> AnabranchError | None:
         """Why a payload shall not come: it is not as its task wants it, or for one that is over."""
-        task, codec = outbox.task, outbox.result.codec
+        task, codec = done.task, done.result.codec
         try:
-            check_size(len(outbox.result.payload), codec, self.engine.spec, task.submodel)
-            check_coming(self.engine, client_id, task.task_id, outbox.update_id, codec)
+            check_size(len(done.result.payload), codec, self.engine.spec, task.submodel)
+            check_coming(self.engine, client_id, task.task_id, done.update_id, codec)
         except UnknownTask as error:
-            self._recorder.note(self.clock.now, "late", client=client_id, update=outbox.update_id)
+            self._recorder.note(self.clock.now, "late", client=client_id, update=done.update_id)
             return error
         except WireError as error:
             return error

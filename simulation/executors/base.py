@@ -53,7 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class LocalResult:
-    """What a device has in its outbox: the encoded delta, its codec, steps taken, metrics.
+    """What a training has come to: the encoded delta, its codec, steps taken, metrics.
 
     `memory` is pending until the server has taken the update; `kept` is what the App keeps from now on, `own`
     what the device does of its buffers.

@@ -23,9 +23,9 @@ from anabranch.reports.recorder import Recorder
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult, Pending
 from anabranch.simulation.executors.serial import SerialExecutor
 from anabranch.simulation.hasher import Hasher
-from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.problem import ProblemSource
 from anabranch.simulation.run import Simulation, open_simulation
+from anabranch.simulation.storage import FinishedUpdate
 
 UPLINK = {"codec": "ef(0.9)|topk(0.25)|int8|gaps|zstd"}
 
@@ -66,10 +66,10 @@ def watched(settings: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch
     watch = Watch(Simulation(settings, problem, executor, journal, recorder, None), jobs, [])
     push = watch.simulation.world.push
 
-    def pushed(client_id: str, outbox: FinishedUpdate) -> Decision:
-        decision = push(client_id, outbox)
+    def pushed(client_id: str, done: FinishedUpdate) -> Decision:
+        decision = push(client_id, done)
         assert isinstance(decision, Decision), "none has a flaw"
-        watch.pushes.append((client_id, outbox, decision))
+        watch.pushes.append((client_id, done, decision))
         return decision
 
     monkeypatch.setattr(watch.simulation.world, "push", pushed)
@@ -98,10 +98,10 @@ def test_a_residual_is_committed_by_an_update_that_was_applied(monkeypatch: pyte
         client = job.task.client_id
         assert job.memory is held.get(client)
         if job.task.task_id in by_task:
-            outbox, decision = by_task[job.task.task_id]
-            assert outbox.result.memory is not None
+            done, decision = by_task[job.task.task_id]
+            assert done.result.memory is not None
             if decision.verdict is not Verdict.REJECTED:
-                held[client] = outbox.result.memory
+                held[client] = done.result.memory
     lost = len(watch.jobs) - len(by_task)
     assert lost > 3, "devices vanish in the middle of tasks, and keep what they remember"
 
@@ -110,10 +110,10 @@ def test_a_resent_update_has_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     with watched(rough(), monkeypatch) as watch:
         watch.simulation.run()
     digests: dict[str, set[str]] = {}
-    for _, outbox, _ in watch.pushes:
-        payload = hashlib.sha256(outbox.result.payload).hexdigest()
-        assert payload == outbox.sha256()
-        digests.setdefault(outbox.update_id, set()).add(payload)
+    for _, done, _ in watch.pushes:
+        payload = hashlib.sha256(done.result.payload).hexdigest()
+        assert payload == done.sha256()
+        digests.setdefault(done.update_id, set()).add(payload)
     assert len(watch.pushes) > len(digests), "some were sent twice"
     assert all(len(found) == 1 for found in digests.values())
 
@@ -122,7 +122,7 @@ def test_no_memory_travels_where_there_is_none(monkeypatch: pytest.MonkeyPatch) 
     with watched(config(), monkeypatch) as watch:
         watch.simulation.run()
     assert all(job.memory is None for job in watch.jobs)
-    assert all(outbox.result.memory is None for _, outbox, _ in watch.pushes)
+    assert all(done.result.memory is None for _, done, _ in watch.pushes)
 
 
 def task_of(simulation: Simulation) -> Task:
@@ -142,11 +142,11 @@ def test_an_update_has_the_codec_of_its_task_or_raw(codec: str, why: str) -> Non
         assert task.uplink == "int8|zstd"
         payload = np.ones(4, np.float32).tobytes()
         result = LocalResult(payload, codec, 1, {})
-        outbox = FinishedUpdate(task, "u", 64, result, Hasher().begin(payload))
-        objection = simulation.world.objection("a", outbox)
+        done = FinishedUpdate(task, "u", 64, result, Hasher().begin(payload))
+        objection = simulation.world.objection("a", done)
         assert (objection is None) == (not why)
         if not why:
-            decision = simulation.world.push("a", outbox)
+            decision = simulation.world.push("a", done)
             assert isinstance(decision, Decision)
             assert decision.reason is Reason.NONE
         else:

@@ -28,9 +28,9 @@ from anabranch.host.journal import replay
 from anabranch.host.run import Advice
 from anabranch.simulation.disk import Backup
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
-from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.run import Simulation
 from anabranch.simulation.server import Process, PushOutcome, Reply
+from anabranch.simulation.storage import FinishedUpdate
 from anabranch.simulation.versions import Offer
 
 NEAR_S = 1e-3  # what floats and answers that are written at the same moment come to
@@ -138,9 +138,9 @@ class Bases:
             self._trained[id(job.task)] = job.task, found
             return train(job)
 
-        def pushing(client_id: str, outbox: FinishedUpdate) -> PushOutcome:
-            self._pushed[outbox.update_id] = self._trained[id(outbox.task)][1]
-            return push(client_id, outbox)
+        def pushing(client_id: str, done: FinishedUpdate) -> PushOutcome:
+            self._pushed[done.update_id] = self._trained[id(done.task)][1]
+            return push(client_id, done)
 
         executor.train = training  # type: ignore[method-assign]
         world.push = pushing  # type: ignore[method-assign]
@@ -193,13 +193,13 @@ class Whole:
             self._word = True
             put_back(backup)
 
-        def pushing(client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
+        def pushing(client_id: str, done: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
             def said(outcome: PushOutcome) -> None:
                 if isinstance(outcome, Decision):
-                    self._say(outbox.update_id, outcome)
+                    self._say(done.update_id, outcome)
                 reply(outcome)
 
-            push(client_id, outbox, said)
+            push(client_id, done, said)
 
         self._disk.append = appending  # type: ignore[method-assign]
         simulation.server.push = pushing  # type: ignore[method-assign]

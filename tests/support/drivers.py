@@ -44,8 +44,8 @@ from anabranch.reports.recorder import Recorder
 from anabranch.server.store.factory import open_store
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.executors.base import LocalResult
-from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server import DirectServer
+from anabranch.simulation.storage import FinishedUpdate
 from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.world import World
 from anabranch.testing.federation import result_of
@@ -325,11 +325,11 @@ class Simulated:
         task = self._tasks.of(client_id, task_id)
         entry = result(task, update_id, value, codec or task.uplink, more)
         trained = LocalResult(bytes(entry.payload), entry.codec, entry.local_steps, entry.metrics)
-        outbox = FinishedUpdate(task, update_id, entry.examples, trained, lambda: entry.digest)
-        objection = self._told(partial(self._server.objection, client_id, outbox))
+        done = FinishedUpdate(task, update_id, entry.examples, trained, lambda: entry.digest)
+        objection = self._told(partial(self._server.objection, client_id, done))
         if objection is not None:
             return type(objection).__name__
-        outcome = self._told(partial(self._server.push, client_id, outbox))
+        outcome = self._told(partial(self._server.push, client_id, done))
         return decided(outcome) if isinstance(outcome, Decision) else type(outcome).__name__
 
     def beat(self, client_id: str, task_id: str, progress: float) -> str:
