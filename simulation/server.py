@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from anabranch.core.config.faults import FaultsTable
 from anabranch.core.effects import Effect, Refused
@@ -44,30 +44,8 @@ Objecting = Reply[AnabranchError | None]
 Enrolling = Reply[ConfigError | None]
 
 
-class ServerCalls(Protocol):
-    """What a device can say to the server, at the moment at which the message arrives."""
-
-    def enrol(self, client_id: str, capability: Capability, reply: Enrolling) -> None: ...  # noqa: D102
-    def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
-    def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
-    def objection(self, client_id: str, done: FinishedUpdate, reply: Objecting) -> None: ...  # noqa: D102
-    def push(  # noqa: D102
-        self, client_id: str, done: FinishedUpdate, reply: Reply[PushOutcome]
-    ) -> None: ...
-    def exchange(  # noqa: D102
-        self, client_id: str, done: FinishedUpdate, ask: Ask, reply: Reply[Exchange]
-    ) -> None: ...
-    def renew(  # noqa: D102
-        self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
-    ) -> None: ...
-    def downloaded(self, client_id: str, payload_bytes: int, frozen_bytes: int = 0) -> None: ...  # noqa: D102
-    def gone(self, client_id: str) -> None: ...  # noqa: D102
-    def waits(self, refused: Refused, device: Sleeper) -> bool: ...  # noqa: D102
-    def turns_away(self, newcomer: Sleeper) -> bool: ...  # noqa: D102
-
-
 class DirectServer:
-    """Every call is answered at once."""
+    """What a device can say to the server, as its message arrives: every call is answered at once."""
 
     def __init__(self, world: World) -> None:
         self.world = world

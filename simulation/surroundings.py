@@ -15,7 +15,7 @@ from anabranch.simulation.elastic import ElasticTrainings
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.network import Network
-from anabranch.simulation.server import ServerCalls
+from anabranch.simulation.server import DirectServer
 from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.storage import EMPTY, Storage
 from anabranch.simulation.transfers import Lines
@@ -29,7 +29,7 @@ class Surroundings:
     """What all devices share."""
 
     clock: VirtualClock
-    server: ServerCalls
+    server: DirectServer
     network: Network
     lines: Lines
     executor: Executor
