@@ -1,4 +1,4 @@
-"""The operators' side of a running server, and the health check."""
+"""The operators' side of a running server."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from anabranch.client.channel import (
 from anabranch.client.clocks import check_unreached
 from anabranch.client.listed import ListedJob, read_jobs
 from anabranch.client.watching import WatchedEvent, WatchPlace
+from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import ParamSpec
@@ -205,6 +206,11 @@ class SettingAnswer:
     by: str
     at_s: float
 
+    @property
+    def text(self) -> str:
+        """The setting, and what it was."""
+        return f"{self.path} = {setting_text(self.value)} (was {setting_text(self.was)})"
+
 
 @dataclass(frozen=True)
 class SettingsAnswer:
@@ -217,6 +223,13 @@ class SettingsAnswer:
     finished: str
     reopened: bool
     warnings: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """What has become of it, for people; without the warnings."""
+        found = [change.text for change in self.changes]
+        if self.reopened:
+            found.append("the run had ended, and goes on: start its devices again")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -17,7 +17,6 @@ from anabranch.client.watching import WatchedEvent, WatchPlace
 from anabranch.cockpit.series import thinned
 from anabranch.cockpit.source import Head, State, TakenBack
 from anabranch.core.config.goal import Goal
-from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import AnabranchError
 from anabranch.reports.picture.columns import plain
 from anabranch.reports.picture.happening import Happened
@@ -372,10 +371,7 @@ class OperatorOrders:
     def set_settings(self, values: Mapping[str, Any]) -> list[str]:
         """Change settings; each in words."""
         done = self._client.set_settings(values)
-        told = [f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)})" for c in done.changes]
-        if done.reopened:
-            told.append("the run had ended, and goes on: start its devices again")
-        return [*told, *done.warnings]
+        return [*done.lines(), *done.warnings]
 
 
 def _quantiles(found: Any, scale: float) -> dict[str, float | None]:

@@ -21,7 +21,6 @@ from anabranch.client.signals import ended_by_interrupt
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.tables import parse_override
-from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
@@ -70,10 +69,7 @@ def status(server: OperatorClient, output: Output) -> None:
     down = f"{bytes_text(s.downlink_bytes)} down ({bytes_text(s.downlink_bytes_full_equivalent)} raw)"
     there = f"{count_text(s.clients_online)} of {counted(s.clients, 'client')}"
     began, up_for = time_text(s.created_at_s), duration_text(s.uptime_s)
-    changed = (
-        f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)}), set by {c.by}, {time_text(c.at_s)}"
-        for c in s.settings_changed
-    )
+    changed = (f"{c.text}, set by {c.by}, {time_text(c.at_s)}" for c in s.settings_changed)
     lines = [
         f"{s.run} ({s.strategy}{s.phase and f', {s.phase}'}): version {count_text(s.version)}, {state}",
         f"  now: {there} online, {count_text(s.live_tasks)} in training",
@@ -265,12 +261,10 @@ def set_settings(
     """
     given = [parse_override(text, "") for text in settings]
     done = server.set_settings({f"{table}.{key}": value for table, key, value in given})
-    lines = [f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)})" for c in done.changes]
-    if not lines:
-        lines.append("nothing to change: it is so already")
-    if done.reopened:
-        lines.append("the run had ended, and goes on: start its devices again")
-    elif done.finished:
+    lines = done.lines()
+    if not done.changes:
+        lines.insert(0, "nothing to change: it is so already")
+    if done.finished and not done.reopened:
         lines.append(f"it does not go on: {done.finished}")
     output.result(done.to_json(), "\n".join(lines))
     for warning in done.warnings:
