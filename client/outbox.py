@@ -189,7 +189,7 @@ class Outbox:
 
     def has_room(self, entry: UpdateEntry) -> bool:
         """Whether it is within the bounds beside what is held. Raises `TooLarge` when it never can be."""
-        size, held = self._size_of(entry), [size for _, size, _ in self._files()]
+        size, held = self._size_of(entry), [size for size, _ in self._files()]
         return len(held) < self._bounds.entries_max and size + sum(held) <= self._bounds.bytes_max
 
     def put(self, entry: UpdateEntry) -> None:
@@ -235,7 +235,7 @@ class Outbox:
 
     def pending(self) -> list[str]:
         """The update ids, oldest first."""
-        return [path.stem for _, _, path in self._files()]
+        return [path.stem for _, path in self._files()]
 
     def remove(self, update_id: str) -> None:
         """The server has answered. Harmless to repeat."""
@@ -246,15 +246,15 @@ class Outbox:
     def _path(self, update_id: str) -> Path:
         return self._folder / f"{checked_id(update_id, 'update_id')}{SUFFIX}"
 
-    def _files(self) -> list[tuple[int, int, Path]]:
-        """(place, size in bytes, path) of each entry, oldest first."""
+    def _files(self) -> list[tuple[int, Path]]:
+        """(size in bytes, path) of each entry, oldest first."""
         with self._lock:
             found = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
             numbers = dict(self._numbers)
         ordered = sorted(
             (numbers.get(path.stem, 0), stat.st_mtime_ns, stat.st_size, path) for stat, path in found
         )
-        return [(place, size, path) for place, (_, _, size, path) in enumerate(ordered)]
+        return [(size, path) for _, _, size, path in ordered]
 
     def _number(self, entry: UpdateEntry) -> int:
         """Its number in the outbox: its own, or the next."""
