@@ -77,14 +77,6 @@ class DeviceProfiles:
         draw = 0.0 if low == high else rank(self.seed, "task-time", device, task_index)
         return float(steps * self.step_time_s[device] * (low + (high - low) * draw))
 
-    def upload_s(self, device: int, payload_bytes: int) -> float:
-        """Seconds until a payload of the device has arrived at the server."""
-        return float(self.latency_s[device] + 8 * payload_bytes / self.up_bps[device])
-
-    def download_s(self, device: int, payload_bytes: int) -> float:
-        """Seconds until a payload of the server has arrived at the device."""
-        return float(self.latency_s[device] + 8 * payload_bytes / self.down_bps[device])
-
 
 def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
     """The profiles of `fleet.clients` devices. What device i gets does not depend on how many there are.

@@ -120,11 +120,6 @@ class Trace:
         return self.devices[device % len(self.devices)]
 
     @property
-    def moves(self) -> bool:
-        """Whether it says when devices are there."""
-        return any(not m.on for device in self.devices for m in device.moments)
-
-    @property
     def has_rates(self) -> bool:
         """Whether it says anything of a link."""
         return any(m.rates != NO_RATES for d in self.devices for m in d.moments)

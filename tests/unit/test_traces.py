@@ -49,7 +49,7 @@ def test_a_row_holds_until_the_next_of_its_device() -> None:
         assert state(b, now_s).on is on, now_s
     assert not state(a, 1e9).on
     assert trace.of(0) is trace.of(2) is b, "a larger fleet has the same devices again"
-    assert (trace.moves, trace.has_rates, trace.span_s) == (True, True, 20.0)
+    assert (trace.has_rates, trace.span_s) == (True, 20.0)
 
 
 def test_what_comes_next_is_what_is_then() -> None:

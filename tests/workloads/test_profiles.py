@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError
+from anabranch.simulation.network import NetworkLink
 from anabranch.workloads.profiles import level_order, speed_profile
 
 KINDS = ["levels", "lognormal", "fadas-mild", "fadas-large"]
@@ -69,8 +70,9 @@ def test_fadas_classes_and_durations(kind: str, slowest: tuple[int, int]) -> Non
 
 def test_transfers_take_latency_and_bandwidth() -> None:
     profiles = speed_profile(FleetTable(clients=2, up_mbps=8.0, down_mbps=0.0, latency_s=0.05), 0)
-    assert profiles.upload_s(1, 1_000_000) == pytest.approx(1.05)
-    assert profiles.download_s(1, 1_000_000) == 0.05
+    link = NetworkLink.of(profiles, 1)
+    assert link.upload_s(1_000_000) == pytest.approx(1.05)
+    assert link.download_s(1_000_000) == 0.05
 
 
 def test_an_unknown_speed_is_named() -> None:
