@@ -20,7 +20,7 @@ def test_an_init_that_takes_too_long_is_told_and_ended(
     monkeypatch.setattr(processes, "SERVER_READY_S", 0.0)
     fleet = FleetProcesses(tmp_path, Config(), "synthetic")
     with pytest.raises(Unavailable, match=r"init has not ended within 0 s"), fleet:
-        fleet.start_server(Config())
+        fleet.start_server()
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             assert str(tmp_path) not in command.read_text(errors="replace"), "it goes on without its demo"

@@ -117,7 +117,7 @@ def demo(
             _report_in_any_case(folder, settings, ours=not server),
             FleetProcesses(folder, settings, name) as fleet,
         ):
-            addresses = (server, admin) if server else fleet.start_server(settings)
+            addresses = (server, admin) if server else fleet.start_server()
             output.say(f"server: {addresses[0]} (operators: {addresses[1]}); starting the devices ...")
             fleet.start_devices(addresses, clients)
             watched = _watch(fleet, addresses[1], output)
@@ -160,7 +160,7 @@ def _presets(workload: str, strategy: str, clients: int) -> list[Layer]:
     fleet = {"clients": clients, **base.get("fleet", {})}
     cohort = max(1, clients // 2)
     params: Tables = {
-        "fedbuff": {"buffer_size": max(1, clients // 2)},
+        "fedbuff": {"buffer_size": cohort},
         "fedavg": {"clients_per_round": cohort, "deadline_s": 30.0},
         "fedprox": {"clients_per_round": cohort, "deadline_s": 30.0},
         "qafel": {"buffer_size": cohort},

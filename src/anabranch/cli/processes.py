@@ -34,9 +34,9 @@ class FleetProcesses:
         self.logs.mkdir(parents=True, exist_ok=True)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start_server(self, settings: Config) -> Addresses:
+    def start_server(self) -> Addresses:
         """Initialise the model, start the server, wait until it serves; returns its addresses."""
-        config = self.folder / "config.json"
+        settings, config = self.settings, self.folder / "config.json"
         config.write_text(json.dumps(settings.to_json(), indent=2), encoding="utf-8")
         model = self.folder / "model"
         of_model = ["--out", str(model), "--seed", str(settings.run.seed), *self._app[1:]]
