@@ -389,11 +389,6 @@ def _processes() -> int:
     return int(torch.distributed.get_world_size())
 
 
-def number(value: Any) -> float:
-    """A metric as a number: of Python, of numpy, or a tensor of one."""
-    return float(value.item() if hasattr(value, "item") else value)
-
-
 def taken(model: Any) -> Tensors:
     """The model's tensors, copied: of torch in a computer's memory."""
     if isinstance(model, dict):
@@ -486,8 +481,9 @@ def _metrics(metrics: Any) -> dict[str, float]:
 
 
 def _number(what: str, value: Any) -> float:
+    """Of Python, of numpy, or a tensor of one."""
     try:
-        return number(value)
+        return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ConfigError(f"push({what} is {value!r}, and no number") from error
 
