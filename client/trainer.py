@@ -122,7 +122,7 @@ class LocalTrainer:
 
     `threads`: for torch on a CPU; 0 leaves torch's own choice, at most the cores that it may use, of which
     `neighbours` share: they come and go, and for a model of less than `SMALL_MODEL_VALUES` each takes one.
-    What the App raises names the `device`. Raises `AppError` and `ConfigError` as `trainer_for` does.
+    What the App raises names the client. Raises `AppError` and `ConfigError` as `trainer_for` does.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class LocalTrainer:
         app: App,
         settings: ClientTable,
         threads: int = 0,
-        device: str = "",
+        client_id: str = "",
         neighbours: Neighbours | None = None,
     ) -> None:
-        self._app, self._device = app, device
+        self._app, self._client_id = app, client_id
         self._trainer = trainer_for(app, settings.device, settings.precision)
         if isinstance(self._trainer, NumpyTrainer):
             warn_of_arrays(app, settings.device, settings.precision)
@@ -219,7 +219,7 @@ class LocalTrainer:
 
     def load(self, shard: Shard) -> Examples:
         """The App's data of the shard, from now on trained on. Raises `DataError`."""
-        with on_device(self._device), doubting(warn_once), counting() as pools:
+        with on_device(self._client_id), doubting(warn_once), counting() as pools:
             self.examples = data_of(self._app, shard)
         self.pool_examples = max(pools, default=0)
         for flaw in self.examples.not_finite():
@@ -229,7 +229,7 @@ class LocalTrainer:
     @property
     def waits_for_data(self) -> bool:
         """Whether none of its examples is there yet. Raises `AppError` and `DataError`."""
-        with on_device(self._device):
+        with on_device(self._client_id):
             return self.examples is not None and arrived_of(self._app, self.examples, time.time()) is None
 
     def _look(self) -> Examples:
@@ -307,7 +307,7 @@ class LocalTrainer:
 
     def build(self, first: FirstModel) -> BaseModel:
         """Version 0, as the App makes it. Raises `InvalidUpdate` where that is another, and `AppError`."""
-        with on_device(self._device):
+        with on_device(self._client_id):
             tensors = self._trainer.initial(first.seed)
         model = BaseModel(0, first.read(self.spec, tensors), self.spec.frozen(tensors), head=first.head)
         self._built = model.frozen
@@ -333,7 +333,7 @@ class LocalTrainer:
         masker, model_sha256 = self.masker, ""
         if masker is not None:
             model_sha256 = masker.model_sha256(self.spec, base.vector, base.frozen)
-        with watched(each_step), on_device(self._device):
+        with watched(each_step), on_device(self._client_id):
             examples = self._look()
             result = self._trainer.train(
                 start, self._frozen(base), examples, task.local, task.seed, smaller(task), only(task)
@@ -357,7 +357,7 @@ class LocalTrainer:
         assert self.examples is not None, "load a shard first"
         self._share_cores()
         start = self.buffers.start(base.vector, None, self._own)
-        with on_device(self._device):
+        with on_device(self._client_id):
             self._trainer.train_on(start, self._frozen(base), self._look(), plan, seed, hook)
 
     def pack(
