@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ UPDATES = 200  # of a run whose end nobody has set
 UPDATES_TO_TARGET = 10_000  # the same, where the target is its end
 
 Layer = tuple[str, Mapping[str, Any]]
+Choice = Mapping[str, Any]  # of settings, by `table.key`
 
 
 def load_config(
@@ -206,6 +207,19 @@ def one_run(tables: dict[str, Any], path: Path | str) -> dict[str, Any]:
             f"{path} has [sweep], which is many runs, for `anabranch simulate` and sweep(): take it out"
         )
     return {name: keys for name, keys in tables.items() if name != TUNE}
+
+
+def flat_settings(tables: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """`table.key` and value, of names with a dot or of tables in tables. Raises `ConfigError`."""
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"{where} must be a table of settings, not {tables!r}")
+    for name, value in tables.items():
+        if "." in name:
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", its) for key, its in value.items())
+        else:
+            raise ConfigError(f"{where}: {name!r} is no setting: write 'table.key', such as 'client.epochs'")
 
 
 def _environment(environ: Mapping[str, str]) -> list[Layer]:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from anabranch.api.configuration import Choice
 from anabranch.api.progress import LiveBar
-from anabranch.api.sweep_file import Choice
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import RunTable
 from anabranch.core.errors import ConfigError

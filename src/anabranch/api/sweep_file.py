@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.api.configuration import SWEEP, TUNE, read_settings
+from anabranch.api.configuration import SWEEP, TUNE, Choice, flat_settings, read_settings
 from anabranch.core.errors import ConfigError
 
 SEED = "run.seed"  # which no choice may have: seeds are paired
 SEEDS_SAID = "a sweep has seeds= (in a file sweep.seeds), how many or a list of them"
 KEYS = ("seeds", "parallel", "on", "grid", "choices")
-
-Choice = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,32 +58,22 @@ def _table(said: Any) -> SweepTable:
         raise ConfigError(f"[sweep] must be a table of keys, not {said!r}")
     if unknown := sorted({*said} - {*KEYS}):
         raise ConfigError(f"unknown key {unknown[0]!r} in [sweep]: it has {', '.join(KEYS)}")
-    grid = _flat(said.get("grid", {}), "sweep.grid")
+    grid = _settings(said.get("grid", {}), "sweep.grid")
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep.grid: {name} = {values!r}: give a list of values")
     listed = said.get("choices", [{}])
     if not isinstance(listed, list) or not listed:
         raise ConfigError("sweep.choices: write [[sweep.choices]], a table of settings each")
-    choices = [_flat(choice, "sweep.choices") for choice in listed]
+    choices = [_settings(choice, "sweep.choices") for choice in listed]
     if twice := sorted({*grid} & {name for choice in choices for name in choice}):
         raise ConfigError(f"sweep: {twice[0]} is in the grid and in a choice: say it once")
     found = [{**choice, **combination} for choice in choices for combination in combinations(grid)]
     return SweepTable(found, _seeds(said.get("seeds")), _parallel(said.get("parallel")), said.get("on"))
 
 
-def _flat(tables: Any, where: str) -> dict[str, Any]:
-    """`table.key` -> value, of names with a dot or of tables in tables."""
-    if not isinstance(tables, Mapping):
-        raise ConfigError(f"{where} must be a table of settings, not {tables!r}")
-    found: dict[str, Any] = {}
-    for name, value in tables.items():
-        if "." in name:
-            found[name] = value
-        elif isinstance(value, Mapping):
-            found |= {f"{name}.{key}": its for key, its in value.items()}
-        else:
-            raise ConfigError(f"{where}: {name!r} is no setting: write 'table.key', such as 'client.epochs'")
+def _settings(tables: Any, where: str) -> dict[str, Any]:
+    found = dict(flat_settings(tables, where))
     if SEED in found:
         raise ConfigError(f"{where}: {SEED}: {SEEDS_SAID}")
     return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from anabranch.api.comparing import Comparison, compare
-from anabranch.api.configuration import is_config
+from anabranch.api.configuration import Choice, is_config
 from anabranch.api.figures import Figure
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
 from anabranch.api.pool import PROCESSES, check_place, run_pool
@@ -26,7 +26,7 @@ from anabranch.api.records import Records
 from anabranch.api.run import Run
 from anabranch.api.simulating import Callback, run_simulation
 from anabranch.api.studies import OptunaStudy, Space, StudySweep, is_study
-from anabranch.api.sweep_file import SEED, SEEDS_SAID, Choice, SweepTable, combinations, read_sweep
+from anabranch.api.sweep_file import SEED, SEEDS_SAID, SweepTable, combinations, read_sweep
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.core.config.tables import Config, RunTable
 from anabranch.core.errors import ConfigError

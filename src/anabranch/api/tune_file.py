@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from anabranch.api.configuration import TUNE, one_run, read_settings
+from anabranch.api.configuration import TUNE, flat_settings, one_run, read_settings
 from anabranch.api.pool import PROCESSES
 from anabranch.api.tune_ranges import TuneRange, read_range
 from anabranch.core.errors import ConfigError
@@ -90,16 +90,4 @@ def tune_table(said: Any) -> TuneTable:
 
 def read_ranges(said: Any) -> tuple[TuneRange, ...]:
     """Ranges by the name of their setting, or by its table and key. Raises `ConfigError`."""
-    if not isinstance(said, Mapping):
-        raise ConfigError(f"tune.ranges must be a table of settings, not {said!r}")
-    found = []
-    for name, value in said.items():
-        if "." in name:
-            found.append(read_range(name, value))
-        elif isinstance(value, Mapping):
-            found += [read_range(f"{name}.{key}", its) for key, its in value.items()]
-        else:
-            raise ConfigError(
-                f"tune.ranges: {name!r} is no setting: write 'table.key', such as 'client.epochs'"
-            )
-    return tuple(found)
+    return tuple(read_range(name, value) for name, value in flat_settings(said, "tune.ranges"))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anabranch.api.configuration import Choice
 from anabranch.core.config.tables import TABLES, Config, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO, RAW
@@ -21,7 +22,6 @@ from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.scheduled import parameters_of
 
 Scale = Literal["log", "even", "list"]
-Choice = Mapping[str, Any]
 
 DIGITS = 2  # of a point that a range is extended by
 POINTS = 5

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from anabranch.api.configuration import UPDATES_TO_TARGET
+from anabranch.api.configuration import UPDATES_TO_TARGET, Choice
 from anabranch.api.halving import SHARES
 from anabranch.api.objects import RunObjects, RunPlan, Source, plan_run
 from anabranch.api.pool import check_place
 from anabranch.api.tune_file import TuneTable
 from anabranch.api.tune_legs import TuneBudget
-from anabranch.api.tune_ranges import Choice, default_ranges, settings_of, value_of
+from anabranch.api.tune_ranges import default_ranges, settings_of, value_of
 from anabranch.core.config.goal import Goal
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
-from anabranch.api.configuration import is_config
+from anabranch.api.configuration import Choice, is_config
 from anabranch.api.figures import Figure
 from anabranch.api.halving import Halving, Leg, score
 from anabranch.api.objects import FileTables, RunObjects, Source
@@ -22,7 +22,7 @@ from anabranch.api.temporary import TemporaryFolder
 from anabranch.api.tune_file import TuneTable, read_ranges, read_tune
 from anabranch.api.tune_legs import LegEnd, LegJob, TuneBudget, carry_leg, unstable
 from anabranch.api.tune_log import LegKind, TuneLog
-from anabranch.api.tune_ranges import Choice, deal, settings_of, value_of
+from anabranch.api.tune_ranges import deal, settings_of, value_of
 from anabranch.api.tune_request import TuneRequest
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
