@@ -116,13 +116,13 @@ class Problem:
         self.trainer = trainer_for(app, device, config.client.precision)
         first = start
         if app.any_model and isinstance(self.trainer, NumpyTrainer):  # asked once: it may cost a lot
-            first = self._first(config) if start is None else start
+            first = self._first() if start is None else start
             self.trainer.adopt(self.trainer.described(dict(first)))
         self.spec = self.trainer.spec
         self._growth = grown(config, self.spec)
         self._uplink = lru_cache(maxsize=64)(make_uplink)  # each task names one, and a run has few
         self._buffers = DeviceBuffers(self.spec, config.model.buffers)
-        self.initial: dict[str, Array] = dict(self._first(config) if first is None else first)
+        self.initial: dict[str, Array] = dict(self._first() if first is None else first)
         if start is None and (flawed := self.spec.not_finite(self.initial)):
             raise AppError(
                 f"{app.name}: the first weights of its model are not finite, in tensor {flawed!r}: mend "
@@ -140,8 +140,8 @@ class Problem:
         self._held_out: Examples | None = None
         self._goal: Examples | None = None  # an attack's
 
-    def _first(self, config: Config) -> Tensors:
-        return self.trainer.initial(seed_of(config.run.seed, "initial"))
+    def _first(self) -> Tensors:
+        return self.trainer.initial(seed_of(self.config.run.seed, "initial"))
 
     def shard(self, role: str, device: int = 0) -> Shard:
         """The part of the data that plays this role."""
