@@ -25,7 +25,7 @@ from anabranch.identity.addresses import checked_job
 from anabranch.identity.files import write_private
 from anabranch.server.job import JobState
 from anabranch.server.job_folder import DATA, SETTINGS, names_in, note_of, set_stopped
-from anabranch.workloads.app import App, load_app
+from anabranch.workloads.app import App
 
 FREE_PORTS = ("a free port", {"server": {"address": ANY_PORT, "admin_address": ANY_PORT}})
 SERVED = frozenset({JobState.RUNNING, JobState.ENDED})
@@ -84,7 +84,7 @@ class JobServer(Listening):
         `ConfigError` and `AppError`.
         """
         plan = plan_run(source, objects, ends=False, name=checked_job(name))
-        app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
+        app = plan.load_app()
         with tempfile.TemporaryDirectory() as made:
             settings, model = Path(made) / SETTINGS, Path(made) / "model"
             write_private(settings, plan.config.to_toml(clear=True).encode())

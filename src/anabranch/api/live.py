@@ -21,7 +21,6 @@ from anabranch.client.local import LocalServer
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.core.spelling import spelled
-from anabranch.workloads.app import App, load_app
 
 ANY_PORT = "127.0.0.1:0"
 OTHERS_S = 1.0  # so often it is asked whether devices of other processes have come
@@ -95,7 +94,7 @@ class Server(Listening, Operated):
         where = str(self.data_dir / "data")
         table = replace(plan.config.server, address=address, admin_address=admin_address, data_dir=where)
         self.config: Config = replace(plan.config, server=table)
-        self._app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
+        self._app = plan.load_app()
         self._insecure, self._bundle = insecure, None if bundle is None else Path(bundle)
         self._over = threading.Event()
         self._devices = DevicesHere()
@@ -175,7 +174,7 @@ class InProcessServer(Background):
     def __init__(self, source: Source, **objects: Unpack[RunObjects]) -> None:
         super().__init__("anabranch-local-server")
         plan = plan_run(source, objects, ends=False)
-        app: App = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
+        app = plan.load_app()
         self.config = plan.config
         self.local = LocalServer.of(app, plan.config)
         self._over = threading.Event()

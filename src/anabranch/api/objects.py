@@ -20,7 +20,7 @@ from anabranch.core.parts import is_data
 from anabranch.core.plain import of_python
 from anabranch.core.spelling import spelled
 from anabranch.strategies.registry import STRATEGIES
-from anabranch.workloads.app import App, app_of
+from anabranch.workloads.app import App, app_of, load_app
 
 
 class AnyModel(Protocol):
@@ -55,6 +55,10 @@ class RunPlan:
     config: Config
     said: str
     app: App | None
+
+    def load_app(self) -> App:
+        """The App, be it named or given. Raises `AppError`."""
+        return self.app or load_app(self.config.run.workload, self.config.run.data_path)
 
 
 class RunObjects(TypedDict, total=False):
