@@ -17,7 +17,7 @@ from anabranch.api.live import ANY_PORT
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run, setting_layers
 from anabranch.api.operated import Operated, first_model, run_of_data
 from anabranch.api.run import Run
-from anabranch.api.temporary import TemporaryFolder
+from anabranch.api.temporary import folder_at
 from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError, FolderMissing, Unavailable
 from anabranch.core.spelling import spelled
@@ -59,8 +59,8 @@ class JobServer(Listening):
         given = {"server.address": address, "server.admin_address": admin_address, **(settings or {})}
         said = {path: value for path, value in given.items() if value is not None}
         self.config = load_config(config, presets=[FREE_PORTS], flags=setting_layers(said))
-        self.holds = TemporaryFolder() if folder is None else None
-        self.folder = self.holds.path / "jobs" if self.holds else Path(folder or "").absolute()
+        at, self.holds = folder_at(folder)
+        self.folder = at / "jobs" if self.holds else at
         self.insecure = insecure
         self._jobs: dict[str, ServedJob] = {}
         self._heard = threading.Condition()

@@ -16,7 +16,7 @@ from anabranch.api.listening import Listening
 from anabranch.api.objects import RunObjects, Source, plan_run
 from anabranch.api.operated import Operated, first_model, run_of_data
 from anabranch.api.run import Run
-from anabranch.api.temporary import TemporaryFolder
+from anabranch.api.temporary import folder_at
 from anabranch.client.local import LocalServer
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
@@ -87,10 +87,8 @@ class Server(Listening, Operated):
         **objects: Unpack[RunObjects],
     ) -> None:
         super().__init__("anabranch-server")
-        named = Path(data_dir or "").absolute()  # what an App does may change the working directory
+        self.data_dir, self._temporary = folder_at(data_dir)
         plan = plan_run(source, objects, ends=False)
-        self._temporary = TemporaryFolder() if data_dir is None else None
-        self.data_dir = self._temporary.path if self._temporary else named
         where = str(self.data_dir / "data")
         table = replace(plan.config.server, address=address, admin_address=admin_address, data_dir=where)
         self.config: Config = replace(plan.config, server=table)

@@ -27,7 +27,7 @@ from anabranch.api.run import Run
 from anabranch.api.simulating import Callback, run_simulation
 from anabranch.api.studies import OptunaStudy, Space, StudySweep, is_study
 from anabranch.api.sweep_file import SEED, SEEDS_SAID, SweepTable, combinations, read_sweep
-from anabranch.api.temporary import TemporaryFolder
+from anabranch.api.temporary import folder_at
 from anabranch.core.config.tables import Config, RunTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB
@@ -216,9 +216,7 @@ class SweepFolder:
     """Where the runs of a sweep go; None: where they last as long as somebody has one."""
 
     def __init__(self, out: str | Path | None) -> None:
-        self._temporary = TemporaryFolder("anabranch-sweep-") if out is None else None
-        named = Path(out or "").absolute()  # what an App does may change the working directory
-        self._path = self._temporary.path if self._temporary else named
+        self._path, self._temporary = folder_at(out, "anabranch-sweep-")
 
     def job(self, plan: RunPlan) -> SweepJob:
         """What is to be there of a plan in the end."""

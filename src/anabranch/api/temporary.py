@@ -27,3 +27,14 @@ class TemporaryFolder:
     ) -> None:
         if kind is not None:
             self._remove()
+
+
+def folder_at(named: str | Path | None, prefix: str = "anabranch-") -> tuple[Path, TemporaryFolder | None]:
+    """A folder, absolute, as what an App does may change the working directory; and what holds it.
+
+    None: a new one, which lasts as long as that.
+    """
+    if named is not None:
+        return Path(named).absolute(), None
+    made = TemporaryFolder(prefix)
+    return made.path, made

@@ -18,7 +18,7 @@ from anabranch.api.objects import FileTables, RunObjects, Source
 from anabranch.api.pool import PROCESSES, RunPool, run_pool
 from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
-from anabranch.api.temporary import TemporaryFolder
+from anabranch.api.temporary import folder_at
 from anabranch.api.tune_file import TuneTable, read_ranges, read_tune
 from anabranch.api.tune_legs import LegEnd, LegJob, TuneBudget, carry_leg, unstable
 from anabranch.api.tune_log import LegKind, TuneLog
@@ -211,9 +211,7 @@ def carry_tuning(
     """Begin a tuning, or go on with it, to its end."""
     asked = TuneRequest(source, table, objects)
     asked.check()
-    temporary = TemporaryFolder("anabranch-tune-") if out is None else None
-    named = Path(out or "").absolute()  # what an App does may change the working directory
-    folder = temporary.path if temporary else named
+    folder, temporary = folder_at(out, "anabranch-tune-")
     with locked(folder, "a tuning"):
         return replace(TuneRun(asked, folder, tell, shared=out is not None).run(), holds=temporary)
 
