@@ -45,6 +45,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 Window = tuple[float, float]
 
@@ -177,9 +178,19 @@ def disk_error(place: object, error: OSError, hint: str = "") -> StoreError:
     if error.errno in NO_SPACE:
         found: StoreError = StoreFull(f"{place}: no space left on the disk: make room")
     else:
-        found = StoreError(f"{place} cannot be used: {error.strerror or error}{hint}")
+        why = broken_link(Path(error.filename)) if isinstance(error.filename, str) else ""
+        found = StoreError(f"{place} cannot be used: {why or error.strerror or error}{hint}")
     found.own_disk = True
     return found
+
+
+def broken_link(path: Path) -> str:
+    """Which link of a path leads nowhere, as one whose disk is not mounted; empty if none does.
+
+    The operating system says that something is there, and that nothing is.
+    """
+    link = next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
+    return "" if link is None else f"{link} is a link to {link.readlink()}, which is not there"
 
 
 @contextmanager

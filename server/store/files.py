@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
+from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, broken_link
 from anabranch.core.limits import KIB
 from anabranch.identity.files import sync_folder, tighten, tighten_tree, whose
 from anabranch.server.store.base import DiskFailed
@@ -99,11 +99,10 @@ def make_folder(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    if why := broken_link(folder):
+        raise NotADirectoryError(errno.ENOTDIR, why)
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     for path in reversed(missing):
-        if path.is_symlink():  # its disk is not mounted, or it was moved
-            why = f"a link to {path.readlink()}, which is not there"
-            raise NotADirectoryError(errno.ENOTDIR, why, str(path))
         path.mkdir(mode=0o700, exist_ok=True)
         sync_folder(path.parent)
     tighten(folder)

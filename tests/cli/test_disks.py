@@ -30,7 +30,7 @@ def said(arguments: list[str], cwd: Path, *launcher: str) -> tuple[int, str]:
     return done.returncode, line
 
 
-@pytest.mark.parametrize(
+MAKE_FOLDERS = pytest.mark.parametrize(
     "arguments",
     [
         ["simulate", "--set", "run.workload=synthetic", "--set", "run.updates_max=4", "--out", "taken/run"],
@@ -40,12 +40,25 @@ def said(arguments: list[str], cwd: Path, *launcher: str) -> tuple[int, str]:
     ],
     ids=lambda words: words[0],
 )
+
+
+@MAKE_FOLDERS
 def test_a_folder_that_cannot_be_made(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")  # nobody, root neither, can make a folder in it
     exit_code, line = said(arguments, tmp_path)
     assert exit_code == outcome_of(StoreError()).exit_code
     assert f"{arguments[-1]}" in line
     assert "Not a directory" in line
+
+
+@MAKE_FOLDERS
+@pytest.mark.parametrize("below", [True, False])
+def test_a_link_whose_disk_is_not_there(arguments: list[str], below: bool, tmp_path: Path) -> None:
+    (tmp_path / "taken").symlink_to(tmp_path / "disk")
+    exit_code, line = said(arguments if below else [*arguments[:-1], "taken"], tmp_path)
+    assert exit_code == outcome_of(StoreError()).exit_code
+    assert f"taken is a link to {tmp_path}/disk, which is not there" in line
+    assert not (tmp_path / "disk").exists()
 
 
 @pytest.mark.parametrize("arguments", [[*SIMULATE, "disk/run"], ["init", "digits", "--out", "disk/model"]])
