@@ -52,7 +52,7 @@ from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, re
 from anabranch.server.metrics import Metrics
 from anabranch.server.models import ModelRequest, Models
 from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
-from anabranch.server.ports import Ports
+from anabranch.server.ports import Ports, RunPorts
 from anabranch.server.presence import Presence
 from anabranch.server.proofs import keep_authority
 from anabranch.server.recovery import Recovered, check_takeover, recover, refolder
@@ -314,7 +314,7 @@ async def _serve(
     """
     if run.identity is not None:
         run.identity.note_in(Path(run.config.server.data_dir))
-    ports = Ports(run, insecure)
+    ports = RunPorts(run, insecure)
     async with contextlib.AsyncExitStack() as stack:
         await ports.open()
         stack.push_async_callback(ports.close, 0)

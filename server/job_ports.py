@@ -36,7 +36,7 @@ Exchange = Callable[[object, Context], Awaitable[None]]
 
 
 class JobPorts(Ports):
-    """See `Ports`."""
+    """Those of a server of several runs."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class JobPorts(Ports):
         insecure: bool,
         metrics: Metrics,
     ) -> None:
+        super().__init__(config, limits, identity, insecure, metrics)
         self._jobs, self._calls = jobs, Calls(limits)
         self._streams = Streams(limits.rpcs_max // 2)
-        self._begin(config, limits, identity, insecure, metrics)
         self._health = HealthWithJobs(jobs)
 
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import resource
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -107,8 +108,8 @@ def connections_within(most: int) -> int:
     return left
 
 
-class Ports:
-    """Opens the ports of a run. The addresses have the real ports, once open.
+class Ports(ABC):
+    """Opens ports for devices and operators. The addresses have the real ports, once open.
 
     With an `identity` the ports use mutual TLS, but for those that only this machine reaches, unless
     `identity.tls` is `always`; and devices may join on `join_address`, which is empty without one.
@@ -116,16 +117,12 @@ class Ports:
 
     status: int = SERVING
 
-    def __init__(self, run: LiveRun, insecure: bool = False) -> None:
-        self._run = run
-        self._begin(run.config, run.limits, run.identity, insecure, run.writer.metrics, run.outage)
-
-    def _begin(
+    def __init__(
         self,
         config: Config,
         limits: Limits,
         identity: ServerIdentity | None,
-        insecure: bool,
+        insecure: bool = False,
         metrics: Metrics | None = None,
         outage: Outage | None = None,
     ) -> None:
@@ -137,6 +134,10 @@ class Ports:
         self._metrics = metrics
         # The run's, where there is one: a register that fails there and here is said once.
         self._outage = outage or Outage()
+
+    @abstractmethod
+    def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
+        """What is called on a port, but for health: the operators' if `admin`, else the devices'."""
 
     async def open(self) -> None:
         """Take calls. Raises `PortInUse`."""
@@ -222,6 +223,18 @@ class Ports:
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"
 
+    async def _tell_health(self, status: Any) -> None:
+        for name in HEALTH_NAMES:
+            await self._health.set(name, status)
+
+
+class RunPorts(Ports):
+    """Those of a server of one run."""
+
+    def __init__(self, run: LiveRun, insecure: bool = False) -> None:
+        super().__init__(run.config, run.limits, run.identity, insecure, run.writer.metrics, run.outage)
+        self._run = run
+
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
         gate = gate_of(identity, OPERATORS if admin else CALLERS)
         jobs = ListsJobs(lambda: [HostedJob.only(self._run)], gate, admin, self._run.calls, self._limits)
@@ -233,10 +246,6 @@ class Ports:
             return
         add_OperatorsServicer_to_server(Operators(self._run, gate), server)
         reflect(server)
-
-    async def _tell_health(self, status: Any) -> None:
-        for name in HEALTH_NAMES:
-            await self._health.set(name, status)
 
 
 def reflect(server: Any) -> None:

@@ -30,7 +30,6 @@ from anabranch.core.errors import (
     StoreUnreachable,
     Unavailable,
 )
-from anabranch.core.limits import Limits
 from anabranch.host.standstill import Pause
 from anabranch.reports.text import duration_text
 from anabranch.server.notify import READY, notify
@@ -71,11 +70,6 @@ class StandbyPorts(Ports):
 
     status: int = NOT_SERVING
     refusal: str = STANDS_BY
-
-    def __init__(
-        self, config: Config, limits: Limits, identity: ServerIdentity | None, insecure: bool = False
-    ) -> None:
-        self._begin(config, limits, identity, insecure)
 
     def _add_services(
         self,
