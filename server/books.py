@@ -134,7 +134,8 @@ class Books:
         Behind a long part some of it waits, and comes first in the next batch. `wait`: for that part.
         """
         reach("batch_taken")
-        self._name_snapshot()
+        with self._without_snapshot():
+            self._name_snapshot()
         self.waiting, self.answered = list(batch), []
         while True:
             turn, self.waiting = self.long_parts.turn(self.waiting, wait) if self.waiting else ([], [])
@@ -193,9 +194,9 @@ class Books:
 
     def save(self, now: float) -> None:
         """Write a snapshot of the engine as it is, and wait for it. Raises those of `NOT_NOW`."""
-        self._named(wait=True)
+        self._name_snapshot(wait=True)
         self.begin_snapshot(now)
-        self._named(wait=True)
+        self._name_snapshot(wait=True)
 
     def begin_snapshot(self, now: float) -> None:
         """Take a snapshot of the engine as it is, and have it written. Raises those of `NOT_NOW`."""
@@ -203,7 +204,7 @@ class Books:
         self.project()
         self.saving.begin(self.seq, now)
 
-    def _named(self, wait: bool = False) -> None:
+    def _name_snapshot(self, wait: bool = False) -> None:
         """Name the snapshot that is written, if there is one. Raises those of `NOT_NOW`."""
         if self.saving.finish(self._project_digests, wait):
             self._trims = self._forgets
@@ -221,10 +222,6 @@ class Books:
             yield
         except NOT_NOW as error:
             self._saves_failing.again(error)
-
-    def _name_snapshot(self) -> None:
-        with self._without_snapshot():
-            self._named()
 
     def begin_rollback(self, event: ev.RolledBack) -> Folding:
         """The fold that the rollback needs. Raises `UnknownVersion`, `ConfigError`."""
@@ -354,7 +351,7 @@ class Books:
             return
         with self._without_snapshot():
             self.begin_snapshot(now)
-        self._name_snapshot()
+            self._name_snapshot()
 
 
 class _Failing:

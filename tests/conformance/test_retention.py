@@ -157,7 +157,7 @@ def test_a_start_drops_no_snapshot_that_is_being_written(place: Place) -> None:
     desk, task = killed_and_back(place)
     desk.push(task, 1.0)
     assert desk.books.saving._taken is not None
-    desk.books._named(wait=True)
+    desk.books._name_snapshot(wait=True)
     check_sound(desk, place)
 
 
