@@ -88,7 +88,7 @@ def recover(
     check_built(given, manifest.seed)
     begun = store.info() is not None
     if not begun:  # a run that was entered keeps its settings, those that do not go together as well
-        _check_parts(store, given, manifest.spec, limits)
+        _check_parts(store, given, manifest.spec, limits, new_key(given, None))
     info = _entered(store, _new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
     config = as_started(stored, given)
@@ -173,17 +173,14 @@ def check_takeover(store: Store, given: Config, manifest: Manifest, limits: Limi
     _check_same(stored, config)
     check_same_run(info, _new_run(given, manifest, info.created_at), "the database")
     key = kept_key(config, Path(config.server.data_dir), info.run_id)
-    blueprint = Blueprint.of(config, manifest.spec, limits, key, masks=True, shelf=shelf_of(store))
-    blueprint.check_shelf()
-    blueprint.parts()
+    _check_parts(store, config, manifest.spec, limits, key)
     if config.server.archive:
         check_writable(Path(config.server.archive))
 
 
-def _check_parts(store: Store, given: Config, spec: ParamSpec, limits: Limits) -> None:
-    """Raises `ConfigError` where a run cannot be of these settings."""
-    key = new_key(given, None)
-    blueprint = Blueprint.of(given, spec, limits, key, masks=True, shelf=shelf_of(store))
+def _check_parts(store: Store, config: Config, spec: ParamSpec, limits: Limits, key: bytes | None) -> None:
+    """Raises `ConfigError` where a run cannot be of these settings. `key`: that of a private run's noise."""
+    blueprint = Blueprint.of(config, spec, limits, key, masks=True, shelf=shelf_of(store))
     blueprint.check_shelf()
     blueprint.parts()
 
