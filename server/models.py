@@ -307,13 +307,13 @@ class Models:
         self._files[wanted] = self._executor.submit(self._write, wanted, make, head, vector_sha256)
 
     def _write(self, wanted: ModelRequest, make: Make, head: str, vector_sha256: str) -> ModelFile:
-        """`head`: of the version. `vector_sha256`: of the vector that is the body, where that is known."""
+        """`head`: of the version. `vector_sha256`: see `_sha256`."""
         made = make()
-        sha256 = vector_sha256 if vector_sha256 and not made.tail else _sha256(made)
+        sha256 = _sha256(made, vector_sha256)
         start = "" if made.from_version is None else f"from{made.from_version}-"
         # Two wishes may get the same bytes, and each file is removed by itself.
-        start += f"{_named(wanted.holds)}-" if wanted.is_for_a_task and wanted.holds is not None else ""
-        form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
+        start += f"{_base_name(wanted.holds)}-" if wanted.is_for_a_task and wanted.holds is not None else ""
+        form = wanted.form if wanted.submodel is None else f"part-{_part_name(wanted.submodel)}"
         path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}-{head}.bin"
         with _cached(path), open(path, "wb", buffering=0, opener=private) as file:
             write_all(file, made.body)
@@ -347,14 +347,17 @@ class Models:
 
 
 def _held(wanted: ModelRequest, made: Download, vector_sha256: str) -> Future[ModelFile]:
-    """A payload that is in memory, at once. `vector_sha256`: as of `Models._write`."""
-    sha256 = vector_sha256 if vector_sha256 and not made.tail else _sha256(made)
+    """A payload that is in memory, at once."""
+    sha256 = _sha256(made, vector_sha256)
     future: Future[ModelFile] = Future()
     future.set_result(ModelFile(wanted.version, None, made.size_bytes, sha256, made.codec, made=made))
     return future
 
 
-def _sha256(made: Download) -> str:
+def _sha256(made: Download, vector_sha256: str) -> str:
+    """Of a payload; `vector_sha256`: of the vector that is its body, empty where that is not known."""
+    if vector_sha256 and not made.tail:
+        return vector_sha256
     hashed = hashlib.sha256(made.body)
     hashed.update(made.tail)
     return hashed.hexdigest()
@@ -365,13 +368,13 @@ async def _shared(future: Future[ModelFile]) -> ModelFile:
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
-def _named(holds: Holdings) -> str:
+def _base_name(holds: Holdings) -> str:
     """Of what is held, for a file that leads from it."""
-    text = " ".join(f"{held.version}:{held.part and _name(held.part)}" for held in since(holds, 0))
+    text = " ".join(f"{held.version}:{held.part and _part_name(held.part)}" for held in since(holds, 0))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _name(submodel: UnitMap | TensorSet) -> str:
+def _part_name(submodel: UnitMap | TensorSet) -> str:
     """Of a part, for a file of its own: two parts may have the same bytes."""
     bits = b"".join(submodel.bits) if isinstance(submodel, UnitMap) else submodel.bits
     return hashlib.sha256(bits).hexdigest()[:16]
