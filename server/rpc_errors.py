@@ -1,6 +1,6 @@
-"""Errors of the package as gRPC statuses: one table (`core/errors.py` OUTCOMES), two decorators.
+"""Errors of the package as gRPC statuses: one table (`OUTCOMES` in `core/errors.py`), and decorators.
 
-They ask the gate of the port who calls, first of all.
+These ask the gate of the port who calls, first of all.
 
 A failed call carries `anabranch-error: <class name>` in its trailing metadata, and
 `retry-after-s: <earliest>,<latest>` where the caller should try again.
