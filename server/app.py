@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from anabranch.compress.broadcast import downlink_at
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock, Seconds
 from anabranch.core.config.goal import Goal
@@ -32,7 +31,6 @@ from anabranch.core.limits import Limits
 from anabranch.core.model.params import Tensors
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import Snapshot
-from anabranch.host.build import Blueprint
 from anabranch.host.first import first_model
 from anabranch.host.secagg import check_guarded
 from anabranch.identity.addresses import host_and_port
@@ -230,8 +228,7 @@ async def led_run(
     keep_manifest(kept_manifest(folder), manifest)
     _keep_register(config, identity)
     frozen, head = manifest.frozen, head_at(store, 0) or ""
-    blueprint = Blueprint.of(config, manifest.spec, means.limits, recovered.key, masks=True)
-    first = first_model(blueprint, manifest.tensors, manifest.seed, head)
+    first = first_model(recovered.blueprint, manifest.tensors, manifest.seed, head)
     del manifest
     authority, database = None if identity is None else identity.authority, config.server.database
     restored = read_restored(folder, database, store, recovered.info, authority)
@@ -481,7 +478,7 @@ def _models(store: Store, recovered: Recovered, config: Config, frozen: Tensors)
         Path(config.server.data_dir) / "models" / recovered.info.run_id,
         recovered.engine.spec,
         frozen,
-        codec_at=downlink_at(recovered.engine.strategy, config.downlink.codec),
+        codec_at=recovered.blueprint.codec_at,
         goal=Goal.of(config.run),
         frozen_served=config.run.frozen,
         own_parts=config.downlink.parts == OWN,
@@ -511,9 +508,7 @@ def _writer(
         keep=Keep.of(server.keep),
         metrics=means.metrics,
     )
-    kept = kept_manifest(Path(server.data_dir))
-
-    blueprint = Blueprint.of(config, engine.spec, limits, recovered.key, masks=True, shelf=engine.shelf)
+    kept, blueprint = kept_manifest(Path(server.data_dir)), recovered.blueprint
 
     def begin(snapshot: Snapshot | None) -> Engine:
         return blueprint.engine(read_manifest(kept, limits).tensors, snapshot)

@@ -55,9 +55,13 @@ Known = Callable[[int], VersionRow | None]  # what is on record of a version
 
 @dataclass(frozen=True)
 class Recovered:
-    """An engine that goes on after event `seq`, which happened at `last_now`."""
+    """An engine that goes on after event `seq`, which happened at `last_now`.
+
+    `blueprint`: what it is made of, and others of the run are; it has the key of a private run's noise.
+    """
 
     info: RunInfo
+    blueprint: Blueprint = field(repr=False)
     engine: Engine
     seq: int
     last_now: float
@@ -67,7 +71,6 @@ class Recovered:
     # What the files and flags of this start say otherwise than those of the last one, and which do.
     said: Mapping[str, Any]
     said_by: str
-    key: bytes | None = field(repr=False, default=None)  # of a private run's noise
 
 
 def recover(
@@ -116,6 +119,7 @@ def recover(
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
     return Recovered(
         info=info,
+        blueprint=blueprint,
         engine=engine,
         seq=seq,
         last_now=last_now,
@@ -124,7 +128,6 @@ def recover(
         history=history,
         said=said,
         said_by=_sources(given, said),
-        key=key,
     )
 
 

@@ -141,7 +141,7 @@ class Life:
         self.books = Books(
             engine, self.store, self.models, every_of(config), *place, LIMITS, Keep.of(config.server.keep)
         )
-        self.begin = partial(Blueprint.of(config, spec, LIMITS, self.found.key).engine, manifest.tensors)
+        self.begin = partial(self.found.blueprint.engine, manifest.tensors)
         self.books.refold = refolder(self.store, self.begin)
         self.now = self.found.last_now
 
