@@ -333,11 +333,11 @@ async def until_over(
 ) -> None:
     """Wait until it is time to stop, or the writer has; say when the run has ended, and when it goes on."""
     while not (stop.is_set() or run.writer.stopped.is_set()):
-        await first(stop, run.writer.stopped, run.ended)
+        await any_set(stop, run.writer.stopped, run.ended)
         if run.ended.is_set():
             if ended is not None:
                 ended(RunEnded(run.writer.glance.finished, run.models.best is not None))
-            await first(stop, run.writer.stopped, run.going_on)
+            await any_set(stop, run.writer.stopped, run.going_on)
             if reopened is not None and run.going_on.is_set():
                 reopened()
 
@@ -544,7 +544,7 @@ async def close_ports(ports: Ports, grace_s: float) -> None:
     await closing
 
 
-async def first(*events: asyncio.Event) -> None:
+async def any_set(*events: asyncio.Event) -> None:
     """Wait until one of the events is set."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
