@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.core import events as ev
-from anabranch.core.config.tables import TABLES, Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import SettingChange, SettingsSet
 from anabranch.core.engine.settable import SETTABLE, in_force, value_in_force, value_of
 from anabranch.core.engine.settings import EngineSettings
@@ -63,10 +63,10 @@ class StartSettings:
 
         A setting that nobody names stays as it is.
         """
-        new, passed_over = {}, {}
+        new, passed_over, today = {}, {}, Config()
         for path in SETTABLE:
             value = value_of(given, path)
-            if path not in given.sources and value == _default(path):
+            if path not in given.sources and value == value_of(today, path):
                 continue
             made = changes.made.get(path)
             before = changes.read.get(path, value_of(stored, path))
@@ -75,8 +75,3 @@ class StartSettings:
             elif value != (before if made is None else made.value):
                 passed_over[path] = value
         return cls(new, passed_over)
-
-
-def _default(path: str) -> Any:
-    table, _, key = path.partition(".")
-    return getattr(TABLES[table](), key)
