@@ -73,7 +73,7 @@ class ACE(RememberingStrategy):
 
     def init(self, vector: Vector) -> State:
         """Nothing remembered."""
-        return ACEState({}, no_total(vector))
+        return self.state_type({}, no_total(vector))
 
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Remember it, forget what is too old, and go along the mean; publish."""
@@ -148,10 +148,6 @@ class ACED(ACE):
     state_type: ClassVar[type[Any]] = ACEDState
 
     staleness_max: Annotated[int, AT_LEAST_ONE] = 100
-
-    def init(self, vector: Vector) -> State:
-        """Nothing remembered."""
-        return ACEDState({}, no_total(vector))
 
     def _renewed(self, state: State, update: Update, context: Context) -> tuple[list[str], int]:
         """This device's last one, and what is too old; those that are not."""
