@@ -21,7 +21,7 @@ from anabranch.client.applications import Applications
 from anabranch.client.disk import DeviceDisk
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
-from anabranch.client.lease import LeaseKeeper, OnEvent
+from anabranch.client.lease import LeaseKeeper
 from anabranch.client.messages import Enrolment, PushAnswer
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.outbox import OutboxBounds, UpdateEntry
@@ -29,6 +29,7 @@ from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
+from anabranch.client.telling import OnEvent, tell_failed
 from anabranch.client.timers import Reachability, Timers
 from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
@@ -272,9 +273,8 @@ class Agent(DeviceShell):
         again = outcome_of(error).retryable
         with self._lock:
             self.summary.failures += 1
-        kind = type(error).__name__
         whose = {"own_disk": True} if isinstance(error, StoreError) and error.own_disk else {}
-        self._tell("failed", call=call.value, error=kind, detail=str(error), again=again, **whose)
+        tell_failed(self._tell, call.value, error, again=again, **whose)
         if call in (DeviceCall.ASK, DeviceCall.FETCH) and isinstance(error, ManifestMismatch):
             self._enrolled()  # another run may be served there now: raises if its model is another, too
             again = True
@@ -299,7 +299,7 @@ class Agent(DeviceShell):
             self._seed,
             self._settings.retry_base_s,
             self._settings.retry_cap_s,
-            lambda error: self._tell("failed", call="enrol", error=type(error).__name__, detail=str(error)),
+            partial(tell_failed, self._tell, "enrol"),
         )
         self._local.join(seen.spec, seen.config)
         self._mask(seen)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from anabranch.client.frozen import FrozenFiles
-from anabranch.client.lease import OnEvent
 from anabranch.client.messages import GrantedTask
 from anabranch.client.records import Record, read_record, write_record
 from anabranch.client.state import HELD
 from anabranch.client.summary import AgentSummary
+from anabranch.client.telling import OnEvent, tell_failed
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.compress.downloads import SNAPSHOT, SUM
@@ -136,7 +136,7 @@ class HeldModels:
             model = self._local.build(first)
         except AnabranchError as error:
             log.warning("%s; what tasks start from is fetched", error)
-            self._tell("failed", call="build", error=type(error).__name__, detail=str(error), again=False)
+            tell_failed(self._tell, "build", error, again=False)
             return
         self._held = HeldModel(model.version, model.head, model)
         keep_model(self._state_dir, model, self._run_id, self._local.spec)
@@ -216,7 +216,7 @@ class HeldModels:
             if held is None:
                 raise
             # What the device has is not what it was: it goes on from nothing.
-            self._tell("failed", call="decode", error=type(error).__name__, detail=str(error), again=True)
+            tell_failed(self._tell, "decode", error, again=True)
             self._held = NOTHING
             return self._fetched(version, submodel)
         took_s = self._clock() - began

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
 
 from anabranch.client.messages import NoticeKind
 from anabranch.client.pulse import Pulse
 from anabranch.client.stopping import Bell
+from anabranch.client.telling import OnEvent, tell_failed
 from anabranch.client.transport import Transport
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.updates import Task
-
-
-class OnEvent(Protocol):
-    """Hears what happens: a kind, such as `granted`, `trained` or `pushed`, and its data.
-
-    Called from the agent's thread, from the heartbeats' and from the sync thread.
-    """
-
-    def __call__(self, kind: str, **data: Any) -> None:
-        """`data` is plain: numbers, text, and a dict of metrics."""
-        ...
 
 
 class Cancelled(BaseException):
@@ -89,7 +78,7 @@ class LeaseKeeper:
         except AnabranchError as error:
             before, self._failing = self._failing, type(error).__name__
             if before != self._failing:
-                self._tell("failed", call="heartbeat", error=self._failing, detail=str(error))
+                tell_failed(self._tell, "heartbeat", error)
             return []
         self._failing = ""
         return [notice.kind for notice in answer.notices if notice.task_id in ("", task.task_id)]

@@ -9,10 +9,11 @@ from dataclasses import replace
 from anabranch.client.disk import DeviceDisk
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
-from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
+from anabranch.client.lease import Cancelled, LeaseKeeper
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.stopping import Bell, Interrupted
 from anabranch.client.summary import AgentSummary
+from anabranch.client.telling import OnEvent
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.core import effects as ef
 from anabranch.core.engine.ledger import TRAIN_S

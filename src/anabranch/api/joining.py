@@ -32,9 +32,9 @@ import numpy as np
 from anabranch.api.devices import Client
 from anabranch.api.live import InProcessServer
 from anabranch.api.operated import Operated
-from anabranch.client.lease import OnEvent
 from anabranch.client.stopping import Interrupted
 from anabranch.client.summary import AgentSummary
+from anabranch.client.telling import OnEvent
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.limits import COHORT_MIN
 from anabranch.core.model.metrics import TRAINED_MAX, names_flaw
