@@ -185,12 +185,15 @@ def disk_error(place: object, error: OSError, hint: str = "") -> StoreError:
 
 
 def broken_link(path: Path) -> str:
-    """Which link of a path leads nowhere, as one whose disk is not mounted; empty if none does.
+    """Which link of a path leads nowhere, as one whose disk is not mounted; empty if none is seen to.
 
     The operating system says that something is there, and that nothing is.
     """
-    link = next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
-    return "" if link is None else f"{link} is a link to {link.readlink()}, which is not there"
+    try:
+        link = next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
+        return "" if link is None else f"{link} is a link to {link.readlink()}, which is not there"
+    except OSError:  # it cannot be looked at: what was wanted of it has failed by that as well
+        return ""
 
 
 @contextmanager

@@ -64,6 +64,8 @@ def test_a_full_disk_is_told_from_a_broken_one(number: int) -> None:
     assert type(broken) is errors.StoreError
     assert str(broken) == "/data cannot be used: Input/output error"
     assert str(disk_error("/data", OSError("odd"))) == "/data cannot be used: odd"
+    unseen = OSError(errno.ENAMETOOLONG, "File name too long", "/" + "a" * 300)  # nor can its links be
+    assert str(disk_error("/data", unseen)) == "/data cannot be used: File name too long"
 
 
 def test_who_is_denied_what_is_whose(tmp_path: Path) -> None:
