@@ -307,11 +307,9 @@ class _Copying:
         for path in (target, target.with_name(f"{SQLITE_FILE}-wal"), target.with_name(f"{SQLITE_FILE}-shm")):
             path.unlink(missing_ok=True)
         os.close(open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        timeout_s = BUSY_TIMEOUT_MS / 1000
-        address = sqlite_address(source)
         try:
             with (
-                closing(sqlite3.connect(address, uri=True, timeout=timeout_s, isolation_level=None)) as here,
+                closing(reading(source)) as here,
                 closing(sqlite3.connect(target, isolation_level=None)) as there,
             ):
                 ((page_bytes,),) = here.execute("PRAGMA page_size").fetchall()
@@ -461,21 +459,21 @@ class _Copying:
             self._copied += (target / path.name).stat().st_size
 
 
-def _reading(folder: Path) -> sqlite3.Connection:
-    """The database in a folder, to be read."""
-    address = sqlite_address(folder / SQLITE_FILE)
-    return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)
+def reading(path: Path) -> sqlite3.Connection:
+    """A database that may be in use, to be read."""
+    timeout_s = BUSY_TIMEOUT_MS / 1000
+    return sqlite3.connect(sqlite_address(path), uri=True, timeout=timeout_s, isolation_level=None)
 
 
 def _snapshots_in(folder: Path) -> set[str]:
     """The snapshots that the database in a folder names."""
-    with closing(_reading(folder)) as database:
+    with closing(reading(folder / SQLITE_FILE)) as database:
         return {sha256 for (sha256,) in database.execute("SELECT sha256 FROM snapshots")}
 
 
 def _end_of(folder: Path) -> tuple[str | None, int]:
     """The run of the database in a folder, None if there is none, and the last event that has a row."""
-    with closing(_reading(folder)) as database:
+    with closing(reading(folder / SQLITE_FILE)) as database:
         ((run_id,),) = database.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
         ((end,),) = database.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
     return run_id, end

@@ -41,7 +41,7 @@ from anabranch.core.model.params import digest
 from anabranch.core.snapshot import VECTOR, take_changes
 from anabranch.identity.files import check_owner, sync_folder
 from anabranch.identity.noise_key import NOISE_KEY
-from anabranch.server.backup import NAMED, check_restored, read_backup
+from anabranch.server.backup import NAMED, check_restored, read_backup, reading
 from anabranch.server.manifest import kept_manifest, read_manifest
 from anabranch.server.proofs import AUTHORITIES
 from anabranch.server.recovery import recover
@@ -55,7 +55,6 @@ from anabranch.server.store.files import (
     SQLITE_FILE,
     FolderLock,
     make_folder,
-    sqlite_address,
     sync_file,
 )
 from anabranch.server.store.mark import FILE as MARK
@@ -160,8 +159,7 @@ def _run_in(path: Path) -> str | None:
     if not path.exists() or not _is_sqlite(path):
         return None
     try:
-        address, timeout_s = sqlite_address(path), BUSY_TIMEOUT_MS / 1000
-        with closing(sqlite3.connect(address, uri=True, timeout=timeout_s)) as database:
+        with closing(reading(path)) as database:
             row = database.execute("SELECT run_id FROM runs").fetchone()
     except UnicodeDecodeError:  # a name in a damaged page, which is no error of SQLite's
         return None
