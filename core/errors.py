@@ -43,13 +43,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 Window = tuple[float, float]
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_MISSING = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR)  # what may be said of a link that leads nowhere
 
 
 class AnabranchError(Exception):
@@ -178,7 +179,8 @@ def disk_error(place: object, error: OSError, hint: str = "") -> StoreError:
     if error.errno in NO_SPACE:
         found: StoreError = StoreFull(f"{place}: no space left on the disk: make room")
     else:
-        why = broken_link(Path(error.filename)) if isinstance(error.filename, str) else ""
+        missing = isinstance(error.filename, str) and error.errno in _MISSING
+        why = broken_link(Path(error.filename)) if missing else ""
         found = StoreError(f"{place} cannot be used: {why or error.strerror or error}{hint}")
     found.own_disk = True
     return found
@@ -189,11 +191,15 @@ def broken_link(path: Path) -> str:
 
     The operating system says that something is there, and that nothing is.
     """
-    try:
-        link = next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
-        return "" if link is None else f"{link} is a link to {link.readlink()}, which is not there"
-    except OSError:  # it cannot be looked at: what was wanted of it has failed by that as well
-        return ""
+    with suppress(OSError):  # it cannot be looked at: what was wanted of it has failed by that as well
+        for each in (path, *path.parents):
+            if each.is_symlink():
+                leads_to = each.readlink()
+                try:
+                    each.stat()
+                except FileNotFoundError:
+                    return f"{each} is a link to {leads_to}, which is not there"
+    return ""
 
 
 @contextmanager

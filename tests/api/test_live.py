@@ -164,6 +164,17 @@ def test_what_has_not_begun_is_not_waited_for_and_what_has_does_not_begin_again(
     thing.wait(LONG_S)
 
 
+@pytest.mark.parametrize("made", [ab.Server, ab.Server.local], ids=["network", "none"])
+def test_settings_that_are_refused_leave_no_folder(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even for as long as the error is looked at, as in a notebook."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match="nosuch"):
+        made("synthetic", settings={"server.nosuch": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_goes_wrong_comes_out() -> None:
     with ab.Server("synthetic", until=ab.Until(updates=4)) as server:
         with pytest.raises(ManifestMismatch, match="another model"):

@@ -430,7 +430,7 @@ def test_a_file_that_cannot_be_seen_is_not_taken_for_lost(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tags and metrics may be in it."""
-    monkeypatch.setattr("anabranch.server.rebuild.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("anabranch.server.backup.BUSY_TIMEOUT_MS", 1)
     data = tmp_path / "data"
     lived(data, manifest)
     kept = (data / SQLITE_FILE).read_bytes()

@@ -68,6 +68,17 @@ def test_a_full_disk_is_told_from_a_broken_one(number: int) -> None:
     assert str(disk_error("/data", unseen)) == "/data cannot be used: File name too long"
 
 
+def test_a_link_is_named_where_it_is_why_and_leads_nowhere(tmp_path: Path) -> None:
+    (link := tmp_path / "link").symlink_to("gone")
+    (loop := tmp_path / "loop").symlink_to("loop")
+    there = OSError(errno.EEXIST, "File exists", str(link))
+    assert str(disk_error("d", there)) == f"d cannot be used: {link} is a link to gone, which is not there"
+    of_others = ((errno.EROFS, link), (errno.EACCES, link), (errno.ELOOP, loop), (errno.EEXIST, loop))
+    for number, path in of_others:
+        error = OSError(number, "as it is", str(path))
+        assert str(disk_error("d", error)) == "d cannot be used: as it is"
+
+
 def test_who_is_denied_what_is_whose(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     who = f" (this process is of uid {os.geteuid()}, {tmp_path} of uid {tmp_path.stat().st_uid}, mode 750)"

@@ -87,8 +87,9 @@ class Server(Listening, Operated):
         **objects: Unpack[RunObjects],
     ) -> None:
         super().__init__("anabranch-server")
-        self.data_dir, self._temporary = folder_at(data_dir)
+        named = None if data_dir is None else Path(data_dir).absolute()  # before an App moves elsewhere
         plan = plan_run(source, objects, ends=False)
+        self.data_dir, self._temporary = folder_at(named)
         where = str(self.data_dir / "data")
         table = replace(plan.config.server, address=address, admin_address=admin_address, data_dir=where)
         self.config: Config = replace(plan.config, server=table)
