@@ -19,7 +19,7 @@ from anabranch.server.rpc import Devices
 
 def lie_to_all_but(device: str) -> None:
     """From the version 1 on, of whose bytes it keeps the number."""
-    sign, chunks = Devices._sign, Devices._chunks
+    sign, sent = Devices._sign, Devices._sent
     lies: dict[bytes, bytes] = {}
 
     async def signed(self: Devices, header: devices.ModelHeader, caller: Caller) -> None:
@@ -30,15 +30,17 @@ def lie_to_all_but(device: str) -> None:
             lies[header.part.sha256] = zeros
         await sign(self, header, caller)
 
-    def sent(self: Devices, file: Any, request: Any, header: devices.ModelHeader) -> Iterator[Any]:
+    def told(
+        self: Devices, request: Any, file: Any, header: devices.ModelHeader, whole: int
+    ) -> Iterator[Any]:
         zeros = lies.get(header.part.sha256)
         if zeros is None:
-            yield from chunks(self, file, request, header)
+            yield from sent(self, request, file, header, whole)
         else:
             yield header, Chunk(request.offset, zeros[request.offset :])
 
     Devices._sign = signed  # type: ignore[method-assign]
-    Devices._chunks = sent  # type: ignore[method-assign]
+    Devices._sent = told  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
