@@ -113,10 +113,10 @@ class ByHash(Plain):
 
 
 class InTheOrderOfASet(Plain):
-    """What comes first of a set of a hundred texts: of two processes hardly ever the same."""
+    """Of the order of a set of a hundred texts its first eight: of two processes never the same."""
 
     def weight(self, update: Update) -> float:
-        return 1 / (1 + int(next(iter({str(number) for number in range(100)}))))
+        return 1 / (1 + float("0." + "".join({f"{number:02}" for number in range(100)})[:16]))
 
 
 class Normalises(Plain):
