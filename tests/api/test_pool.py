@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from meeting import says_first
+from meeting import says_first, told_twice
 
 from anabranch.api.pool import run_processes
 
@@ -31,3 +31,11 @@ def test_a_pool_in_which_something_fails_breaks_off_its_own_runs_alone(tmp_path:
             line.write("goes on")
         assert under_way.exception() is None
         assert under_way.result() == "goes on"
+
+
+def test_ctrl_c_that_is_passed_on_breaks_off_nothing_of_what_an_interrupted_run_leaves(tmp_path: Path) -> None:
+    with run_processes(1) as pool:
+        assert isinstance(pool.submit(told_twice, tmp_path).exception(), KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):  # none begins after it
+            pool.submit(divmod, 1, 1).result()
+    assert (tmp_path / "left").exists()

@@ -123,8 +123,16 @@ class _Interrupt:
     def take(self, *_: object) -> None:
         """As the handler of SIGINT. One that is passed on does not break off how the first one ends."""
         self.came = True
-        if self.in_run and not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):
+        if self.in_run and not _is_ending():
             raise KeyboardInterrupt
+
+
+def _is_ending() -> bool:
+    """Whether an interruption is handled, or an error of what is done about it."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+        error = error.__context__
+    return error is not None
 
 
 _interrupt = _Interrupt()
