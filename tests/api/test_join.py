@@ -474,6 +474,7 @@ def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
     assert (fed.summary.applied, fed.summary.run_ended) == (8, True)
 
 
+@pytest.mark.slow
 def test_the_script_of_the_examples_is_the_plain_one_with_five_lines_changed(tmp_path: Path) -> None:
     assert len(lines := changed("plain_torch.py", "joined_torch.py")) == 5, lines
     with ab.Server(

@@ -33,7 +33,7 @@ def test_a_pool_in_which_something_fails_breaks_off_its_own_runs_alone(tmp_path:
         assert under_way.result() == "goes on"
 
 
-def test_ctrl_c_that_is_passed_on_breaks_off_nothing_of_what_an_interrupted_run_leaves(tmp_path: Path) -> None:
+def test_ctrl_c_that_is_passed_on_breaks_off_nothing_that_an_interrupted_run_leaves(tmp_path: Path) -> None:
     with run_processes(1) as pool:
         assert isinstance(pool.submit(told_twice, tmp_path).exception(), KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):  # none begins after it

@@ -386,9 +386,15 @@ def test_it_runs_on_a_server(
     check(run, name, COMMANDS[name](request.getfixturevalue(kind), tmp_path), as_json)
 
 
-# The demo's lines for programs are those of test_demo.
+# The demo's lines for programs are those of test_demo, which has begun it as a person does too.
 @pytest.mark.parametrize(
-    ("name", "as_json"), [(n, j) for n in OTHERS for j in (False, True) if (n, j) != ("demo", True)]
+    ("name", "as_json"),
+    [
+        pytest.param(n, j, marks=pytest.mark.slow if n == "demo" else ())
+        for n in OTHERS
+        for j in (False, True)
+        if (n, j) != ("demo", True)
+    ],
 )
 def test_it_runs_without_one(name: str, as_json: bool, run: Run, tmp_path: Path, plain: Place) -> None:
     check(run, name, COMMANDS[name](plain, tmp_path), as_json)

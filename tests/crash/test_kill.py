@@ -52,6 +52,7 @@ def test_runs_of_mixed_digests_keep_their_promises(tmp_path: Path) -> None:
     assert {name.partition("-")[0] == "blake3" for name in blobs} == {True, False}
 
 
+@pytest.mark.slow
 def test_large_payloads_in_postgresql_keep_their_promises(tmp_path: Path, postgresql_url: str) -> None:
     plan = Plan(seed=7, kills=3, updates=100, database=postgresql_url, inline_bytes_max=NOTHING_INLINE)
     check(run(tmp_path, plan), plan)

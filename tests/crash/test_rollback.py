@@ -100,6 +100,7 @@ def steps(database: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ((*BEFORE, *ROWS), AFTER) if database else (BEFORE, (*LOG, *AFTER, *ROWS))
 
 
+@pytest.mark.parametrize("run", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 def test_a_crash_at_every_other_step_of_a_rollback(run: Run) -> None:
     """Of those that both databases have, each comes on one of them."""
     before, after = steps(run.plan.database)

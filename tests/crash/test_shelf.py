@@ -45,6 +45,9 @@ def test_kills_at_random(tmp_path: Path, database: str) -> None:
     assert outcome.acknowledged == 150
 
 
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_kill_at_every_failpoint_of_the_shelf(tmp_path: Path, database: str) -> None:
     """Those around snapshots with one of the databases: they come in the same order with the other."""
     kill_at((*SHELF_POINTS, *(SHARED_SHELF_POINTS if database else AROUND)), tmp_path, database)

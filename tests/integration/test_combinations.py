@@ -191,9 +191,16 @@ WITH_PROVE = (
     "directions, buffers that are differences, a cut",
     "of another version's buffers",
 )
+# Whose strategy is in another that stays.
+WITH_SLOW = (
+    "a buffer, Adam, a rule, a cut",
+    "tensors of a buffer, momentum, error feedback, the delta log",
+    "rounds of parts, a rule",
+    "a mean of what is not too old",
+)
 
 
-@pytest.mark.parametrize("name", in_slices(WORKS, WITH_PROVE))
+@pytest.mark.parametrize("name", in_slices(WORKS, WITH_PROVE, WITH_SLOW))
 def test_it_is_the_same_after_a_kill_and_its_log_replays(name: str, tmp_path: Path) -> None:
     """Two operators' rollbacks on the way, where there can be any."""
     life = Life("", tmp_path, WORKS[name])

@@ -72,7 +72,7 @@ def killed(variant: str, out: Path, at_version: int, after_s: float = 0.0) -> in
 
 
 WITH_PROVE = ("stacks of workers",)  # which are each tried by themselves as well
-WITH_SLOW = ("processes",)  # which come to the serial results: tests/conformance/test_executors.py
+WITH_SLOW = ("processes", "batched")  # which come to the serial results: tests/conformance/test_executors.py
 TWICE = ("feedback", "faults")  # killed once more after they have gone on
 
 

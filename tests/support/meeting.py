@@ -16,7 +16,7 @@ def says_first(pipe: Path, mode: str, text: str = "a warning") -> bool:
 
 
 def told_twice(folder: Path) -> None:
-    """Leaves a file when it is interrupted, in whose making Ctrl-C is passed on, where an error is handled."""
+    """Leaves a file when it is interrupted. Meanwhile Ctrl-C is passed on, where an error is handled."""
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
