@@ -155,10 +155,9 @@ class FlowerApp(App):
             found = self._by_partitions(model, _partition(examples, self.name).count)
         else:
             found = {}
-        chosen = {ACCURACY: self._table.accuracy, LOSS: self._table.loss}
         # Who judges may skip a version, whatever is named; what nobody could measure may not be named.
         is_skipped = is_judged and not found
-        metrics = {} if is_skipped else {**found, **named(found, chosen, self.name, self._goal)}
+        metrics = {} if is_skipped else {**found, **named(found, self._table, self.name, self._goal)}
         if not metrics:
             _tell_unmeasured(self.name)
         return metrics
@@ -240,14 +239,14 @@ def weighted_mean(weighted: Iterable[tuple[float, Mapping[str, float]]]) -> dict
 
 
 def named(
-    metrics: Mapping[str, float], chosen: Mapping[str, str], who: str, goal: Goal = UNNAMED
+    metrics: Mapping[str, float], table: FlowerTable, who: str, goal: Goal = UNNAMED
 ) -> dict[str, float]:
-    """`accuracy` and `loss`, by the names in `chosen`, or else what sounds like it, as far as there are any.
+    """`accuracy` and `loss`, by the names in `[flower]`, or else what sounds like it, as far as any is there.
 
     Raises `AppError` where there is neither among some and the run is not judged by another metric, or none
-    of a name that was chosen or is the run's.
+    of a name that `[flower]` has or is the run's.
     """
-    found: dict[str, float] = {}
+    found, chosen = dict[str, float](), {ACCURACY: table.accuracy, LOSS: table.loss}
     for what, like in LIKE.items():
         name = chosen[what] or next(
             (m for m in (what, *sorted(metrics)) if m in metrics and like in m.lower()), ""

@@ -20,7 +20,6 @@ from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import build
 from anabranch.core.errors import AnabranchError, AppError
-from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.model.params import ParamSpec, Tensors, digest
 from anabranch.core.model.updates import Decision, Verdict
 from anabranch.flower.installed import flwr_version
@@ -263,9 +262,8 @@ class CountingGrid(Grid):
             self._measured(dict(judged[max(new)]), self.model())
 
     def _measured(self, metrics: dict[str, float], model: Tensors) -> None:
-        chosen = {ACCURACY: self._flower.accuracy, LOSS: self._flower.loss}
         try:
-            metrics |= named(metrics, chosen, "the app", self._recorder.goal)
+            metrics |= named(metrics, self._flower, "the app", self._recorder.goal)
         except AppError as error:
             if not self._is_unnamed:  # what an app calls its metrics is no reason to end it
                 log.warning("metrics are written down as they are: %s", error)

@@ -115,11 +115,9 @@ class GridEvaluation:
 
     def _conclude(self, asked: _UnderWay, measured: Callable[[], dict[str, float]]) -> None:
         """A version has these metrics, if they can be had."""
-        flower = self._config.flower
         try:
             metrics = measured()
-            chosen = {"accuracy": flower.accuracy, "loss": flower.loss}
-            metrics |= named(metrics, chosen, self._recorder.workload, self._recorder.goal)
+            metrics |= named(metrics, self._config.flower, self._recorder.workload, self._recorder.goal)
         except AppError as error:
             log.warning("version %d: %s", asked.version, error)
             return

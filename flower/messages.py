@@ -105,12 +105,12 @@ class ServerAppMessage:
 
         found = RecordDict({self.arrays: array_record(arrays)})
         for name, record in self.records.items():
-            told = {k: round_number if k in ROUND_KEYS else v for k, v in record.items()}
+            settings = {k: round_number if k in ROUND_KEYS else v for k, v in record.items()}
             try:
-                found[name] = ConfigRecord(told)
+                found[name] = ConfigRecord(settings)
             except TypeError as error:
                 raise AppError(
-                    f"flower: a message cannot have {told!r} as record {name!r}: {error}"
+                    f"flower: a message cannot have {settings!r} as record {name!r}: {error}"
                 ) from error
         return found
 
@@ -134,9 +134,9 @@ class Reply:
         content = message.content
         examples = next((metrics.pop(k) for k in EXAMPLES_KEYS if k in metrics), None)
         if examples is None or not 1 <= examples < math.inf:
-            told = "has no metric 'num-examples'" if examples is None else f"says num-examples = {examples:g}"
+            flaw = "has no metric 'num-examples'" if examples is None else f"says num-examples = {examples:g}"
             raise AppError(
-                f"the ClientApp's reply to {what!r} {told}: return how many examples there were, 1 or more"
+                f"the ClientApp's reply to {what!r} {flaw}: return how many examples there were, 1 or more"
             )
         record = _trained(content) if what == TRAIN else None
         encoded = None if record is None else encoded_in(record)

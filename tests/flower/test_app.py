@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anabranch as ab
+from anabranch.core.config.flower import FlowerTable
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.updates import LocalPlan
 from anabranch.flower.app import FlowerApp, Partition, mean_metrics, named
@@ -237,12 +238,12 @@ def test_an_evaluation_without_accuracy_says_what_there_is() -> None:
     with pytest.raises(
         AppError, match=r"no metric 'accuracy' \(it has mae, rmse\): name one, flower.accuracy"
     ):
-        named({"rmse": 1.0, "mae": 2.0}, {"accuracy": "", "loss": ""}, "app")
+        named({"rmse": 1.0, "mae": 2.0}, FlowerTable(), "app")
     with pytest.raises(AppError, match="no metric 'mape'"):
-        named({"rmse": 1.0, "acc": 2.0}, {"accuracy": "", "loss": "mape"}, "app")
-    found = named({"top1_acc": 0.5}, {"accuracy": "", "loss": ""}, "app")
+        named({"rmse": 1.0, "acc": 2.0}, FlowerTable(loss="mape"), "app")
+    found = named({"top1_acc": 0.5}, FlowerTable(), "app")
     assert found == {"accuracy": 0.5}
-    assert named({"mse_loss": 2.0}, {"accuracy": "", "loss": ""}, "app") == {"loss": 2.0}  # a regression
+    assert named({"mse_loss": 2.0}, FlowerTable(), "app") == {"loss": 2.0}  # a regression
 
 
 def test_a_metric_that_some_lack_is_the_mean_of_the_others() -> None:
