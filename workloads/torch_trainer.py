@@ -16,7 +16,7 @@ from anabranch.core.model.submodels import TensorSet, UnitMap
 from anabranch.core.model.units import UnitGroup, check_groups
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
-from anabranch.workloads.app import App, Array, Examples
+from anabranch.workloads.app import App, Array, Examples, has_own
 from anabranch.workloads.frozen_tensors import at_stage, freeze_others, still_names, training_only
 from anabranch.workloads.loadable import check_loadable, check_no_copies
 from anabranch.workloads.resident import LiveModule, Resident
@@ -57,7 +57,7 @@ class TorchTrainer:
         self.app = app
         module = self._built(0)
         check_loadable(module, app.name)
-        if type(app).data is not App.data:  # else scripts train it, which load it as it wants to be loaded
+        if has_own(app, "data"):  # else scripts train it, which load it as it wants to be loaded
             check_no_copies(module, app.name)
         module = module.to(self.runtime.device)
         built = self._arrays(module)

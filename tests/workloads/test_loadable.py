@@ -73,6 +73,19 @@ def test_what_cannot_be_loaded_is_named(made: Any, words: str) -> None:
         trainer_for(Around(made))
 
 
+def test_data_that_an_instance_has_of_its_own_are_an_apps_as_well() -> None:
+    class Made(App):
+        def __init__(self) -> None:
+            super().__init__()
+            self.data = Around(None).data  # type: ignore[method-assign]
+
+        def model(self) -> Any:
+            return Copies(4, 2)
+
+    with pytest.raises(AppError, match="gives a copy of 'weight'"):
+        trainer_for(app_of(Made(), "script.py:made"))
+
+
 def test_a_model_alone_is_loaded_by_the_scripts_that_train_it() -> None:
     model = Copies(4, 2)
     start = trainer_for(app_of(model, "script.py:model")).initial(0)
