@@ -223,7 +223,7 @@ def _ring(stage: StageText, text: str) -> RingNumbers:
 def _stage(stage: StageText, text: str) -> Stage:
     make, most = _BY_NAME.get(stage.name) or _of_others(others()[stage.name], text)
     if len(stage.arguments) > most:
-        raise UnknownCodec(f"codec {text!r}: {stage.name} takes at most {most} arguments")
+        raise UnknownCodec(f"codec {text!r}: too many arguments for {stage.name}, at most {most}")
     return make(stage.arguments)
 
 

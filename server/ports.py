@@ -101,8 +101,8 @@ def connections_within(most: int) -> int:
         return most
     left = max(1, soft - FILES_KEPT)
     log.warning(
-        "this process may have %d files open, so at most %d devices may be connected at a time, not %d: "
-        "raise the hard limit (ulimit -Hn, LimitNOFILE of systemd, --ulimit nofile of Docker) to %d",
+        "this process may have %d files open, so of the devices at most %d may be connected at a time, "
+        "not %d: raise the hard limit (ulimit -Hn, LimitNOFILE of systemd, --ulimit nofile of Docker) to %d",
         *(soft, left, most, most + FILES_KEPT),
     )
     return left

@@ -70,8 +70,8 @@ def shortage(strategy: Strategy, devices: int, share: int) -> str:
         return ""
     return (
         f"strategy.buffer_size is {own.buffer_size} and fleet.clients {devices}: with at most {share} "
-        "updates of each in a version (robust.buffer_max, or [secagg]) they never fill a buffer, and the run "
-        "waits without an end; take a smaller buffer, or say how many devices there are"
+        "of each one's updates in a version (robust.buffer_max, or [secagg]) they never fill a buffer, and "
+        "the run waits without an end; take a smaller buffer, or say how many devices there are"
     )
 
 

@@ -90,7 +90,7 @@ def test_few_open_files_are_said_with_what_they_allow(
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: allowed.append(limits))
     assert connections_within(10_000) == 1024 - FILES_KEPT
     assert allowed[-1] == (1024, 1024)
-    assert f"1024 files open, so at most {1024 - FILES_KEPT} devices may be connected" in caplog.text
+    assert f"1024 files open, so of the devices at most {1024 - FILES_KEPT} may be connected" in caplog.text
     assert str(10_000 + FILES_KEPT) in caplog.text
     caplog.clear()
     allowed.append((65_536, 65_536))

@@ -293,7 +293,7 @@ def test_a_vector_of_another_length_is_not_encoded() -> None:
         ("topk(0)", "(0, 1]"),
         ("topk(1.5)", "(0, 1]"),
         ("topk(nan)", "(0, 1]"),
-        ("topk(0.1,3)", "at most 1 argument"),
+        ("topk(0.1,3)", "too many arguments for topk, at most 1"),
         ("threshold(0.1,0)", "from 1 to 10000"),
         ("deadzone(step)", "the step is a number"),
         ("deadzone(step,-1)", "the step is a number"),
@@ -305,7 +305,7 @@ def test_a_vector_of_another_length_is_not_encoded() -> None:
         ("topk(0.1)|mask(0.1)", "one of topk, threshold, mask"),
         ("topk(0.1)|deadzone(0.1)", "leave topk out"),
         ("deadzone(0.1)|int8", "one of f32, bf16"),
-        ("e3m0(256,sr)", "e3m0 takes at most 1 arguments"),
+        ("e3m0(256,sr)", "too many arguments for e3m0, at most 1"),
         ("e3m0(100)", "a block is of (32, 64, 128, 256) values"),
         ("int4|gaps", "no indices to code, leave gaps out"),
         ("mask(0.1)|int4|bitmap", "leave bitmap out"),
@@ -402,5 +402,5 @@ def test_a_first_threshold_is_none_at_all() -> None:
     [("int8(64,sr,1)", 2), ("int4(64,sr,1)", 2), ("zstd(3,4)", 1), ("bf16(1)", 0), ("topk(0.1,2)", 1)],
 )
 def test_a_stage_says_how_many_arguments_it_takes(text: str, most: int) -> None:
-    with pytest.raises(UnknownCodec, match=f"takes at most {most} arguments"):
+    with pytest.raises(UnknownCodec, match=f"at most {most}$"):
         make_codec(text)
