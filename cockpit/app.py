@@ -40,6 +40,7 @@ from anabranch.core.errors import (
     Unavailable,
     UnknownVersion,
 )
+from anabranch.reports.picture.picture import Picture
 
 STATIC = Path(__file__).with_name("static")
 STATUSES: dict[type[AnabranchError], int] = {
@@ -55,6 +56,7 @@ CHUNK_BYTES = 1 << 18
 SQUEEZED = [Middleware(GZipMiddleware, minimum_size=1024, compresslevel=3)]
 
 Answer = Callable[[Request], Response]
+View = Callable[[ShownRun, Picture, Request], Any]
 
 
 class Cockpit:
@@ -147,10 +149,11 @@ class Cockpit:
     def _list(self, _: Request) -> dict[str, Any]:
         return {"runs": [row_of(run) for run in self.runs.all()]}
 
-    def _view(self, view: Callable[[ShownRun, Request], Any], request: Request) -> Any:
+    def _view(self, view: View, request: Request) -> Any:
         run = self._run(request)
-        with run.open().lock:
-            return view(run, request)
+        picture = run.open()  # which may be none of the run's any more before the view is made
+        with picture.lock:
+            return view(run, picture, request)
 
     def _server(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
@@ -222,28 +225,28 @@ class Cockpit:
         return 202, self.ordering.ask(run, session, str(said["order"]), arguments)
 
 
-def _river(run: ShownRun, request: Request) -> Any:
-    return asked_river(run.picture, Asked(request.query_params))
+def _river(_: ShownRun, picture: Picture, request: Request) -> Any:
+    return asked_river(picture, Asked(request.query_params))
 
 
-def _series(run: ShownRun, request: Request) -> Any:
-    return series(run.picture, Asked(request.query_params))
+def _series(_: ShownRun, picture: Picture, request: Request) -> Any:
+    return series(picture, Asked(request.query_params))
 
 
-def _fleet(run: ShownRun, request: Request) -> Any:
-    return fleet(run.picture, Asked(request.query_params), run.source.head().silence_s)
+def _fleet(run: ShownRun, picture: Picture, request: Request) -> Any:
+    return fleet(picture, Asked(request.query_params), run.source.head().silence_s)
 
 
-def _wire(run: ShownRun, request: Request) -> Any:
-    return wire(run.picture, Asked(request.query_params))
+def _wire(_: ShownRun, picture: Picture, request: Request) -> Any:
+    return wire(picture, Asked(request.query_params))
 
 
-def _defence(run: ShownRun, _: Request) -> Any:
-    return defence(run.picture, run.source.head().config)
+def _defence(run: ShownRun, picture: Picture, _: Request) -> Any:
+    return defence(picture, run.source.head().config)
 
 
-def _device(run: ShownRun, request: Request) -> Any:
-    return device(run.picture, request.path_params["client"], run.source.head().silence_s)
+def _device(run: ShownRun, picture: Picture, request: Request) -> Any:
+    return device(picture, request.path_params["client"], run.source.head().silence_s)
 
 
 VIEWS = {"river": _river, "series": _series, "fleet": _fleet, "wire": _wire, "defence": _defence}
