@@ -129,25 +129,25 @@ def device(picture: Picture, client: str, silence_s: float | None) -> dict[str, 
 
 def _task(picture: Picture, thread: int) -> dict[str, Any]:
     threads = picture.threads
-    (found,) = zip(*(plain(threads.columns[name][[thread]]) for name in TASK), strict=True)
-    base, left, joined, version, verdict, reason, staleness, weight, up, raw, down = found
+
+    def cell(column: str) -> Any:
+        return plain(threads.columns[column][[thread]])[0]
+
+    version, staleness = cell("version"), cell("staleness")
     return {
         "task": threads.tasks[thread],
-        "base": base,
-        "granted_s": left,
-        "ended_s": joined,
+        "base": cell("base"),
+        "granted_s": cell("left"),
+        "ended_s": cell("joined"),
         "version": None if version == NONE else version,
-        "verdict": VERDICTS[verdict],
-        "reason": threads.reasons[reason],
+        "verdict": VERDICTS[cell("verdict")],
+        "reason": threads.reasons[cell("reason")],
         "staleness": None if staleness == NONE else staleness,
-        "weight": weight,
-        "up": up,
-        "raw": raw,
-        "down": down if picture.fetches_told else None,
+        "weight": cell("weight"),
+        "up": cell("up"),
+        "raw": cell("raw"),
+        "down": cell("down") if picture.fetches_told else None,
     }
-
-
-TASK = ("base", "left", "joined", "version", "verdict", "reason", "staleness", "weight", "up", "raw", "down")
 
 
 def _measured(picture: Picture, its: Array, column: str) -> dict[str, Any]:

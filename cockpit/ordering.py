@@ -50,7 +50,9 @@ class Ordering:
         _orders_of(run)
         if name not in READERS:
             raise ConfigError(f"order={name!r}: write one of {', '.join(READERS)}")
-        says, do = READERS[name](run, Arguments(arguments))
+        given = Arguments(arguments)
+        says, do = READERS[name](run, given)
+        given.end()
         token, now = secrets.token_urlsafe(24), self._clock()
         with self._lock:
             self._waiting = {t: order for t, order in self._waiting.items() if order.until > now}
@@ -156,9 +158,7 @@ def _is_stranger(run: ShownRun, client: str) -> bool:
         return picture.devices.find(client) is None
 
 
-def _pause(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
-    given.end()
-
+def _pause(run: ShownRun, _: Arguments) -> tuple[str, Doing]:
     def do(orders: Orders) -> str:
         orders.pause()
         return "paused"
@@ -167,9 +167,7 @@ def _pause(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     return f"Pause the run `{run.title}`: {then}.", do
 
 
-def _resume(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
-    given.end()
-
+def _resume(run: ShownRun, _: Arguments) -> tuple[str, Doing]:
     def do(orders: Orders) -> str:
         orders.resume()
         return "resumed"
@@ -179,7 +177,6 @@ def _resume(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
 
 def _quarantine(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     client, why = given.text("client"), given.text("why", needed=False)
-    given.end()
     stranger = " No device of this name has called so far." if _is_stranger(run, client) else ""
 
     def do(orders: Orders) -> str:
@@ -193,7 +190,6 @@ def _quarantine(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
 
 def _release(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     client = given.text("client")
-    given.end()
 
     def do(orders: Orders) -> str:
         released = orders.release(client)
@@ -205,7 +201,6 @@ def _release(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
 def _rollback(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     to_version, everyone = given.whole("to_version"), given.truth("everyone")
     without = given.texts("without")
-    given.end()
     if not (without or everyone):
         raise ConfigError("arguments.without: name the devices that are left out, or say everyone = true")
 
@@ -221,7 +216,6 @@ def _rollback(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
 
 def _set(run: ShownRun, given: Arguments) -> tuple[str, Doing]:
     values = given.settings("settings")
-    given.end()
 
     def do(orders: Orders) -> str:
         return "; ".join(orders.set_settings(values)) or "nothing was changed"

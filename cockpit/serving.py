@@ -127,9 +127,7 @@ def _listening(listen: str) -> Iterator[socket.socket]:
         families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         of_ipv6 = socket.AF_INET not in families
         family = socket.AF_INET6 if of_ipv6 else socket.AF_INET
-        both = (
-            of_ipv6 and socket.has_dualstack_ipv6()
-        )  # [::] is all of this machine, as at the server's ports
+        both = of_ipv6 and socket.has_dualstack_ipv6()  # [::] is all of this machine, as at a server's ports
         bound = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise PortInUse(
