@@ -20,7 +20,7 @@ from typing import Any
 from anabranch.client import elastic
 from anabranch.client.agent import Agent
 from anabranch.client.live_training import LiveTraining
-from anabranch.client.trainer import shard_of
+from anabranch.client.shards import shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.model.live import LiveWeights

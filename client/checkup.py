@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load, save
 
+from anabranch.client.base_model import BaseModel
 from anabranch.client.held import keep_model, kept_model
-from anabranch.client.trainer import BaseModel, shard_of
+from anabranch.client.shards import shard_of
 from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.config.goal import UNNAMED
 from anabranch.core.config.tables import Config

@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from anabranch.client.base_model import BaseModel
 from anabranch.client.live_training import LiveTraining
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.stopping import Bell
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.trainer import LocalTrainer
 from anabranch.compress.feedback import Memory
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.ledger import TRAIN_S

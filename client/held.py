@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from anabranch.client.base_model import BaseModel
 from anabranch.client.frozen import FrozenFiles
 from anabranch.client.messages import GrantedTask
 from anabranch.client.records import Record, read_record, write_record
 from anabranch.client.state import HELD
 from anabranch.client.summary import AgentSummary
 from anabranch.client.telling import OnEvent, tell_failed
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.compress.downloads import SNAPSHOT, SUM
 from anabranch.compress.model import full_bytes

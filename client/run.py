@@ -19,11 +19,11 @@ from anabranch.client.kept import Keepsake, keepsake_in
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
 from anabranch.client.outbox import OutboxBounds
+from anabranch.client.shards import is_shard, placed
 from anabranch.client.state import device_id, forget_run, fresh_id, fresh_seed, locked, settled_id
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
 from anabranch.client.telling import OnEvent
-from anabranch.client.trainer import is_shard, placed
 from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.client.transports import is_foreign, open_transport
 from anabranch.client.trust import KeeperTrust

@@ -7,17 +7,14 @@ Which device and precision, the resident model and the pinned memory are the tra
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
+from anabranch.client.base_model import BaseModel
 from anabranch.client.kept import Keepsake
 from anabranch.client.messages import FetchedModel
 from anabranch.client.neighbours import Neighbours
@@ -27,17 +24,17 @@ from anabranch.compress.downloads import apply_download
 from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.registry import stages
 from anabranch.core.config.ranges import SERVED
-from anabranch.core.config.tables import ClientTable, FleetTable, build
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.content import SHA256, chosen, usable
 from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.model.growing import needed_for
-from anabranch.core.model.holdings import HeldPart, since
+from anabranch.core.model.holdings import HeldPart
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, digest
 from anabranch.core.model.stages import ModelStage
-from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, gathered, scatter
+from anabranch.core.model.submodels import Submodel, TensorSet
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
 from anabranch.host.build import warn_once
@@ -51,7 +48,6 @@ from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import arrived_of, data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
-from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.splits import counting, doubting
 from anabranch.workloads.trainer import Hook, cheaper, cut, only, smaller, trainer_for, warn_of_arrays
 
@@ -64,57 +60,6 @@ MEND = "unless the App's training leaves them out, no update of them can be used
 
 SMALL_MODEL_VALUES = 1_000_000
 WRAPPERS = ("_orig_mod.", "module.")  # what torch's wrappers of modules put into the names of tensors
-
-
-@dataclass(frozen=True, eq=False)
-class BaseModel:
-    """A decoded version: `vector` (spec.size,), and the `frozen` tensors unless they travel apart.
-
-    With a `submodel` the vector is that part of it, (submodel.size,): a smaller model, or what a stage needs.
-    `head` (hex) names the version with all that led to it: after a restore another one may have its number.
-    Empty where it is not known.
-    """
-
-    version: int
-    vector: Vector
-    frozen: Mapping[str, npt.NDArray[Any]]
-    submodel: UnitMap | TensorSet | None = None
-    head: str = ""
-
-    def part(self, submodel: Submodel | None) -> Vector:
-        """What is trained in a task of this sub-model: its own tensors' values, or the whole vector.
-
-        Of that what a stage does not need is zero.
-        """
-        if isinstance(self.submodel, TensorSet):
-            whole = np.zeros(self.submodel.spec.size, self.vector.dtype)
-            scatter(self.vector, whole, self.submodel)
-            return whole
-        if not isinstance(submodel, UnitMap) or self.submodel == submodel:
-            return self.vector
-        assert self.submodel is None, "a part was fetched for another task"
-        return gathered(self.vector, submodel)
-
-    def cut(self, part: UnitMap | TensorSet | None) -> BaseModel:
-        """That part of a whole one, as if it had been fetched by itself; without one itself."""
-        return self if part is None else replace(self, vector=gathered(self.vector, part), submodel=part)
-
-    def base(
-        self, version: int | None, part: UnitMap | TensorSet | None, parts: tuple[HeldPart, ...]
-    ) -> tuple[int, Vector] | None:
-        """What a payload leads from that says it is from a version, as far as it is of `part`.
-
-        Zero where the `parts` since then have nothing; None where there are none.
-        """
-        if not parts:
-            return self.version, gathered(self.vector, part)
-        used = since(parts, version)
-        if not used:
-            return None
-        found = np.zeros_like(self.vector)
-        for held in used:  # the newest of them that has a coordinate is the newest of all
-            scatter(gathered(self.vector, held.part), found, held.part)
-        return used[0].version, gathered(found, part)
 
 
 class LocalTrainer:
@@ -461,49 +406,6 @@ def _wrapper(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str:
 
 def _told(stage: ModelStage | None) -> str:
     return "none" if stage is None else f"{' '.join(stage.blocks)} with the head {' '.join(stage.head)}"
-
-
-def numbered_shard(client_id: str, config: Mapping[str, Any]) -> tuple[int, int]:
-    """The shard (index, count) of a device by its name, in a run of this configuration.
-
-    Where the name ends with a number, such as `device-3`, that is the index, from 0 and modulo
-    `fleet.clients`, the count. Any other has all of the training data, (0, 1).
-    """
-    number = re.search(r"(?:^|[._-])([0-9]+)\Z", client_id)
-    if number is None:
-        return 0, 1
-    count = build(FleetTable, config.get("fleet", {}), "fleet").clients
-    return int(number[1]) % count, count
-
-
-def placed(app: App, client_id: str, given: tuple[int, int] | None, config: Mapping[str, Any]) -> Shard:
-    """The part of the data that a live device trains on in a run: `given`, all of its own, or by its name."""
-    own = app.own_data and given is None
-    index, count = (0, 1) if own else given or numbered_shard(client_id, config)
-    return replace(shard_of(config, index, count), own=own)
-
-
-def is_shard(given: object) -> bool:
-    """Whether it is (index, count), the index from 0 and below the count."""
-    match given:
-        case (int(index), int(count)):
-            return 0 <= index < count
-    return False
-
-
-def shard_of(
-    config: Mapping[str, Any], index: int = 0, count: int | None = None, role: str = "train"
-) -> Shard:
-    """The part of the data that device `index` of `count` has in a run, by the run's own configuration.
-
-    `count` is `fleet.clients` if not given. Raises `DataError` and `ConfigError`.
-    """
-    fleet = build(FleetTable, config.get("fleet", {}), "fleet")
-    fleet = replace(fleet, clients=count or fleet.clients)
-    seed = int(config.get("run", {}).get("seed", 0))
-    grouped = fleet.split == "speed-shards"
-    groups = tuple(speed_profile(fleet, seed).group.tolist()) if grouped else ()
-    return Shard(role, index, fleet.clients, fleet, seed, groups)
 
 
 def offered(config: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from anabranch.client.base_model import BaseModel
 from anabranch.client.disk import DeviceDisk
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
@@ -14,7 +15,7 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.client.stopping import Bell, Interrupted
 from anabranch.client.summary import AgentSummary
 from anabranch.client.telling import OnEvent
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.trainer import LocalTrainer
 from anabranch.core import effects as ef
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.model.updates import Task

@@ -12,13 +12,14 @@ import pytest
 from agents import SHARD, Federation
 
 from anabranch.client.agent import Agent
+from anabranch.client.base_model import BaseModel
 from anabranch.client.faulty import Fault, FaultKind, FaultsTable, FaultyTransport, MessageFaults
 from anabranch.client.lease import LeaseKeeper
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import HeartbeatAnswer, PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.trainer import LocalTrainer
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.effects import Refused
 from anabranch.core.engine.ledger import TRAIN_S

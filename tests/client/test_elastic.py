@@ -13,6 +13,7 @@ from agents import SOON, WAIT_S, Gated, InRealTime, Unplugged
 from waits import until
 
 from anabranch.client.agent import Agent
+from anabranch.client.base_model import BaseModel
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.lease import Cancelled
@@ -20,7 +21,7 @@ from anabranch.client.local import LocalTransport
 from anabranch.client.messages import PushAnswer
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.stopping import Bell
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.trainer import LocalTrainer
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import AppError

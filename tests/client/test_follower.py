@@ -11,12 +11,14 @@ import pytest
 import torch
 from virtual import VirtualTime
 
+from anabranch.client.base_model import BaseModel
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.follower import Follower
 from anabranch.client.lease import Cancelled
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import FetchedModel
-from anabranch.client.trainer import BaseModel, LocalTrainer, shard_of
+from anabranch.client.shards import shard_of
+from anabranch.client.trainer import LocalTrainer
 from anabranch.compress.registry import stages
 from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.tables import ClientTable

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anabranch.client.base_model import BaseModel
 from anabranch.client.held import keep_model, kept_model
 from anabranch.client.memory import Memories
-from anabranch.client.trainer import BaseModel
 from anabranch.compress.feedback import Memory
 from anabranch.core.model.params import ParamSpec
 

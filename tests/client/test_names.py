@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.client.shards import numbered_shard
 from anabranch.client.state import device_id, locked, state_dir_of
-from anabranch.client.trainer import numbered_shard
 from anabranch.core.errors import ConfigError, StoreLocked
 
 

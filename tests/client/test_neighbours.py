@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anabranch.client.base_model import BaseModel
 from anabranch.client.neighbours import Neighbours
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.trainer import LocalTrainer
 from anabranch.core.config.tables import ClientTable
 from anabranch.support import allowance
 from anabranch.support.allowance import cores

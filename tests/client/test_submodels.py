@@ -13,6 +13,7 @@ from wire import Served, server_config
 
 from anabranch.api.live_result import report_of_data
 from anabranch.client.agent import Agent
+from anabranch.client.base_model import BaseModel
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.held import PARTS, VECTOR, keep_model, kept, kept_model
 from anabranch.client.local import LocalServer, LocalTransport
@@ -21,7 +22,7 @@ from anabranch.client.messages import FetchedModel, PushAnswer
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.records import read_record, write_record
 from anabranch.client.state import HELD
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import GrpcTransport
 from anabranch.compress.feedback import Memory
 from anabranch.compress.layout import Layout

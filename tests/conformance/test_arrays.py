@@ -17,13 +17,13 @@ from safetensors.numpy import load_file
 from stores import LIMITS, Backend
 from torch import nn
 
+from anabranch.client.base_model import BaseModel
 from anabranch.client.held import keep_model, kept_model
 from anabranch.client.kept import Keepsake, KeptState
 from anabranch.client.memory import Memories
 from anabranch.client.operator import OperatorClient
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.records import Record, read_record, write_record
-from anabranch.client.trainer import BaseModel
 from anabranch.compress.downloads import Downloads, apply_download
 from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.model import decode_model, encode_model

@@ -21,12 +21,13 @@ from ports import free_port
 from wire import Served, server_config
 
 from anabranch.client.agent import Agent
+from anabranch.client.base_model import BaseModel
 from anabranch.client.held import VECTOR, HeldModels
 from anabranch.client.history import HistoryRestored, SeenHistory
 from anabranch.client.records import read_record, write_record
 from anabranch.client.state import HELD
 from anabranch.client.summary import AgentSummary
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError, FolderMissing, HistoryMismatch, StoreError

@@ -11,7 +11,7 @@ import pytest
 from own_parts import SPLIT, STAGE, STRATEGY, forgotten
 
 from anabranch.client.local import LocalServer
-from anabranch.client.trainer import shard_of
+from anabranch.client.shards import shard_of
 from anabranch.compress.feedback import make_uplink
 from anabranch.compress.registry import make_codec
 from anabranch.core.config.tables import FleetTable, merge

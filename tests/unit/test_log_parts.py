@@ -14,7 +14,7 @@ from broadcasting import Run, motion, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.client.trainer import BaseModel
+from anabranch.client.base_model import BaseModel
 from anabranch.compress.delta_log import DeltaLog
 from anabranch.compress.downloads import SNAPSHOT, SUM, Download, Downloads, apply_download, base_of
 from anabranch.compress.recent import Recent

@@ -15,11 +15,11 @@ from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.agent import Agent
 from anabranch.client.local import LocalTransport
 from anabranch.client.run import ClientOptions, agent_of, run_client
+from anabranch.client.shards import placed
 from anabranch.client.state import device_id, state_dir_of
 from anabranch.client.stopping import Bell
 from anabranch.client.summary import AgentSummary
 from anabranch.client.telling import OnEvent
-from anabranch.client.trainer import placed
 from anabranch.client.trust import trusted
 from anabranch.client.waiting import WaitingNotice
 from anabranch.core.errors import ConfigError
