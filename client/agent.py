@@ -328,8 +328,15 @@ class Agent(DeviceShell):
         from anabranch.client.masking import Masker  # the extra [secagg] alone has what it needs
 
         table = build(ClientTable, seen.config.get("client", {}), "client")
-        told = table, policy_of(seen.config), seen.spec.layout_hash, seen.frozen_sha256
-        self._local.masker = Masker(seen.masking, seen.run_id, self.client_id, *told)
+        self._local.masker = Masker(
+            seen.masking,
+            seen.run_id,
+            self.client_id,
+            table,
+            buffers=policy_of(seen.config),
+            layout_hash=seen.spec.layout_hash,
+            frozen_sha256=seen.frozen_sha256,
+        )
 
     def _ask(self, task_id: str, now: float) -> None:  # noqa: ARG002 - it is later by now
         begun(task_id)

@@ -283,10 +283,17 @@ class LocalTrainer:
             result = self._trainer.train(
                 start, self._frozen(base), examples, task.local, task.seed, smaller(task), only(task)
             )
-        covered = cut(task, start), cut(task, result.delta)
-        steps, metrics = result.steps, result.metrics
-        base_of = base.head, model_sha256
-        entry, pending = self.pack(task, update_id, *covered, steps, metrics, memory, *base_of)
+        entry, pending = self.pack(
+            task,
+            update_id,
+            cut(task, start),
+            cut(task, result.delta),
+            result.steps,
+            result.metrics,
+            memory,
+            base.head,
+            model_sha256,
+        )
         return replace(entry, examples=result.examples or entry.examples), pending
 
     def reached(self, version: int) -> None:
