@@ -22,12 +22,10 @@ HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
-def check_health(
-    address: str, service: str = "", timeout_s: float = HEALTH_S, wallet: Wallet | None = None
-) -> bool:
+def check_health(address: str, service: str = "", wallet: Wallet | None = None) -> bool:
     """Whether the server at `host:port` serves, by the standard health protocol; never raises for a no."""
     with _opened(address, wallet) as channel:
-        return says_serving(asked_health(channel, timeout_s, service))
+        return says_serving(asked_health(channel, HEALTH_S, service))
 
 
 def _opened(address: str, wallet: Wallet | None) -> grpc.Channel:
