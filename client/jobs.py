@@ -145,7 +145,7 @@ def serve_jobs(
     options: ClientOptions,
     begin: Begin,
     tell: OnJob,
-    bell: Bell | None = None,
+    bell: Bell,
     signers: Collection[str] = (),
 ) -> None:
     """Work at the server's jobs until SIGTERM, SIGINT or `bell.stop()`. Raises `ConfigError` and the like.
@@ -157,7 +157,6 @@ def serve_jobs(
     for address in parse_addresses(options.server):
         if "/" in address:
             raise ConfigError(f"--server {address} names a job, and --jobs takes them all: leave one out")
-    bell = bell or Bell()
     try:
         wallet = device_wallet(options, bell)
     except Interrupted:  # while it waited to join

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import anabranch
 from virtual import VirtualTime
 
 from anabranch.client.jobs import serve_jobs
@@ -394,11 +395,18 @@ def test_a_device_that_waits_to_join_is_stopped_as_any_other(jobs: bool, tmp_pat
     log.addHandler(stopping)
     try:
         if jobs:
-            serve_jobs(options, lambda *_: pytest.fail("there is no server"), lambda *_, **__: None)
+            serve_jobs(options, lambda *_: pytest.fail("there is no server"), lambda *_, **__: None, Bell())
         else:
             assert run_client(options).why == "SIGTERM"
     finally:
         log.removeHandler(stopping)
+
+
+@pytest.mark.parametrize("jobs", [(), ("--jobs",)], ids=["run", "jobs"])
+def test_a_device_whose_starter_is_gone_ends(jobs: tuple[str, ...], tmp_path: Path) -> None:
+    """Its standard input has nobody at its other end, from the first on."""
+    done = anabranch(tmp_path, "client", "synthetic", *jobs, "--until-eof", "--server", "127.0.0.1:1")
+    assert (done.returncode, "stopped" in done.stdout) == (0, True), done.stderr
 
 
 def test_a_folder_has_one_agent(tmp_path: Path) -> None:

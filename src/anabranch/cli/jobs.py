@@ -22,7 +22,6 @@ from anabranch.cli.next_steps import command_line
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, app_spec
 from anabranch.cli.output import STDOUT, Output, descriptor
-from anabranch.cli.starter import stop_at_eof
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import MIB
@@ -201,24 +200,15 @@ def device_app(app: str, flower: Path | None, signers: Sequence[str], jobs: bool
     return ""
 
 
-def bell_of(until_eof: bool) -> Bell:
-    """A bell, which stops a device whose starter is gone: it holds the other end of its standard input."""
-    from anabranch.client.stopping import Bell
-
-    bell = Bell()
-    if until_eof:
-        stop_at_eof(bell.stop)
-    return bell
-
-
 def serve_server(
     options: ClientOptions,
     parts: Sequence[str],
     output: Output,
+    bell: Bell,
     log_level: LogLevel,
     signers: Sequence[str],
 ) -> None:
-    """Serve a server's jobs until a signal. `signers`: whose bundles are run."""
+    """Serve a server's jobs until a signal, or the bell's. `signers`: whose bundles are run."""
     from anabranch.client.jobs import serve_jobs
     from anabranch.identity.signers import checked_signers
 
@@ -236,7 +226,7 @@ def serve_server(
             command, stdin=subprocess.PIPE, stdout=descriptor(STDOUT), start_new_session=True
         )
 
-    serve_jobs(options, begin, tell, signers=checked_signers(signers))
+    serve_jobs(options, begin, tell, bell, checked_signers(signers))
     output.result({"kind": "stopped"}, "stopped")
 
 

@@ -22,7 +22,6 @@ from anabranch.cli.jobs import (
     JobsFolder,
     Papers,
     Signers,
-    bell_of,
     check_folder_options,
     device_app,
     serve_folder,
@@ -47,7 +46,7 @@ from anabranch.cli.options import (
 from anabranch.cli.output import STDOUT, Output, descriptor, json_line
 from anabranch.cli.parts import Parts, admit_parts
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
-from anabranch.cli.starter import UntilEof
+from anabranch.cli.starter import UntilEof, bell_of
 from anabranch.client.state import state_dir_of
 from anabranch.core.config.flower import SCHEME
 from anabranch.core.config.tables import Config
@@ -459,12 +458,12 @@ def _work(
     """Work for one run, to its end; or for every `jobs`: from which level their devices log, and signers."""
     from anabranch.client.run import run_client
 
-    output = Output(as_json, serves=True)
+    output, bell = Output(as_json, serves=True), bell_of(until_eof)
     if jobs is not None:
-        serve_server(options, parts, output, *jobs)
+        serve_server(options, parts, output, bell, *jobs)
         return
     admit_parts(parts)
-    done = run_client(options, _teller(output), bell=bell_of(until_eof))
+    done = run_client(options, _teller(output), bell=bell)
     _say_goodbye(output, done, options.state_dir)
 
 

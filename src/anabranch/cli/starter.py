@@ -6,9 +6,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from anabranch.client.stopping import Bell
 
 UntilEof = Annotated[bool, typer.Option("--until-eof", hidden=True)]
 
@@ -22,3 +25,13 @@ def stop_at_eof(stop: Callable[[], None]) -> None:
         stop()
 
     threading.Thread(target=await_eof, daemon=True).start()
+
+
+def bell_of(until_eof: bool) -> Bell:
+    """A device's bell; with `until_eof` it stops one whose starter is gone."""
+    from anabranch.client.stopping import Bell
+
+    bell = Bell()
+    if until_eof:
+        stop_at_eof(bell.stop)
+    return bell
