@@ -214,6 +214,7 @@ def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | 
         raise ConfigError("--insecure, but this device has an identity: drop --insecure, or the identity")
     if options.token:
         addresses, bell = join_addresses(options.server, options.join), bell or Bell()
+        waiting = WaitingNotice(",".join(addresses))
         whose = options.client_id or settled_id(options.state_dir)
         with locked(options.state_dir), interruptible(bell):
             known = persist(
@@ -222,8 +223,9 @@ def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | 
                 fresh_seed(),
                 options.retry_base_s,
                 options.retry_cap_s,
-                lambda error: log.warning("joining is tried again: %s", error),
+                waiting.failed,
             )
+        waiting.answered()
     if known is None:
         check_plain(options.server, options.insecure)
         return None

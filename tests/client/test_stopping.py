@@ -377,7 +377,7 @@ class Stopping(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Each line."""
-        if "joining is tried again" in record.getMessage():
+        if "nobody answers there as a server to join" in record.getMessage():
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -391,7 +391,7 @@ def test_a_device_that_waits_to_join_is_stopped_as_any_other(jobs: bool, tmp_pat
         ca_sha256="ab" * 32,
         join="127.0.0.1:1",
     )
-    stopping, log = Stopping(), logging.getLogger("anabranch.client.run")
+    stopping, log = Stopping(), logging.getLogger("anabranch.client.waiting")
     log.addHandler(stopping)
     try:
         if jobs:
