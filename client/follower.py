@@ -107,9 +107,8 @@ class Follower:
     def __iter__(self) -> Iterator[Measurement]:
         """The measurements, as they come.
 
-        Raises `ManifestMismatch` for a run of another model or of frozen tensors that this App should build
-        and does not, `AppError` for an App that does not measure what
-        the run is judged by.
+        Raises `ManifestMismatch` for a run of another model, or of frozen tensors that this App should build
+        and does not; `AppError` for an App that does not measure what the run is judged by.
         """
         with interruptible(self._bell):
             try:

@@ -47,7 +47,6 @@ AGAIN_S = 1.0  # between the connections of a watch, should each of them break a
 MAY_YET = "the order may be carried out yet: look before it is given again"
 UNKNOWN = "this run knows no client of that name: is it spelt so?"
 
-
 OF_THE_RUN = (
     *("version", "updates_applied", "updates_rejected", "updates_left_out", "rollbacks", "tasks_granted"),
     *("leases_lost", "clients"),
@@ -438,10 +437,10 @@ class OperatorClient:
     def rollback(self, to_version: int, without: Sequence[str], everyone: bool = False) -> tuple[int, int]:
         """The version that comes of leaving out the updates of some clients, or all, after `to_version`.
 
-        And how many updates that were. The clients `without` go into quarantine.
+        And how many updates that were. The clients `without` go into quarantine. It takes as long as the
+        run's whole log takes to fold.
 
-        It takes as long as the run's whole log takes to fold. Raises
-        `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
+        Raises `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
         """
         request = request_of(
             operators.RollbackRequest, to_version=to_version, without=without, everyone=everyone

@@ -50,10 +50,9 @@ class Server:
 class Servers:
     """The servers of a run, of which one leads: calls go to the one that served last.
 
-    `connect` makes a channel to an address; nothing is connected before the first call.
-
-    What it makes may change: see `reconnect`.
-    `returned` is called, in a thread of the lookout, when a server serves after none did, or another one.
+    `connect` makes a channel to an address; what it makes may change: see `reconnect`. Nothing is connected
+    before the first call. `returned` is called, in a thread of the lookout, when a server serves after none
+    did, or another one.
     """
 
     def __init__(self, addresses: str, connect: Callable[[str], grpc.Channel]) -> None:

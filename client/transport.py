@@ -15,10 +15,7 @@ from typing import Any, Protocol
 
 from anabranch.client.answers import config_of, heartbeat_answer, masking_of, not_modified, push_answer
 from anabranch.client.calls import Door
-from anabranch.client.channel import (
-    CONTROL_S,
-    RECONNECT_MAX_S,
-)
+from anabranch.client.channel import CONTROL_S, RECONNECT_MAX_S
 from anabranch.client.doors import Doors
 from anabranch.client.history import SeenHistory
 from anabranch.client.link import Link

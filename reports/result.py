@@ -322,9 +322,8 @@ def _build(cls: type[T], data: object, where: str) -> T:
     for f in fields(cls):  # type: ignore[arg-type]
         if f.name in data:
             values[f.name] = _value(hints[f.name], data[f.name], f"{where}: {f.name}")
-        elif (
-            f.default is MISSING and f.default_factory is MISSING
-        ):  # what has a default came with a later version of the program
+        # What has a default came with a later version of the program.
+        elif f.default is MISSING and f.default_factory is MISSING:
             raise DataError(f"{where}: {f.name!r} is missing")
     return cls(**values)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -186,18 +186,18 @@ def fresh_table(report: TuneReport) -> Listing:
 
 
 def value_text(metric: str, values: Sequence[float | None]) -> str:
-    """The same of what runs are judged by; a share ends at 0 and 1."""
+    """An `interval_text` of what runs are judged by; a share ends at 0 and 1."""
     if units_of(metric, values) is PERCENT:
         return interval_text(values, lambda share: percent_text(min(max(share, 0.0), 1.0)))
     return interval_text(values, partial(metric_text, metric))
 
 
-def used_text(values: Sequence[float], text: Any) -> str:
-    """The same of what is used up, and is never less than nothing."""
+def used_text(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """An `interval_text` of what is used up, and is never less than nothing."""
     return interval_text(values, lambda used: text(max(used, 0.0)))
 
 
-def interval_text(values: Sequence[float | None], text: Any) -> str:
+def interval_text(values: Sequence[float | None], text: Callable[[float], str]) -> str:
     """`81.2 % (79.8 % to 82.6 %)`: the mean and where it may be; of those that are known."""
     known = [float(v) for v in values if v is not None]
     if not known:
@@ -278,8 +278,8 @@ def tuning_html(report: TuneReport) -> str:
 
 def _parted(text: str) -> tuple[str, str]:
     """A mean, and its interval as a remark."""
-    mean, _, between = text.partition(" (")
-    return mean, between.removesuffix(")")
+    middle, _, between = text.partition(" (")
+    return middle, between.removesuffix(")")
 
 
 def _figure(report: TuneReport, against: FrontAgainst) -> str:
