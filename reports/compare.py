@@ -9,11 +9,10 @@ import numpy as np
 
 from anabranch.core.errors import DataError
 from anabranch.core.model.metrics import ACCURACY
-from anabranch.reports.equal import AT, Against, equally_far
+from anabranch.reports.against import AT, TITLES, Against, axis, ways
+from anabranch.reports.equal import equally_far
 from anabranch.reports.metrics import axis_of, heading, lacking, metric_names, units_of, value
 from anabranch.reports.page import (
-    TRAFFIC,
-    UPDATES,
     card,
     document,
     empty,
@@ -25,12 +24,11 @@ from anabranch.reports.page import (
     settings_table,
     standalone,
     table,
-    time_axis,
 )
 from anabranch.reports.pairs import paired, paired_lines
 from anabranch.reports.plots import Series, Span, line_chart, plot
 from anabranch.reports.result import Kind, Result
-from anabranch.reports.scales import FARTHEST, Axis
+from anabranch.reports.scales import FARTHEST
 from anabranch.reports.settings import PLACES, SEED, changed
 from anabranch.reports.spreads import RunGroup, Spread, SpreadRow, compare, grouped
 from anabranch.reports.svg import COLOURS
@@ -51,7 +49,6 @@ __all__ = ["Against", "compare", "compare_html", "comparison_svg"]
 
 Colours = Mapping[str, int]
 Curve = Sequence[tuple[float, float]]
-_TITLES: dict[Against, str] = {"time": "time", "updates": "updates", "bytes": "traffic"}
 _CAPTION = (
     "Mean ± sample standard deviation over the seeds. Times and traffic to the target are over the runs "
     "that reached it."
@@ -105,7 +102,7 @@ def comparison_svg(results: Iterable[Result], against: Against = "time", metric:
     if against not in AT:
         raise DataError(f"a chart is against one of {', '.join(AT)}, not {against!r}")
     name = metric or next(iter(names), ACCURACY)
-    x, ends = _axis(against, kind), [AT[against](r.history[-1]) for r in runs if r.history]
+    x, ends = axis(against, kind), [AT[against](r.history[-1]) for r in runs if r.history]
     if against == "bytes" and ends and max(ends) > 4 * min(ends):
         x = replace(x, log=True)
     lines = _series(groups, name, against, _colours(runs))
@@ -117,25 +114,18 @@ def _colours(runs: Sequence[Result]) -> Colours:
     return {label: i for i, label in enumerate(labels)}
 
 
-def _axis(against: Against, kind: Kind) -> Axis:
-    return {"time": time_axis(kind), "updates": UPDATES, "bytes": TRAFFIC}[against]
-
-
 def _charts(groups: Sequence[RunGroup], kind: Kind, colours: Colours) -> list[str]:
-    """The first metric against everything, the others against time."""
     runs = [r for g in groups for r in g.runs]
     names = metric_names(runs)
     if not names:
         measured = any(r.history for r in runs)
         told = "No measurement was finite." if measured else "No version of these runs was evaluated."
         return [card("Measurements", empty(told))]
-    ways: list[tuple[str, Against]] = [(names[0], against) for against in _TITLES]
-    ways += [(name, "time") for name in names[1:]]
     cards = []
-    for name, against in ways:
+    for name, against in ways(names):
         lines = _series(groups, name, against, colours)
-        chart = plot(lines, _axis(against, kind), axis_of(name, runs), _target(groups, name))
-        title = f"{heading(name)} over {_TITLES[against]}"
+        chart = plot(lines, axis(against, kind), axis_of(name, runs), _target(groups, name))
+        title = f"{heading(name)} over {TITLES[against]}"
         cards.append(card(title, chart, flaws_text(sum(lacking(r, name) for r in runs))))
     key = legend_list((g.label, colours[g.label]) for g in groups) if len(groups) > 1 else ""
     several = any(len(g.runs) > 1 for g in groups)

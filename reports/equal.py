@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from anabranch.core.errors import DataError
+from anabranch.reports.against import AT, Against
 from anabranch.reports.metrics import shared_metric, value
-from anabranch.reports.result import Point, Result
+from anabranch.reports.result import Result
 from anabranch.reports.spreads import RunGroup, Spread, grouped, spread
 from anabranch.reports.text import bytes_text, count_text, duration_text
 
-Against = Literal["time", "updates", "bytes"]
-AT: Mapping[Against, Callable[[Point], float]] = {
-    "time": lambda p: p.time_s,
-    "updates": lambda p: p.updates,
-    "bytes": lambda p: p.uplink_bytes + p.downlink_bytes,
-}
 AFTER: Mapping[Against, Callable[[float], str]] = {
     "time": duration_text,
     "updates": lambda at: f"{count_text(int(at))} updates",

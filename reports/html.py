@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from anabranch.core.config.goal import Goal
@@ -11,6 +10,7 @@ from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import DataError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY, LOSS
+from anabranch.reports.against import AT, TITLES, Against, axis, ways
 from anabranch.reports.charts import Bar, bar_chart, histogram
 from anabranch.reports.compression import compression_cards, saving
 from anabranch.reports.coverage import coverage_cards
@@ -27,8 +27,6 @@ from anabranch.reports.metrics import (
 )
 from anabranch.reports.page import (
     SCRIPTS,
-    TRAFFIC,
-    UPDATES,
     card,
     columns,
     document,
@@ -42,10 +40,9 @@ from anabranch.reports.page import (
     table,
     tile,
     tiles,
-    time_axis,
 )
 from anabranch.reports.plots import Series, plot
-from anabranch.reports.result import Point, Result
+from anabranch.reports.result import Result
 from anabranch.reports.river import RIVER_SCRIPT, river_card, river_of
 from anabranch.reports.scales import Axis
 from anabranch.reports.settings import (
@@ -256,26 +253,20 @@ def _traffic(total: int, whole: int, updates: int) -> tuple[str, str]:
 
 
 def _metric_cards(r: Result) -> list[str]:
-    """What is measured first against everything, the other metrics against time."""
     names = metric_names([r])
     if not names:
         told = "No measurement was finite." if r.history else "No version of this run was evaluated."
         return [card("Measurements", empty(told))]
-    ways: list[tuple[str, str, Axis, Callable[[Point], float]]] = [
-        (names[0], "time", time_axis(r.kind), lambda p: p.time_s),
-        (names[0], "updates", UPDATES, lambda p: p.updates),
-        (names[0], "traffic", TRAFFIC, lambda p: p.uplink_bytes + p.downlink_bytes),
-    ]
-    ways += [(name, "time", time_axis(r.kind), lambda p: p.time_s) for name in names[1:]]
-    return [_metric_card(r, *way) for way in ways]
+    return [_metric_card(r, *way) for way in ways(names)]
 
 
-def _metric_card(r: Result, name: str, over: str, x: Axis, at: Callable[[Point], float]) -> str:
+def _metric_card(r: Result, name: str, against: Against) -> str:
+    at = AT[against]
     points = [(at(p), v) for p in r.history if (v := value(p, name)) is not None]
     flaws = [at(p) for p in r.history if value(p, name) is None]
     target = r.goal.target if name == r.goal.metric else None
     line = Series(name, points, {ACCURACY: 0, LOSS: 3}.get(name, 2), flaws=flaws)
-    title = f"{heading(name)} over {over}"
+    title, x = f"{heading(name)} over {TITLES[against]}", axis(against, r.kind)
     return card(title, plot([line], x, axis_of(name, [r]), target), flaws_text(len(flaws)))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from anabranch.core.model.chains import AUTO
-from anabranch.reports.equal import Against, at_equal
+from anabranch.reports.against import Against
+from anabranch.reports.equal import at_equal
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
 from anabranch.reports.spreads import compare, spread_text

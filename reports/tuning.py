@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from anabranch.core.config.goal import MIN
 from anabranch.core.config.toml import setting_text
+from anabranch.reports.against import axis
 from anabranch.reports.intervals import mean, mean_interval
 from anabranch.reports.metrics import heading, metric_text, units_of
 from anabranch.reports.page import (
-    TRAFFIC,
     card,
     document,
     empty,
@@ -23,7 +23,6 @@ from anabranch.reports.page import (
     table,
     tile,
     tiles,
-    time_axis,
 )
 from anabranch.reports.scales import Axis
 from anabranch.reports.scatter import Dot, DotKind, scatter
@@ -294,7 +293,7 @@ def _chart(report: TuneReport, against: FrontAgainst) -> str:
     def at(p: TunePoint) -> float:
         return p.time_s if against == "time" else p.traffic_bytes
 
-    x = replace({"time": time_axis("simulated"), "bytes": TRAFFIC}[against], from_zero=False)
+    x = replace(axis(against, "simulated"), from_zero=False)
     ends = [at(p) for p in known if at(p) > 0]
     x = replace(x, log=bool(ends) and max(ends) > UNLIKE * min(ends))
     y = Axis(

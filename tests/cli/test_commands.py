@@ -25,7 +25,8 @@ from anabranch.core.errors import (
     ReplayMismatch,
     Unavailable,
 )
-from anabranch.reports.equal import AFTER, AT, at_equal
+from anabranch.reports.against import AT
+from anabranch.reports.equal import AFTER, at_equal
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
 from anabranch.server.manifest import INITIAL

@@ -15,9 +15,10 @@ import pytest
 
 import anabranch as ab
 from anabranch.core.errors import ConfigError, DataError
+from anabranch.reports.against import AT
 from anabranch.reports.compare import compare_html
 from anabranch.reports.drawings import plain_svg
-from anabranch.reports.equal import AT, at_equal
+from anabranch.reports.equal import at_equal
 from anabranch.reports.latex import comparison_latex, escaped
 
 SMALL: dict[str, Any] = {
