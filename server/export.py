@@ -10,6 +10,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import DataError
 from anabranch.core.journal import payload_of
 from anabranch.reports.journal_files import JournalWriter
+from anabranch.server.history import rows_after
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_data
 from anabranch.server.verify import stored_run
@@ -55,7 +56,7 @@ def _measured(store: Store) -> Iterator[tuple[int, Mapping[str, float]]]:
     if told := store.metrics(0):
         yield 0, told
     newest = 0
-    while rows := store.versions(newest):
-        before = ((v, store.metrics(v)) for v in range(newest + 1, rows[0].version))
-        yield from ((v, told) for v, told in (*before, *((r.version, r.metrics) for r in rows)) if told)
-        newest = rows[-1].version
+    for row in rows_after(store):
+        gone = ((v, store.metrics(v)) for v in range(newest + 1, row.version))
+        yield from ((v, told) for v, told in (*gone, (row.version, row.metrics)) if told)
+        newest = row.version

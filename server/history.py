@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from anabranch.host.chain import HashChain
 from anabranch.identity.heads import first_head, follow_links
 from anabranch.server.store.base import RunInfo, Store, VersionRow
@@ -34,6 +36,13 @@ def head_at(store: Store, version: int) -> str | None:
     return follow_links(History(info).head, bytes.fromhex("".join(links)))
 
 
+def rows_after(store: Store, version: int = 0) -> Iterator[VersionRow]:
+    """The versions on record above one, in order, a page of them in memory."""
+    while page := store.versions(version):
+        yield from page
+        version = page[-1].version
+
+
 def history_at(store: Store, info: RunInfo, version: int, seq: int) -> History:
     """The chain when event `seq` was the last and `version` the newest.
 
@@ -41,15 +50,20 @@ def history_at(store: Store, info: RunInfo, version: int, seq: int) -> History:
     """
     row = row_of(store, version)
     if row is not None and row.head is not None:
-        history, start, published = History(info, version, row.head), row.seq, {}
-    else:
-        history, start = History(info), 0
-        rows = store.versions(limit=version) if version else []
-        published = {row.seq: row.version for row in rows}
-    for number, record in store.records(start):
+        return gone_on(History(info, version, row.head), store, row.seq, seq)
+    return gone_on(History(info), store, 0, seq)
+
+
+def gone_on(history: History, store: Store, after: int, seq: int) -> History:
+    """The same chain, of a log up to event `after`, with the events up to `seq` and the versions of these."""
+    rows = rows_after(store, history.version)
+    row = next(rows, None)
+    for number, record in store.records(after):
         if number > seq:
             break
         history.add(record)
-        if number in published:
-            history.publish(published[number])
+        while row is not None and row.seq <= number:
+            if row.seq == number:
+                history.publish(row.version)
+            row = next(rows, None)
     return history

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from anabranch.core.errors import ConfigError, StoreError
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot
 from anabranch.identity.files import check_owner, write_private
-from anabranch.server.history import history_at
-from anabranch.server.store.base import Recovery, RunInfo, Store, VersionRow
+from anabranch.server.history import gone_on, history_at
+from anabranch.server.store.base import Recovery, RunInfo, Store
 from anabranch.server.store.mark import FILE as MARK
 from anabranch.server.store.snapshots import SnapshotFiles
 
@@ -105,21 +104,4 @@ def _mark(store: Store, info: RunInfo, first: Recovery, seq: int) -> str:
     """The hash of a log up to an event."""
     version = 0 if first.snapshot is None else first.snapshot.meta["version"]
     history = history_at(store, info, version, first.applied_through_seq)
-    rows = _rows_after(store, version)
-    row = next(rows, None)
-    for number, record in store.records(first.applied_through_seq):
-        if number > seq:
-            break
-        history.add(record)
-        while row is not None and row.seq <= number:
-            if row.seq == number:
-                history.publish(row.version)
-            row = next(rows, None)
-    return history.mark(seq).head
-
-
-def _rows_after(store: Store, version: int) -> Iterator[VersionRow]:
-    """The versions above one, in order, a page of them in memory."""
-    while page := store.versions(version):
-        yield from page
-        version = page[-1].version
+    return gone_on(history, store, first.applied_through_seq, seq).mark(seq).head

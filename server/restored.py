@@ -22,7 +22,7 @@ from anabranch.identity.files import check_owner, make_private_folder, write_pri
 from anabranch.identity.heads import restored_message
 from anabranch.identity.signatures import check_signature
 from anabranch.protos.v1 import devices_pb2 as devices
-from anabranch.server.history import head_at, history_at
+from anabranch.server.history import head_at, history_at, rows_after
 from anabranch.server.store.base import RunInfo, Store
 from anabranch.server.store.ending import check_own
 from anabranch.server.store.factory import open_store
@@ -133,6 +133,6 @@ def read_restored(
 def _newest(store: Store) -> tuple[int, int]:
     """The newest version on record, and the event that published it; (0, 0) for the first weights."""
     version, seq = 0, 0
-    while rows := store.versions(version):
-        version, seq = rows[-1].version, rows[-1].seq
+    for row in rows_after(store):
+        version, seq = row.version, row.seq
     return version, seq
