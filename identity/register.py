@@ -98,6 +98,21 @@ class RegisterPoint:
         return ""
 
 
+def standing_of(serial: str, ask: Ask) -> str:
+    """What a register says of a certificate: `good`, `revoked` or `unknown`."""
+    rows = ask("SELECT revoked_at FROM certificates WHERE serial = ?", serial)
+    return "unknown" if not rows else "good" if rows[0][0] is None else "revoked"
+
+
+def check_same_file(path: Path, inode: int) -> None:
+    """Raises `StoreError` where a register's file is gone, or its name is another one's by now."""
+    try:
+        if path.stat().st_ino != inode:
+            raise StoreError(f"{path} was replaced: restart the server")
+    except OSError as error:
+        raise StoreError(f"{path} is gone: {error.strerror}") from error
+
+
 def _has_marks(ask: Ask) -> bool:
     return bool(ask("SELECT 1 FROM sqlite_master WHERE name = 'marks'"))
 
@@ -316,15 +331,8 @@ class Register:
 
     def standing(self, serial: str) -> str:
         """`good`, `revoked` or `unknown`."""
-        try:
-            if self._path.stat().st_ino != self._inode:
-                raise StoreError(f"{self._path} was replaced: restart the server")
-        except OSError as error:
-            raise StoreError(f"{self._path} is gone: {error.strerror}") from error
-        rows = self._look("SELECT revoked_at FROM certificates WHERE serial = ?", serial)
-        if not rows:
-            return "unknown"
-        return "good" if rows[0][0] is None else "revoked"
+        check_same_file(self._path, self._inode)
+        return standing_of(serial, self._look)
 
     def revoke(self, name: str, now: float) -> int:
         """Revoke all certificates and tokens of a name; returns how many there were of use."""

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import StoreError
-from anabranch.identity.register import RegisterPoint
+from anabranch.identity.register import RegisterPoint, check_same_file, standing_of
 
 KEPT_MAX = 100_000  # those that were asked for last
 AGAIN_AT_ONCE = 200  # others that are asked for again with each look after a commit
 COUNTER = slice(24, 28)  # of commits, in the header of a SQLite file
 
-_ONE = "SELECT revoked_at FROM certificates WHERE serial = ?"
 _GOOD = (
     "SELECT serial FROM certificates WHERE revoked_at IS NULL AND expires_at > ? ORDER BY rowid DESC LIMIT ?"
 )
@@ -77,11 +76,7 @@ class Standings:
 
     def of(self, serials: Collection[str]) -> dict[str, str | None]:
         """`good`, `revoked` or `unknown`; None where that cannot be told before somebody else has written."""
-        try:
-            if self._path.stat().st_ino != self._inode:
-                raise StoreError(f"{self._path} was replaced: restart the server")
-        except OSError as error:
-            raise StoreError(f"{self._path} is gone: {error.strerror}") from error
+        check_same_file(self._path, self._inode)
         try:
             self._look(serials)
         except sqlite3.Error as error:
@@ -108,9 +103,9 @@ class Standings:
         self._version, self._counter = version, counter
         asked = [serial for serial in serials if serial not in self._known or serial in self._stale]
         for serial in [*asked, *sorted(self._stale.difference(asked))[:AGAIN_AT_ONCE]]:
-            rows = self._ask(_ONE, serial)
+            standing = standing_of(serial, self._ask)
             self._known.pop(serial, None)
-            self._known[serial] = "unknown" if not rows else "good" if rows[0][0] is None else "revoked"
+            self._known[serial] = standing
             self._stale.discard(serial)
         while len(self._known) > KEPT_MAX:
             self._stale.discard(oldest := next(iter(self._known)))
