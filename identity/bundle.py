@@ -23,6 +23,7 @@ from pathlib import PurePosixPath
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from anabranch.core.canonical import canonical
 from anabranch.core.errors import AnabranchError, DataError, NotPermitted, TooLarge
 from anabranch.core.ids import stranger
 from anabranch.core.limits import (
@@ -99,7 +100,7 @@ class BundleManifest:
 
     def line(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, ASCII, and its end of line."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        return canonical(asdict(self)) + b"\n"
 
 
 @dataclass(frozen=True)

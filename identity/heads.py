@@ -10,9 +10,10 @@ follows from it, as a replay shows. head(0) stands for the run: its id, settings
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from anabranch.core.canonical import canonical
 
 DOMAIN = b"anabranch head 1\n"
 RESTORED = b"anabranch restored 1\n"
@@ -21,7 +22,7 @@ HASH_BYTES = 32
 
 def first_head(run: Mapping[str, Any]) -> str:
     """head(0), hex, of what a run is fixed by."""
-    return hashlib.sha256(DOMAIN + _canonical(run)).hexdigest()
+    return hashlib.sha256(DOMAIN + canonical(run)).hexdigest()
 
 
 def next_head(head: str, link: bytes) -> str:
@@ -48,7 +49,7 @@ def head_message(
         "vector_sha256": vector_sha256,
         "version": version,
     }
-    return DOMAIN + _canonical(data)
+    return DOMAIN + canonical(data)
 
 
 def restored_message(run_id: str, version: int, head: str, number: int) -> bytes:
@@ -56,8 +57,4 @@ def restored_message(run_id: str, version: int, head: str, number: int) -> bytes
 
     `number` grows with every restore, so that no earlier one can be told again.
     """
-    return RESTORED + _canonical({"head": head, "number": number, "run_id": run_id, "version": version})
-
-
-def _canonical(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+    return RESTORED + canonical({"head": head, "number": number, "run_id": run_id, "version": version})

@@ -6,11 +6,11 @@ trusts the keeper. The certificate's key signs the one for boxes, and every sum.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from anabranch.core.canonical import canonical
 from anabranch.core.errors import InvalidSignature
 from anabranch.core.secagg.terms import Terms
 from anabranch.identity.certificates import fingerprint, public_key_of, read_certificate
@@ -28,7 +28,7 @@ def sum_message(run_id: str, number: int, keeper: str, cohort_sha256: str, sha25
         "run_id": run_id,
         "sha256": sha256,
     }
-    return SUM_DOMAIN + json.dumps(words, sort_keys=True, separators=(",", ":")).encode()
+    return SUM_DOMAIN + canonical(words)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ update of one run, under one set of terms. What the keepers themselves say is in
 from __future__ import annotations
 
 import base64
-import json
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
+from anabranch.core.canonical import canonical
 from anabranch.core.errors import InvalidSignature
 from anabranch.core.secagg.ring import BOX_BYTES, BOXES_BYTES
 
@@ -41,7 +41,7 @@ def seal_info(
         "terms": terms,
         "update_id": update_id,
     }
-    return INFO + json.dumps(words, sort_keys=True, separators=(",", ":")).encode()
+    return INFO + canonical(words)
 
 
 def sealed_content(seed: bytes, model_sha256: str) -> bytes:

@@ -7,7 +7,6 @@ to bind two keys to one name, and enrolling, renewing and revoking go for both.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from cryptography.exceptions import InvalidSignature as BadSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from anabranch.core.canonical import canonical
 from anabranch.core.errors import InvalidSignature, NotAuthenticated
 from anabranch.core.events import Proof
 from anabranch.identity.certificates import Key, Kind, PublicKey, certificate_der, is_issued_by, peer_of
@@ -36,7 +36,7 @@ def update_message(run_id: str, record: Mapping[str, Any]) -> bytes:
         signed["seals"] = seals
     payload = {name: record["payload"][name] for name in PAYLOAD_FIELDS}
     data = {**signed, "payload": payload, "run_id": run_id}
-    return DOMAIN + json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+    return DOMAIN + canonical(data)
 
 
 def sign(key: Key, message: bytes) -> bytes:

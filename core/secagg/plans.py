@@ -11,11 +11,11 @@ own makes of the run's tables in `join`.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
+from anabranch.core.canonical import canonical
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.model.updates import LocalPlan
@@ -33,7 +33,7 @@ def plan_digest(local: LocalPlan, client: ClientTable, buffers: str, layout_hash
         "layout": layout_hash,
         "local": _plain(local, (f.name for f in fields(LocalPlan))),
     }
-    return hashlib.sha256(json.dumps(words, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(canonical(words)).hexdigest()
 
 
 def _plain(table: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ terms than the devices, a longer clip, less noise, a smaller cohort, has boxes t
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from anabranch.core.canonical import canonical
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import COHORT_MIN
 from anabranch.core.secagg.ring import Ring, chain_of, whole_weight
@@ -143,9 +143,7 @@ class Terms:
     @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of the terms: JSON, sorted keys, no spaces."""
-        return hashlib.sha256(
-            json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()
-        ).hexdigest()
+        return hashlib.sha256(canonical(self.to_json())).hexdigest()
 
 
 def weights_of(function: Callable[[float], float], levels: int, steepest: int = STEEPEST) -> tuple[int, ...]:
