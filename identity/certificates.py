@@ -18,6 +18,8 @@ from cryptography.exceptions import InvalidSignature as BadSignature
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from anabranch.core.errors import ConfigError, NotAuthenticated
@@ -70,7 +72,7 @@ def new_key() -> Key:
 END_KEY = b"-----END PRIVATE KEY-----\n"  # of `key_pem`
 
 
-def key_pem(key: Key) -> bytes:
+def key_pem(key: Key | Ed25519PrivateKey | X25519PrivateKey) -> bytes:
     """A private key as PEM (PKCS #8, not encrypted: the file's mode protects it)."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -12,14 +12,10 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature as BadSignature
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from anabranch.core.errors import ConfigError, InvalidSignature, disk_error
+from anabranch.identity.certificates import key_pem
 from anabranch.identity.files import tighten, write_private
 
 _SIGNER = re.compile(r"[0-9a-f]{64}\Z")
@@ -31,7 +27,7 @@ def make_signer(file: Path) -> str:
     Raises `ConfigError` where the file is there already, `StoreError`.
     """
     key = Ed25519PrivateKey.generate()
-    write_private(file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), replace=False)
+    write_private(file, key_pem(key), replace=False)
     return signer_of(key)
 
 

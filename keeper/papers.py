@@ -21,12 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from anabranch.core.errors import ConfigError, disk_error
 from anabranch.identity.certificates import (
@@ -135,13 +130,13 @@ def make_papers(folder: Path, authority: bytes, floors: Floors, now: float) -> K
     ca = read_certificate(authority, "--ca")
     key, box_key = new_key(), X25519PrivateKey.generate()
     certificate = make_keeper(key, now, LIFE_S)
-    box_pem = box_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     make_private_folder(folder)
     write_private(folder / AUTHORITY, certificate_pem(ca))
     if not (folder / STORE).exists():
         write_private(folder / STORE, b"")  # a memory of nothing
     write_private(folder / RULES, json.dumps({**asdict(floors), MEMORY: True}).encode() + b"\n")
-    write_private(folder / PAPERS, key_pem(key) + box_pem + certificate_pem(certificate), replace=False)
+    pems = key_pem(key) + key_pem(box_key) + certificate_pem(certificate)
+    write_private(folder / PAPERS, pems, replace=False)
     return KeeperPapers(folder, key, certificate, box_key, ca, floors)
 
 
