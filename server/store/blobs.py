@@ -54,6 +54,7 @@ from anabranch.server.store.files import (
     make_folder,
     make_own_folder,
     open_file,
+    opened,
     sync_file,
 )
 from anabranch.support.page_cache import uncache
@@ -243,10 +244,8 @@ class BlobStore:
 
     def cool(self, digest: str) -> None:
         """Let the system use the pages of its cache for the next upload."""
-        with suppress(OSError):
-            descriptor = open_file(self.path(digest), os.O_RDONLY)
+        with suppress(OSError), opened(self.path(digest)) as descriptor:
             uncache(descriptor)
-            os.close(descriptor)
 
     def _note_adopted(self, digest: str) -> None:
         now = self._monotonic()
@@ -441,26 +440,19 @@ def _found(known: _PartDigest | None, data: memoryview, digest: str) -> str:
 
 def _flush(path: Path) -> None:
     """Make an upload durable. One that the disk did not take goes: the next flush would say that it has."""
-    descriptor = open_file(path, os.O_RDONLY)  # what cannot be opened now is as it was
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        with suppress(OSError):
-            path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
+    with opened(path) as descriptor:  # what cannot be opened now is as it was
+        try:
+            os.fsync(descriptor)
+        except OSError:
+            with suppress(OSError):
+                path.unlink()
+            raise
 
 
 def _map(path: Path) -> memoryview:
     """The bytes of a file without a copy; they stay readable when its name is gone."""
-    descriptor = open_file(path, os.O_RDONLY)
-    try:
-        if os.fstat(descriptor).st_size == 0:
-            return memoryview(b"")
-        return memoryview(MappedFile(descriptor))
-    finally:
-        os.close(descriptor)
+    with opened(path) as descriptor:
+        return memoryview(MappedFile(descriptor) if os.fstat(descriptor).st_size else b"")
 
 
 def _map_upload(path: Path) -> memoryview:

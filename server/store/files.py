@@ -133,13 +133,20 @@ def open_file(path: Path, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def sync_file(path: Path) -> None:
-    """Make the bytes of a file durable."""
-    descriptor = open_file(path, os.O_RDONLY)
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Inside, such a descriptor: it is closed at the end."""
+    descriptor = open_file(path, flags)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file durable."""
+    with opened(path) as descriptor:
+        os.fsync(descriptor)
 
 
 def write_all(file: IO[bytes], part: bytes | memoryview) -> None:

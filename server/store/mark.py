@@ -24,12 +24,16 @@ from anabranch.core.errors import StoreCorrupt, StoreFull
 from anabranch.core.plain import from_kept
 from anabranch.identity.files import sync_folder, tighten
 from anabranch.server.store.base import DiskFailed, Mark
-from anabranch.server.store.files import disk_errors, open_file
+from anabranch.server.store.files import disk_errors, open_file, opened
 
 FILE = "acknowledged"
 SLOT_BYTES = 4096
 SLOTS = 2
 FLUSHED_S = 1.0  # after so long the next mark is flushed
+_FIX = (
+    "if the data are whole otherwise (`anabranch verify`), say so with `anabranch admin attest-restore`, "
+    "else restore a backup"
+)
 
 
 class MarkFile:
@@ -122,17 +126,8 @@ class MarkFile:
         sync_folder(self.path.parent)
 
     def _bytes(self) -> bytes:
-        descriptor = open_file(self.path, os.O_RDONLY)
-        try:
+        with opened(self.path) as descriptor:
             return os.pread(descriptor, SLOTS * SLOT_BYTES + 1, 0)
-        finally:
-            os.close(descriptor)
-
-
-_FIX = (
-    "if the data are whole otherwise (`anabranch verify`), say so with `anabranch admin attest-restore`, "
-    "else restore a backup"
-)
 
 
 def _put(descriptor: int, data: bytes, at: int) -> None:

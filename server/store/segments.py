@@ -21,7 +21,7 @@ import mmap
 import os
 import struct
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from anabranch.core.kernels.chosen import loops
 from anabranch.core.limits import KIB, MIB
 from anabranch.identity.files import sync_folder
 from anabranch.server.failpoints import reach
-from anabranch.server.store.files import disk_errors, make_own_folder, open_file
+from anabranch.server.store.files import disk_errors, make_own_folder, open_file, opened
 from anabranch.server.store.packs import PackPlace
 from anabranch.support.page_cache import uncache
 
@@ -42,6 +42,7 @@ TRIMMED_BYTES = 16 * MIB  # or this, where what is kept of the log begins in it
 SHARE = 8  # or such a part of what the data directory may hold
 MAGIC, BATCH_MAGIC = b"ANBRLOG1", b"\xa5BTC"
 NONE = 0xFFFFFFFF
+IOV_MAX = 1024  # pieces that Linux takes in one call
 ATTEST = "restore a backup or, to go on without what is lost, say so with `anabranch admin attest-restore`"
 
 _HEADER = struct.Struct("<8s16s8sQ")
@@ -260,7 +261,7 @@ class Segments:
         """
         with disk_errors("flushing the log"):
             for segment in segments:
-                with _opened(segment.path, os.O_RDWR) as descriptor:
+                with opened(segment.path, os.O_RDWR) as descriptor:
                     if segment is segments[-1] and not segment.is_damaged:
                         _write_last(descriptor, segment)
                     os.fdatasync(descriptor)
@@ -294,7 +295,7 @@ class Segments:
         """None for one in which there is nothing yet. Raises `LogLost`, `StoreCorrupt`, `DiskFailed`."""
         path, size, data = self._path(number), 0, b""
         # One that is gone was removed just now: of its events there are rows.
-        with disk_errors(f"reading {path}"), suppress(FileNotFoundError), _opened(path) as descriptor:
+        with disk_errors(f"reading {path}"), suppress(FileNotFoundError), opened(path) as descriptor:
             size, data = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
         if _is_checked(data, HEADER_BYTES):
             magic, run, salt, first = _HEADER.unpack_from(data)
@@ -334,7 +335,7 @@ def _events_of(
 
     `gap`: between the two is one that may have had what lacks, so that it is not lost here.
     """
-    with _opened(segment.path) as descriptor:
+    with opened(segment.path) as descriptor:
         at, end = _place(descriptor, segment, after)
         while limit is None or end < limit:
             batch = _batch(descriptor, at, segment.salt)
@@ -465,15 +466,3 @@ def _write_last(descriptor: int, segment: Segment) -> None:
     if last is not None:
         begin, end = last
         _write(descriptor, [os.pread(descriptor, end - begin, begin)], begin)
-
-
-@contextmanager
-def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    descriptor = open_file(path, flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-IOV_MAX = 1024  # Linux's, pieces a call

@@ -15,7 +15,7 @@ from anabranch.core.errors import StoreFull
 from anabranch.identity.files import sync_folder
 from anabranch.server.failpoints import reach
 from anabranch.server.store.base import DiskFailed
-from anabranch.server.store.files import check_space, disk_errors, make_folder, make_own_folder, open_file
+from anabranch.server.store.files import check_space, disk_errors, make_folder, make_own_folder, opened
 from anabranch.support.page_cache import uncache
 from anabranch.support.shelf import FOLDER, START_AGAIN, FolderRows, Pieces
 
@@ -80,12 +80,8 @@ class StoredRows(FolderRows):
 
 def _flushed(path: Path) -> bool:
     """Make a file durable; whether it is there."""
-    with suppress(FileNotFoundError):
-        descriptor = open_file(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            uncache(descriptor)
-        finally:
-            os.close(descriptor)
+    with suppress(FileNotFoundError), opened(path) as descriptor:
+        os.fsync(descriptor)
+        uncache(descriptor)
         return True
     return False
