@@ -106,7 +106,6 @@ class Coded:
     k: int
     streams: dict[Role, Stream] = field(default_factory=dict)
     indices: Indices | None = None
-    seed: int | None = None
 
 
 Value = Dense | Sparse | Coded

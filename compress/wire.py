@@ -35,10 +35,6 @@ class WireGroup:
     stages: tuple[Stage, ...]
     coded: Coded
 
-    def bytes_max(self, n: int) -> int:
-        """See `bytes_max`."""
-        return bytes_max(self.stages, n)
-
 
 def bytes_max(stages: tuple[Stage, ...], n: int) -> int:
     """The most bytes that a group of n values can take on the wire."""
