@@ -21,7 +21,7 @@ from anabranch.client.neighbours import Neighbours
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.select_cuda import selecting
 from anabranch.compress.downloads import apply_download
-from anabranch.compress.feedback import Memory, make_uplink
+from anabranch.compress.feedback import Memory, Uplink
 from anabranch.compress.registry import stages
 from anabranch.core.config.ranges import SERVED
 from anabranch.core.config.tables import ClientTable
@@ -190,7 +190,7 @@ class LocalTrainer:
 
     def check_uplink(self, task: Task) -> None:
         """What can be known before the training. Raises `UnknownCodec`, and as `Masker.check` does."""
-        make_uplink(task.uplink)
+        Uplink(task.uplink)
         if self.masker is not None:
             self.masker.check(task)
 
@@ -331,7 +331,7 @@ class LocalTrainer:
         """
         assert self.examples is not None, "load a shard first"
         covered, self._own = self.buffers.told(start, delta, task.submodel, self._own)
-        uplink, pending, seals = make_uplink(task.uplink), None, None
+        uplink, pending, seals = Uplink(task.uplink), None, None
         with part("encode"), selecting(self.accelerator):
             if self.masker is None:
                 seed, base = seed_of(task.seed, "codec"), task.base_version

@@ -62,7 +62,10 @@ class Memory:
 
 
 class Uplink:
-    """A codec for updates, with error feedback, with momentum, or without. Raises `UnknownCodec`."""
+    """A task's codec for updates: `raw`, a chain, or `ef(0.9)|` and one, or `momentum(0.5)` and one, or none.
+
+    Raises `UnknownCodec`.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -146,18 +149,10 @@ class Uplink:
         return memory.residual.copy(), memory.length_mean
 
 
-def make_uplink(text: str) -> Uplink:
-    """The uplink of a task: `raw`, a chain, or `ef(0.9)|` and one, or `momentum(0.5)` and one, or none.
-
-    Raises `UnknownCodec`.
-    """
-    return Uplink(text)
-
-
 def uplink_of(text: str) -> Uplink:
     """The uplink that `[uplink] codec` names. Raises `ConfigError`."""
     with codec_of("uplink.codec", text):
-        return make_uplink(text)
+        return Uplink(text)
 
 
 def _check_finite(delta: Vector) -> None:

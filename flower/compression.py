@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anabranch.compress.feedback import Memory, make_uplink
+from anabranch.compress.feedback import Memory, Uplink
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.engine.buffers import DeviceBuffers
@@ -125,7 +125,7 @@ def compressed_uplink(message: Message, context: Context, call_next: ClientAppCa
     memories, start = _Memories(context, order["counting"]), spec.flatten(base)
     told, _ = DeviceBuffers(spec).told(start, spec.flatten(trained) - start, None, b"")
     try:
-        payload, memory = make_uplink(order["uplink"]).encode(
+        payload, memory = Uplink(order["uplink"]).encode(
             told,
             spec,
             None,

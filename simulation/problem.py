@@ -17,7 +17,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from anabranch.compress.codec import Raw
-from anabranch.compress.feedback import Memory, Uplink, make_uplink
+from anabranch.compress.feedback import Memory, Uplink
 from anabranch.core.config.ranges import AS_WHOLE
 from anabranch.core.config.tables import Config, FleetTable
 from anabranch.core.engine.buffers import DeviceBuffers
@@ -120,7 +120,7 @@ class Problem:
             self.trainer.adopt(self.trainer.described(dict(first)))
         self.spec = self.trainer.spec
         self._growth = grown(config, self.spec)
-        self._uplink = lru_cache(maxsize=64)(make_uplink)  # each task names one, and a run has few
+        self._uplink = lru_cache(maxsize=64)(Uplink)  # each task names one, and a run has few
         self._buffers = DeviceBuffers(self.spec, config.model.buffers)
         self.initial: dict[str, Array] = dict(self._first() if first is None else first)
         if start is None and (flawed := self.spec.not_finite(self.initial)):

@@ -11,7 +11,7 @@ from anabranch.api import codecs
 from anabranch.api.codecs import CodecText
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.chain import Chain
-from anabranch.compress.feedback import make_uplink
+from anabranch.compress.feedback import Uplink
 from anabranch.compress.registry import make_codec, stages
 from anabranch.core.model.chains import FEEDBACK, RAW
 
@@ -30,7 +30,7 @@ CHAINS = [
 @pytest.mark.parametrize(("chain", "text"), CHAINS)
 def test_a_chain_is_its_text(chain: CodecText, text: str) -> None:
     assert chain == text
-    make_uplink(chain)
+    Uplink(chain)
     config = ab.configure("synthetic", uplink=chain, until=ab.Until(updates=1))
     assert config.uplink.codec == text
     assert f'codec = "{text}"' in config.to_toml()

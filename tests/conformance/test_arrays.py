@@ -25,7 +25,7 @@ from anabranch.client.operator import OperatorClient
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.records import Record, read_record, write_record
 from anabranch.compress.downloads import Downloads, apply_download
-from anabranch.compress.feedback import Memory, make_uplink
+from anabranch.compress.feedback import Memory, Uplink
 from anabranch.compress.model import decode_model, encode_model
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core.config.tables import Config
@@ -114,7 +114,7 @@ def downloads(downlink: str) -> Place:
 def an_outbox(tensors: Tensors, folder: Path) -> Tensors:
     """An update, through the outbox; frozen tensors never travel in one."""
     spec = ParamSpec.of(tensors)
-    payload, _ = make_uplink("raw").encode(spec.flatten(tensors), spec, None, None, 0, 0)
+    payload, _ = Uplink("raw").encode(spec.flatten(tensors), spec, None, None, 0, 0)
     Outbox(folder / "o").put(UpdateEntry("u", "t", spec.layout_hash, 0, 1, 1, "raw", payload, spec.size))
     from anabranch.compress.layout import Layout
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.compress.downloads import Downloads, apply_download
-from anabranch.compress.feedback import Memory, make_uplink
+from anabranch.compress.feedback import Memory, Uplink
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
@@ -137,7 +137,7 @@ class Federation:
         wanted = (scale * draws.random(covered.at.size)).astype(start.dtype)
         delta[covered.at] = wanted - start[covered.at]
         told, device.own = side.told(start, delta, task.submodel, device.own)
-        uplink = make_uplink(task.uplink)
+        uplink = Uplink(task.uplink)
         data, memory = uplink.encode(told, self.spec, task.submodel, device.memory, 1, task.base_version)
         found = uplink.codec.decode(data, Layout.of(self.spec, task.submodel))
         assert find_flaw(self.spec, found, 1, task.submodel) is None

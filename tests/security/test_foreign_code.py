@@ -12,7 +12,7 @@ from own_parts import SPLIT, STAGE, STRATEGY, forgotten
 
 from anabranch.client.local import LocalServer
 from anabranch.client.shards import shard_of
-from anabranch.compress.feedback import make_uplink
+from anabranch.compress.feedback import Uplink
 from anabranch.compress.registry import make_codec
 from anabranch.core.config.tables import FleetTable, merge
 from anabranch.core.errors import AnabranchError, ConfigError, UnknownCodec
@@ -51,7 +51,7 @@ def test_a_device_never_loads_what_a_server_names(trap: Path, place: str) -> Non
         partition(np.zeros(20, np.int64), 4, shard.fleet, 0)
     for chain in (hostile, f"topk(0.1)|{hostile}", f"ef(0.9)|{hostile}"):
         with pytest.raises(UnknownCodec):
-            make_uplink(chain)
+            Uplink(chain)
         with pytest.raises(UnknownCodec):
             make_codec(chain)
     assert not (trap / "sprung").exists()

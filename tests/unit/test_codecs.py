@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anabranch.compress.chain import _dense
-from anabranch.compress.feedback import make_uplink
+from anabranch.compress.feedback import Uplink
 from anabranch.compress.grid import PLANES, DenseLevels, Grid
 from anabranch.compress.layout import Group, Layout
 from anabranch.compress.registry import STAGES, make_codec, simulated_stages, stages
@@ -349,7 +349,7 @@ def test_masked_numbers_travel_as_they_are() -> None:
             with pytest.raises(InvalidUpdate, match=r"runs with \[secagg\]"):
                 codec.encode(not_masked, LAYOUT)
     with pytest.raises(UnknownCodec, match="leave ef out"):
-        make_uplink("ef(0.9)|ring(32,20)")
+        Uplink("ef(0.9)|ring(32,20)")
 
 
 def test_gaps() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.compress.feedback import AGE_MAX, LENGTH_MAX, Memory, make_uplink
+from anabranch.compress.feedback import AGE_MAX, LENGTH_MAX, Memory, Uplink
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.params import ParamSpec, dense
@@ -25,7 +25,7 @@ def delta(seed: int, size: int = SPEC.size) -> Any:
 
 def encode(text: str, x: Any, memory: Memory | None = None, base: int = 0, **more: Any) -> Any:
     submodel = more.pop("submodel", None)
-    uplink = make_uplink(text)
+    uplink = Uplink(text)
     data, pending = uplink.encode(x, SPEC, submodel, memory, 7, base)
     return dense(uplink.codec.decode(data, Layout.of(SPEC, submodel))), pending
 
@@ -51,7 +51,7 @@ def test_the_decay_shrinks_what_is_carried() -> None:
 def test_equal_inputs_give_equal_bytes_and_the_memory_is_not_written() -> None:
     _, memory = encode(f"ef(0.9)|{LOSSY}", delta(1))
     before = memory.residual.copy()
-    uplink = make_uplink(f"ef(0.9)|{LOSSY}")
+    uplink = Uplink(f"ef(0.9)|{LOSSY}")
     first, second = (uplink.encode(delta(2), SPEC, None, memory, 7, 0)[0] for _ in range(2))
     assert first == second
     assert np.array_equal(memory.residual, before)
@@ -97,7 +97,7 @@ def test_a_diverged_training_sends_nothing() -> None:
 
 def test_a_chain_without_feedback_remembers_only_what_its_stages_note() -> None:
     assert encode(LOSSY, delta(1))[1] is None
-    assert make_uplink("raw").encode(delta(1), SPEC, None, None, 7, 0)[1] is None
+    assert Uplink("raw").encode(delta(1), SPEC, None, None, 7, 0)[1] is None
     _, memory = encode("threshold(0.1,4)|int8|gaps", delta(1))
     assert memory.residual.size == 0
     assert memory.notes["tau"] > 0
@@ -110,7 +110,7 @@ def test_a_chain_without_feedback_remembers_only_what_its_stages_note() -> None:
 )
 def test_bad_texts_are_named(text: str) -> None:
     with pytest.raises(UnknownCodec):
-        make_uplink(text)
+        Uplink(text)
 
 
 def test_what_a_dense_chain_rounds_away_is_carried() -> None:
@@ -125,7 +125,7 @@ def test_what_a_dense_chain_rounds_away_is_carried() -> None:
 def test_of_buffers_nothing_is_carried() -> None:
     """They travel as they are, also beside a coarse chain."""
     tensors = {"w": np.zeros((40, 30), np.float32), "mean": np.zeros(30, np.float32)}
-    spec, uplink = ParamSpec.of(tensors, buffers=("mean",)), make_uplink("ef(1)|int4(64)")
+    spec, uplink = ParamSpec.of(tensors, buffers=("mean",)), Uplink("ef(1)|int4(64)")
     data, memory = uplink.encode(delta(1, spec.size), spec, None, None, 7, 0)
     at, sent = spec.slices["mean"], dense(uplink.codec.decode(data, Layout.of(spec)))
     assert memory is not None
@@ -137,7 +137,7 @@ def test_of_buffers_nothing_is_carried() -> None:
 @pytest.mark.parametrize("chain", ["raw", "f32", "int8(64)", "topk(0.1)|int8(64)|gaps"])
 def test_of_a_model_of_float64_what_is_sent_and_what_is_left_are_what_was_trained(chain: str) -> None:
     """Raw is exact; of the others what float32 rounds away is left, too."""
-    spec, uplink = ParamSpec.of({"w": np.zeros((40, 30), np.float64)}), make_uplink(f"ef(1)|{chain}")
+    spec, uplink = ParamSpec.of({"w": np.zeros((40, 30), np.float64)}), Uplink(f"ef(1)|{chain}")
     trained = np.random.default_rng(1).standard_normal(spec.size)
     data, memory = uplink.encode(trained, spec, None, None, 7, 0)
     sent = dense(uplink.codec.decode(data, Layout.of(spec)))

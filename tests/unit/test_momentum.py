@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.compress.feedback import AGE_MAX, Memory, make_uplink
+from anabranch.compress.feedback import AGE_MAX, Memory, Uplink
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.chains import payload_codec
@@ -20,7 +20,7 @@ FIRST, SECOND = np.array([8, -4, 0, 1], np.float32), np.array([4, 4, 4, 1], np.f
 
 def sent(text: str, delta: Any, memory: Memory | None = None, base: int = 0, part: Any = None) -> Any:
     """What the server decodes, and the memory that is then pending."""
-    uplink = make_uplink(text)
+    uplink = Uplink(text)
     data, pending = uplink.encode(delta, SPEC, part, memory, 7, base)
     return dense(uplink.codec.decode(data, Layout.of(SPEC, part))), pending
 
@@ -67,7 +67,7 @@ def test_what_is_too_old_does_not_count(base: int) -> None:
 
 def test_buffers_are_those_of_the_newest_task() -> None:
     spec = ParamSpec.of({"w": np.zeros(3, np.float32), "mean": np.zeros(1, np.float32)}, buffers=("mean",))
-    uplink, memory = make_uplink("momentum(0.5)|int8(32)"), None
+    uplink, memory = Uplink("momentum(0.5)|int8(32)"), None
     for values in (FIRST, SECOND):
         data, memory = uplink.encode(values, spec, None, memory, 7, 0)
     at = spec.slices["mean"]
@@ -76,7 +76,7 @@ def test_buffers_are_those_of_the_newest_task() -> None:
 
 def test_a_model_of_doubles_keeps_them() -> None:
     spec = ParamSpec.of({"w": np.zeros(1, np.float64)})
-    uplink, third = make_uplink("momentum(0.5)"), np.array([1 / 3])
+    uplink, third = Uplink("momentum(0.5)"), np.array([1 / 3])
     data, memory = uplink.encode(third, spec, None, None, 7, 0)
     assert dense(uplink.codec.decode(data, Layout.of(spec))).tolist() == third.tolist()
     data, _ = uplink.encode(third, spec, None, memory, 7, 0)
@@ -91,7 +91,7 @@ def test_a_diverged_training_sends_nothing() -> None:
 
 
 def test_the_server_reads_the_chain_behind_it() -> None:
-    assert payload_codec("momentum(0.5)") == make_uplink("momentum(0.5)").codec.text == "raw"
+    assert payload_codec("momentum(0.5)") == Uplink("momentum(0.5)").codec.text == "raw"
     assert payload_codec("momentum(0.5)|int8") == "int8"
 
 
@@ -111,4 +111,4 @@ def test_the_server_reads_the_chain_behind_it() -> None:
 )
 def test_what_makes_no_sense_is_refused(text: str, said: str) -> None:
     with pytest.raises(UnknownCodec, match=said):
-        make_uplink(text)
+        Uplink(text)
