@@ -23,7 +23,7 @@ from anabranch.client.base_model import BaseModel
 from anabranch.client.held import keep_model, kept_model
 from anabranch.client.shards import shard_of
 from anabranch.compress.model import frozen_size_bytes
-from anabranch.core.config.goal import UNNAMED
+from anabranch.core.config.goal import AUTO_GOAL
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.arrays import plain_tensors
@@ -336,7 +336,7 @@ class Checkup:
         text = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
         finite = all(map(math.isfinite, found.values()))
         yield Finding(OK if finite else FAIL, "evaluation", text)
-        if finite and UNNAMED.among(found).metric == AUTO:
+        if finite and AUTO_GOAL.among(found).metric == AUTO:
             yield Finding(
                 WARN,
                 "evaluation",

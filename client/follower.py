@@ -16,7 +16,7 @@ from anabranch.client.state import fresh_seed
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
-from anabranch.core.config.goal import UNNAMED, Goal
+from anabranch.core.config.goal import AUTO_GOAL, Goal
 from anabranch.core.config.ranges import SERVED
 from anabranch.core.config.tables import ClientTable, Config
 from anabranch.core.errors import AnabranchError, AppError, ManifestMismatch
@@ -77,7 +77,7 @@ class Follower:
         on_end: Callable[[], None] | None = None,
         bell: Bell | None = None,
         kept: Keepsake | None = None,
-        goal: Goal = UNNAMED,
+        goal: Goal = AUTO_GOAL,
         config: Mapping[str, Any] | None = None,
         frozen_sha256: str = "",
         served: ParamSpec | None = None,

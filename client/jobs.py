@@ -39,7 +39,7 @@ from anabranch.workloads.bundled import bundled_spec
 
 log = logging.getLogger(__name__)
 
-UNNAMED = "run"  # in the folder of jobs: the job of a server of one run
+ONLY_JOB = "run"  # in the folder of jobs: the job of a server of one run
 AGAIN_S, AGAIN_MAX_S = 30.0, 3600.0  # until a job that this device failed at is tried again
 LOOK_AGAIN_S = (5.0, 15.0)  # where its server says no window
 END_S = 60.0  # for a device to end, then it is killed
@@ -169,7 +169,7 @@ def serve_jobs(
     below = options.state_dir / JOBS
     try:
         with locked(options.state_dir), interruptible(bell):
-            rounds.go(lambda job, app: begin(job, app, client_id, papers, below / (job.name or UNNAMED)))
+            rounds.go(lambda job, app: begin(job, app, client_id, papers, below / (job.name or ONLY_JOB)))
     except Interrupted:
         return
     finally:

@@ -33,8 +33,8 @@ SESSION = "session"  # the name of the last process that worked with the folder
 OURS = (OUTBOX, MEMORY, KEPT, HELD, FROZEN, SESSION, "client_id", "lock")
 
 MADE_UP = re.compile("device-[0-9a-f]{8}")  # the name of a device that was given none
-UNNAMED = Path("anabranch-device")  # the folder of a device without a name
-NAMED = Path("anabranch-devices")  # in it: those of others, by their names
+UNNAMED_DEVICE = Path("anabranch-device")  # the folder of a device without a name
+NAMED_DEVICES = Path("anabranch-devices")  # in it: those of others, by their names
 
 
 def state_dir_of(client_id: str) -> Path:
@@ -42,9 +42,9 @@ def state_dir_of(client_id: str) -> Path:
 
     The latter for one without a name, and for the one whose state is there already.
     """
-    if not client_id or client_id == _kept_id(UNNAMED):
-        return UNNAMED
-    return NAMED / typed_id(client_id, "--id")
+    if not client_id or client_id == _kept_id(UNNAMED_DEVICE):
+        return UNNAMED_DEVICE
+    return NAMED_DEVICES / typed_id(client_id, "--id")
 
 
 def device_id(state_dir: Path, given: str = "") -> str:

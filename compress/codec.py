@@ -16,7 +16,7 @@ from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.params import Delta, Vector
 
-Memory = MutableMapping[str, float]
+Notes = MutableMapping[str, float]  # what the stages of a codec remember, by name
 
 
 class Codec(Protocol):
@@ -24,7 +24,7 @@ class Codec(Protocol):
 
     text: str
 
-    def encode(self, x: Vector, layout: Layout, seed: int = 0, notes: Memory | None = None) -> bytes:
+    def encode(self, x: Vector, layout: Layout, seed: int = 0, notes: Notes | None = None) -> bytes:
         """The bytes of x, shape (layout.size,). Raises `InvalidUpdate` where x is not finite.
 
         `seed` is what random rounding and masks draw from. `notes` is what a stage remembers from one
@@ -51,7 +51,7 @@ class Raw:
         x: Vector,
         layout: Layout,  # noqa: ARG002
         seed: int = 0,  # noqa: ARG002
-        notes: Memory | None = None,  # noqa: ARG002
+        notes: Notes | None = None,  # noqa: ARG002
     ) -> bytes:
         """See `Codec`."""
         return x.astype(x.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from anabranch.compress.codec import Memory
+from anabranch.compress.codec import Notes
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.secagg.ring import RING_BITS, Numbers, chain_of, dtype_of
@@ -30,7 +30,7 @@ class RingNumbers:
         x: Numbers,
         layout: Layout,
         seed: int = 0,  # noqa: ARG002
-        notes: Memory | None = None,  # noqa: ARG002
+        notes: Notes | None = None,  # noqa: ARG002
     ) -> bytes:
         """See `Codec`. Raises `InvalidUpdate` for all but numbers of this ring: they are masked before."""
         if x.dtype != self.dtype or x.shape != (layout.size,):

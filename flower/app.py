@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from anabranch.core.config.flower import FlowerTable
-from anabranch.core.config.goal import UNNAMED, Goal
+from anabranch.core.config.goal import AUTO_GOAL, Goal
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.tables import FleetTable, build
 from anabranch.core.engine.buffers import matching
@@ -91,7 +91,7 @@ class FlowerApp(App):
         self._client = self.project.client_app()  # now: who sets the threads of torch must find it loaded
         self._table, self._model = FlowerTable(), ModelTable()
         self._clients = FleetTable().clients
-        self._goal, self._seed = UNNAMED, 0
+        self._goal, self._seed = AUTO_GOAL, 0
         self._told: dict[str, ServerAppMessage] = {}  # by what they ask for: the same in every task
 
     def join(self, config: Mapping[str, Any]) -> None:
@@ -239,7 +239,7 @@ def weighted_mean(weighted: Iterable[tuple[float, Mapping[str, float]]]) -> dict
 
 
 def named(
-    metrics: Mapping[str, float], table: FlowerTable, who: str, goal: Goal = UNNAMED
+    metrics: Mapping[str, float], table: FlowerTable, who: str, goal: Goal = AUTO_GOAL
 ) -> dict[str, float]:
     """`accuracy` and `loss`, by the names in `[flower]`, or else what sounds like it, as far as any is there.
 

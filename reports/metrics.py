@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from anabranch.core.model.metrics import ACCURACY, LOSS, plain
+from anabranch.core.model.metrics import ACCURACY, LOSS, ungrouped
 from anabranch.reports.result import Point, Result, measured_names
 from anabranch.reports.scales import Axis
 from anabranch.reports.text import (
@@ -34,7 +34,7 @@ def metric_names(runs: Iterable[Result]) -> list[str]:
     known = list(runs)
     names = measured_names(p for r in known for p in r.history)
     judged = [r.goal.metric for r in known if r.goal.metric in names]
-    return list(dict.fromkeys([*judged, *plain(names)]))
+    return list(dict.fromkeys([*judged, *ungrouped(names)]))
 
 
 def last_value(r: Result, name: str) -> float | None:

@@ -29,7 +29,7 @@ from anabranch.compress.broadcast import is_exact
 from anabranch.compress.downloads import Download, Make, base_of
 from anabranch.compress.downloads import Downloads as Payloads
 from anabranch.compress.model import PART, frozen_apart, frozen_sha256, unknown_part
-from anabranch.core.config.goal import UNNAMED, Goal
+from anabranch.core.config.goal import AUTO_GOAL, Goal
 from anabranch.core.config.ranges import SERVED
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import StoreError, UnknownVersion
@@ -125,7 +125,7 @@ class Models:
         spec: ParamSpec,
         frozen: Mapping[str, npt.NDArray[Any]],
         codec_at: Callable[[int], str] = lambda _: RAW,
-        goal: Goal = UNNAMED,
+        goal: Goal = AUTO_GOAL,
         frozen_served: str = SERVED,
         own_parts: bool = False,
         head_of: Callable[[int], str | None] = lambda _: None,

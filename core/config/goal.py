@@ -108,7 +108,7 @@ class Goal:
         )
 
 
-UNNAMED = Goal()
+AUTO_GOAL = Goal()
 
 
 def _check(run: RunTable) -> None:

@@ -43,7 +43,7 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def plain(names: Iterable[str]) -> list[str]:
+def ungrouped(names: Iterable[str]) -> list[str]:
     """The metrics of all examples, without those of groups."""
     return [name for name in names if not _OF_GROUP.match(name)]
 

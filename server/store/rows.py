@@ -188,7 +188,7 @@ def _payload_flaw(entry: Entry, row: Row) -> str:
     return "" if came == size_bytes else f"{came} bytes came with it, {size_bytes} are named"
 
 
-def receipt_of(row: Mapping[str, Any]) -> Receipt:
+def receipt_of_update(row: Mapping[str, Any]) -> Receipt:
     """The receipt in a row of `updates` that is decided."""
     decision = Decision(
         Verdict(row["verdict"]), row["staleness"], row["weight"], Reason(row["reason"]), row["detail"]

@@ -531,7 +531,7 @@ class SqlStore:
         with self._reading() as connection:
             query = select(updates).where(updates.c.update_id == update_id, updates.c.verdict.is_not(None))
             row = connection.execute(query).mappings().first()
-            return None if row is None else rows.receipt_of(dict(row))
+            return None if row is None else rows.receipt_of_update(dict(row))
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
         """Published versions above `after`, in order."""

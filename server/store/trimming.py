@@ -19,7 +19,7 @@ from anabranch.core.retention import Keep, KeptSnapshots, SnapshotPoint, kept
 from anabranch.identity.heads import HASH_BYTES
 from anabranch.server.store.archive import ArchivedEvent
 from anabranch.server.store.projections import upsert
-from anabranch.server.store.rows import Row, receipt_of
+from anabranch.server.store.rows import Row, receipt_of_update
 from anabranch.server.store.schema import (
     events,
     leases,
@@ -133,7 +133,7 @@ def oldest(connection: Connection, before: int, events_max: int, bytes_max: int 
 def archived(connection: Connection, through: int) -> list[ArchivedEvent]:
     """The events up to one, as an archive has them."""
     decided = select(updates).where(updates.c.seq <= through, updates.c.verdict.is_not(None))
-    receipts = {row["seq"]: receipt_of(dict(row)) for row in connection.execute(decided).mappings()}
+    receipts = {row["seq"]: receipt_of_update(dict(row)) for row in connection.execute(decided).mappings()}
     query = select(events.c.seq, events.c.record).where(events.c.seq <= through).order_by(events.c.seq)
     return [
         ArchivedEvent(row.seq, json.loads(row.record), receipts.get(row.seq))

@@ -20,7 +20,7 @@ from anabranch.client.messages import FetchedModel
 from anabranch.client.shards import shard_of
 from anabranch.client.trainer import LocalTrainer
 from anabranch.compress.registry import stages
-from anabranch.core.config.goal import UNNAMED, Goal
+from anabranch.core.config.goal import AUTO_GOAL, Goal
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AnabranchError, DataError, ManifestMismatch, Unavailable
 from anabranch.core.model.holdings import Holdings
@@ -173,7 +173,7 @@ def test_a_loss_that_is_not_finite_is_not_reported() -> None:
     assert sink.rows == [(1, {"accuracy": 0.1})]
 
 
-@pytest.mark.parametrize("goal", [UNNAMED, Goal("accuracy", "max")], ids=["unnamed", "named"])
+@pytest.mark.parametrize("goal", [AUTO_GOAL, Goal("accuracy", "max")], ids=["unnamed", "named"])
 @pytest.mark.parametrize("once", [False, True])
 def test_a_version_without_a_metric_is_passed_over_where_the_app_may_have_none(
     once: bool, goal: Goal

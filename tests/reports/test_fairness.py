@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.core.config.goal import UNNAMED, Goal
+from anabranch.core.config.goal import AUTO_GOAL, Goal
 from anabranch.core.model.updates import Decision, Reason, Verdict
 from anabranch.reports.compare import compare, compare_html
 from anabranch.reports.fairness import jain, worst_tenth
@@ -27,7 +27,7 @@ REFUSED = Decision(Verdict.REJECTED, 0, None, Reason.STALE)
 def recorded(
     trained: dict[str, list[dict[str, float]]],
     measured: Sequence[dict[str, float]] = (),
-    goal: Goal = UNNAMED,
+    goal: Goal = AUTO_GOAL,
 ) -> Result:
     """A run whose devices sent updates with these metrics, and whose versions were measured so."""
     recorder = Recorder("fedbuff", "synthetic", 0, goal, {}, "simulated")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import ConfigError
-from anabranch.core.model.metrics import by_group, names_flaw, plain
+from anabranch.core.model.metrics import by_group, names_flaw, ungrouped
 
 NAN = math.nan
 FIGURES = st.floats(-1e6, 1e6)
@@ -112,7 +112,7 @@ def test_a_target_of_an_accuracy_that_nobody_measures_is_said() -> None:
 def test_metrics_of_groups_are_told_from_those_of_all() -> None:
     measured = {"mse": 1.0, "mse[old]": 2.0, "mse[young]": 0.5, "mae[old]": None, "a]b[": 3.0, "x[]": 4.0}
     assert by_group(measured) == {"mse": {"old": 2.0, "young": 0.5}}
-    assert plain(measured) == ["mse", "a]b[", "x[]"]
+    assert ungrouped(measured) == ["mse", "a]b[", "x[]"]
 
 
 def test_names_that_cannot_be_kept_are_named() -> None:
