@@ -16,14 +16,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from anabranch.core.errors import ConfigError
-from anabranch.reports.tracking.run import Moment, TrackedRun, flat
+from anabranch.reports.tracking.run import Dated, TrackedRun, flat
 
 EXPERIMENT = "anabranch"
 PARAM_CHARS_MAX = 500
 PARAMS_AT_ONCE = 100
 
 
-class Mlflow:
+class Mlflow(Dated):
     """See `Tracker`. Nothing of it is global to the process, so several runs may go on at a time."""
 
     name: ClassVar[str] = "mlflow"
@@ -31,7 +31,6 @@ class Mlflow:
     def __init__(self) -> None:
         self._client: Any = None
         self._run_id = ""
-        self._moment: Moment | None = None
 
     def start(self, run: TrackedRun) -> None:
         """Begins MLflow's run. Raises `ConfigError` where there is nowhere to keep it."""
@@ -46,14 +45,9 @@ class Mlflow:
         for begin in range(0, len(params), PARAMS_AT_ONCE):
             client.log_batch(self._run_id, params=params[begin : begin + PARAMS_AT_ONCE])
 
-    def at(self, moment: Moment) -> None:
-        """Kept for the measurement."""
-        self._moment = moment
-
     def metrics(self, version: int, values: Mapping[str, float]) -> None:
         """All in one call."""
-        moment, self._moment = self._moment, None
-        found, now_ms = {**(moment.values() if moment else {}), **values}, round(time.time() * 1000)
+        found, now_ms = self.dated(values), round(time.time() * 1000)
         self._client.log_batch(self._run_id, [Metric(n, v, now_ms, version) for n, v in found.items()])
 
     def finish(self, result: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from cramjam import snappy
 
 from anabranch.core.errors import ConfigError
-from anabranch.reports.tracking.run import Moment, TrackedRun
+from anabranch.reports.tracking.run import Dated, TrackedRun
 
 ANSWER_S = 10.0
 ADDRESS, AUTHORIZATION = "PROMETHEUS_REMOTE_WRITE_URL", "PROMETHEUS_REMOTE_WRITE_AUTHORIZATION"
@@ -35,7 +35,7 @@ AXES = {
 }
 
 
-class PrometheusRemote:
+class PrometheusRemote(Dated):
     """See `Tracker`."""
 
     name: ClassVar[str] = "prometheus"
@@ -48,7 +48,6 @@ class PrometheusRemote:
                 "such as http://127.0.0.1:9090/api/v1/write"
             )
         self._labels: dict[str, str] = {}
-        self._moment: Moment | None = None
         self._sent_ms = 0
 
     def start(self, run: TrackedRun) -> None:
@@ -62,15 +61,10 @@ class PrometheusRemote:
             "seed": str(run.seed),
         }
 
-    def at(self, moment: Moment) -> None:
-        """Kept for the measurement."""
-        self._moment = moment
-
     def metrics(self, version: int, values: Mapping[str, float]) -> None:
         """One request. Raises `OSError` where nobody takes it."""
-        moment, self._moment = self._moment, None
         rows: list[tuple[str, dict[str, str], float]] = [("anabranch_run_version", {}, float(version))]
-        if moment is not None:
+        if (moment := self.taken()) is not None:
             rows += [(name, {}, float(getattr(moment, axis))) for axis, name in AXES.items()]
         rows += [("anabranch_run_metric", {"metric": name}, value) for name, value in values.items()]
         # Of two samples of a series at one time Prometheus takes neither.

@@ -72,6 +72,26 @@ class Moment:
         return {f"run/{name}": float(value) for name, value in found.items()}
 
 
+class Dated:
+    """For a tracker: keeps the moment that it is told of until the measurement comes."""
+
+    _moment: Moment | None = None
+
+    def at(self, moment: Moment) -> None:
+        """Kept for the measurement."""
+        self._moment = moment
+
+    def taken(self) -> Moment | None:
+        """That of this measurement, and of no later one."""
+        moment, self._moment = self._moment, None
+        return moment
+
+    def dated(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The figures of this measurement, and what they may be drawn against."""
+        moment = self.taken()
+        return {**(moment.values() if moment else {}), **values}
+
+
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A configuration as `table.key` -> value, as libraries want parameters."""
     found: dict[str, Any] = {}

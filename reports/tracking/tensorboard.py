@@ -15,31 +15,25 @@ from typing import Any, ClassVar
 from tensorboardX import SummaryWriter
 
 from anabranch.core.errors import ConfigError
-from anabranch.reports.tracking.run import Moment, TrackedRun
+from anabranch.reports.tracking.run import Dated, TrackedRun
 
 
-class TensorBoard:
+class TensorBoard(Dated):
     """See `Tracker`."""
 
     name: ClassVar[str] = "tensorboard"
 
     def __init__(self) -> None:
         self._writer: Any = None
-        self._moment: Moment | None = None
 
     def start(self, run: TrackedRun) -> None:
         """Opens the file. Raises `ConfigError` where there is no folder for it."""
         self._writer = SummaryWriter(str(_folder(run)))
         self._writer.add_text("config", f"```json\n{json.dumps(run.config, indent=1, default=str)}\n```")
 
-    def at(self, moment: Moment) -> None:
-        """Kept for the measurement."""
-        self._moment = moment
-
     def metrics(self, version: int, values: Mapping[str, float]) -> None:
         """A scalar of each."""
-        moment, self._moment = self._moment, None
-        for name, value in {**(moment.values() if moment else {}), **values}.items():
+        for name, value in self.dated(values).items():
             self._writer.add_scalar(name, value, version)
         self._writer.flush()
 

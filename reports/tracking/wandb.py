@@ -12,19 +12,18 @@ from typing import Any, ClassVar
 
 import wandb
 
-from anabranch.reports.tracking.run import Moment, TrackedRun
+from anabranch.reports.tracking.run import Dated, TrackedRun
 
 PROJECT = "anabranch"
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Dated):
     """See `Tracker`."""
 
     name: ClassVar[str] = "wandb"
 
     def __init__(self) -> None:
         self._run: Any = None
-        self._moment: Moment | None = None
 
     def start(self, run: TrackedRun) -> None:
         """Begins a run of its own, whatever others go on in this process."""
@@ -43,14 +42,9 @@ class WeightsAndBiases:
         self._run.define_metric("version")
         self._run.define_metric("*", step_metric="version")
 
-    def at(self, moment: Moment) -> None:
-        """Kept for the measurement."""
-        self._moment = moment
-
     def metrics(self, version: int, values: Mapping[str, float]) -> None:
         """One row of its history."""
-        moment, self._moment = self._moment, None
-        self._run.log({"version": version, **(moment.values() if moment else {}), **values})
+        self._run.log({"version": version, **self.dated(values)})
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Ends it."""
