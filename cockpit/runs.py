@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 from anabranch.cockpit.source import Head, Listing, Source, TakenBack
-from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, DataError, FolderMissing, StoreNewer, TooLarge
 from anabranch.reports.picture.picture import Picture
@@ -250,7 +249,7 @@ def head_of(run: ShownRun) -> dict[str, Any]:
             **row,
             "config": head.config,
             "config_toml": _toml(head),
-            "metrics": [{"name": name, "mode": _mode(name, judged)} for name in names],
+            "metrics": [{"name": name, "mode": judged.way(name)} for name in names],
             "judged_by": None if judged.metric not in names else judged.metric,
             "target": judged.target,
             "counters": counters(picture, head),
@@ -270,16 +269,6 @@ def counters(picture: Picture, head: Head | None = None) -> dict[str, Any]:
     found["clients"] = picture.known.get("clients", len(picture.devices))
     found["online"] = picture.known.get("online") if head is None or head.online is None else head.online
     return found
-
-
-def _mode(name: str, judged: Goal) -> str | None:
-    """Which way is better, where somebody has said so."""
-    if name == judged.metric:
-        return judged.mode
-    try:
-        return Goal.of_json({"run": {"metric": name}}).mode
-    except ConfigError:
-        return None
 
 
 def _toml(head: Head) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from anabranch.core.config.goal import MAX, MIN, WAYS, Goal
+from anabranch.core.config.goal import MIN, Goal
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.model.metrics import TRAINED_MAX, by_group
 from anabranch.reports.result import DEVICES, GROUPS, ClientShare, Fairness, Over, Point
@@ -71,7 +71,7 @@ def _over_devices(clients: Mapping[str, ClientShare]) -> Iterator[tuple[str, Ove
 
 def _evenness(goal: Goal, name: str, over: Over, values: Values) -> Fairness:
     known = list(values.values())
-    mode = goal.mode if name == goal.metric else WAYS.get(name, "")
+    mode = goal.way(name)
     mean, deviation = _moments(known)
     return Fairness(
         metric=name,
@@ -81,6 +81,6 @@ def _evenness(goal: Goal, name: str, over: Over, values: Values) -> Fairness:
         deviation=deviation,
         least=min(known),
         greatest=max(known),
-        worst_tenth=worst_tenth(known, mode) if mode in (MAX, MIN) else None,
+        worst_tenth=None if mode is None else worst_tenth(known, mode),
         jain=jain(known),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from anabranch.core.config.goal import MAX, MIN, WAYS
+from anabranch.core.config.goal import MIN
 from anabranch.core.model.metrics import by_group
 from anabranch.reports.fairness import worst_tenth
 from anabranch.reports.intervals import mean
@@ -24,9 +24,9 @@ def group_cards(r: Result) -> Iterator[str]:
     for name in dict.fromkeys(metric for _, metrics in measured for metric in metrics):
         points = [(at, list(groups[name].values())) for at, groups in measured if name in groups]
         last = [groups[name] for _, groups in measured if name in groups][-1]
-        mode = r.goal.mode if name == r.goal.metric else WAYS.get(name, "")
+        mode = r.goal.way(name)
         lines = [Series(MEAN, [(at, mean(v)) for at, v in points], 0, band=_bands(points))]
-        if mode in (MAX, MIN):
+        if mode is not None:
             lines.append(Series(WORST, [(at, worst_tenth(v, mode)) for at, v in points], 1))
         y = Axis(name, units_of(name, (v for _, values in points for v in values)), from_zero=False)
         chart = plot(lines, time_axis(r.kind), y, names=True)
@@ -37,7 +37,7 @@ def _bands(points: Sequence[tuple[float, list[float]]]) -> list[Span]:
     return [Span(at, min(values), max(values)) for at, values in points]
 
 
-def _caption(name: str, last: dict[str, float], mode: str) -> str:
+def _caption(name: str, last: dict[str, float], mode: str | None) -> str:
     low, high = (pick(last, key=last.__getitem__) for pick in (min, max))
     first, second = (high, low) if mode == MIN else (low, high)
     words = ("worst", "best") if mode else ("least", "greatest")

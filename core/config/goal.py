@@ -57,6 +57,11 @@ class Goal:
         target = self.target if name in (ACCURACY, AUTO) else None
         return replace(self, metric=name, mode=WAYS.get(name, AUTO), target=target)
 
+    def way(self, name: str) -> str | None:
+        """Which way of a metric is better, `max` or `min`; None where nobody has said so."""
+        known = self.mode if name == self.metric else WAYS.get(name, AUTO)
+        return None if known == AUTO else known
+
     def value(self, metrics: Mapping[str, float | None]) -> float | None:
         """What counts of a measurement; None where that is not there or not finite."""
         found = metrics.get(self.among(metrics).metric)

@@ -109,6 +109,12 @@ def test_a_target_of_an_accuracy_that_nobody_measures_is_said() -> None:
     assert goal(metric="mae", mode="min", target=0.1).idle(["mae"]) == ""
 
 
+def test_which_way_of_a_metric_is_better_is_known_of_some() -> None:
+    named = goal(metric="mse", mode="min")
+    assert [named.way(name) for name in ("mse", "accuracy", "loss", "mae")] == ["min", "max", "min", None]
+    assert [goal().way(name) for name in ("auto", "accuracy")] == [None, "max"]
+
+
 def test_metrics_of_groups_are_told_from_those_of_all() -> None:
     measured = {"mse": 1.0, "mse[old]": 2.0, "mse[young]": 0.5, "mae[old]": None, "a]b[": 3.0, "x[]": 4.0}
     assert by_group(measured) == {"mse": {"old": 2.0, "young": 0.5}}
