@@ -21,6 +21,7 @@ from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import MIB, Limits
 from anabranch.server.store.blobs import BlobStore, check_digest
 from anabranch.server.store.database import Database
+from anabranch.server.store.packs import IN_A_FILE
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.schema import chunks, updates
 from anabranch.server.store.snapshots import NO_ROWS, SnapshotFiles
@@ -98,8 +99,8 @@ class ChunkedBlobs(BlobStore):
     def collect_garbage(self, referenced: set[str]) -> list[str]:
         """Remove payloads that nothing references; returns their names."""
         gone = super().collect_garbage(referenced)
-        c, u = chunks.c, updates.c
-        named = exists().where(u.sha256 == c.sha256, u.payload.is_(None), u.pack.is_(None), ~u.flawed)
+        c = chunks.c
+        named = exists().where(updates.c.sha256 == c.sha256, IN_A_FILE)
         with self._database.writing() as connection:
             orphans = set(connection.scalars(select(c.sha256).where(c.kind == PAYLOAD, ~named).distinct()))
             orphans = {sha256 for sha256 in orphans if not self._is_on_its_way(sha256)}

@@ -114,6 +114,11 @@ class Database:
         """Whether it is a file."""
         return self.url.get_backend_name() == "sqlite"
 
+    @cached_property
+    def path(self) -> Path:
+        """Where the file is, of SQLite."""
+        return Path(str(self.url.database))
+
     def exists(self) -> bool:
         """Whether there is anything to read; what is connected is there.
 
@@ -121,8 +126,7 @@ class Database:
         """
         if self._connection is not None or not self.is_sqlite:
             return True
-        path = Path(str(self.url.database))
-        return path.exists() and path.stat().st_size > 0
+        return self.path.exists() and self.path.stat().st_size > 0
 
     def open(self, writes: bool) -> None:
         """Connect; as the writer, lock out every other one.
@@ -312,7 +316,7 @@ class Database:
     # --- the two kinds -----------------------------------------------------------------------
 
     def _sqlite(self, writes: bool) -> Engine:
-        path = Path(str(self.url.database)).absolute()
+        path = self.path.absolute()
         if writes:
             os.close(open_file(path, os.O_RDWR | os.O_CREAT))  # so that it is its owner's alone
             tighten(path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")))

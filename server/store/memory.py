@@ -35,6 +35,7 @@ from anabranch.server.store.ledger_rows import (
     whole,
 )
 from anabranch.server.store.rows import check_same_run, metric_rows, update_id_of
+from anabranch.server.store.snapshots import META
 from anabranch.support.shelf import MemoryRows, RowShelf
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ class _Books:
 def _read(data: bytes) -> Snapshot:
     """The snapshot of a file's bytes."""
     arrays = {name: array.copy() for name, array in load(data).items()}
-    meta = json.loads(arrays.pop("$meta").tobytes())
+    meta = json.loads(arrays.pop(META).tobytes())
     return Snapshot(meta, arrays)
 
 
@@ -294,7 +295,7 @@ class MemoryStore:
         """Keep a copy until it is named."""
         self.shelf.flush()
         meta = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
-        data = save({**plain_tensors(snapshot.arrays), "$meta": meta})
+        data = save({**plain_tensors(snapshot.arrays), META: meta})
         sha256 = hashlib.sha256(data).hexdigest()
         self._written = {sha256: data}
         return sha256

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, case, select
+from sqlalchemy import Connection, and_, case, select
 
 from anabranch.core.content import check_content
 from anabranch.core.errors import StoreCorrupt
@@ -21,6 +21,8 @@ from anabranch.server.store.files import disk_errors, open_file
 from anabranch.server.store.schema import mask_sums, updates
 
 FOLDERS = {"log": ".log", "packs": ".pack"}
+# Of a row of `updates`: the payload is a file of its own, or in `chunks`. Of a flawed one none need be there.
+IN_A_FILE = and_(updates.c.payload.is_(None), updates.c.pack.is_(None), ~updates.c.flawed)
 
 
 @dataclass(frozen=True)

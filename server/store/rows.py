@@ -39,11 +39,6 @@ def names_by_blake3(entry: Entry) -> bool:
     return payload is not None and BETWEEN in payload["sha256"]
 
 
-def is_mask_sum(entry: Entry) -> bool:
-    """Whether an entry is a keeper's answer."""
-    return bool(entry.record["kind"] == "mask_sum")
-
-
 class LoggedRows(NamedTuple):
     """The rows of an event: its own, and that of what it brings (of an update, say), if it does."""
 
@@ -183,7 +178,7 @@ def _payload_flaw(entry: Entry, row: Row) -> str:
     if not 0 <= size_bytes <= BIGINT_MAX:
         return f"size_bytes is {size_bytes}"
     if entry.inline is None:
-        return "its payload is not with it" if is_mask_sum(entry) else ""
+        return "its payload is not with it" if entry.record["kind"] == "mask_sum" else ""
     came = len(entry.inline)
     return "" if came == size_bytes else f"{came} bytes came with it, {size_bytes} are named"
 

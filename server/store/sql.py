@@ -162,7 +162,7 @@ class SqlStore:
                 if revision.has_tables(connection):
                     found = connection.execute(select(runs)).mappings().first()
         if found is None and self._database.is_sqlite:
-            check_alone(self._segments, self._marks, Path(str(self._database.url.database)))
+            check_alone(self._segments, self._marks, self._database.path)
         return None if found is None else rows.info_of(dict(found))
 
     def start(self, info: RunInfo) -> RunInfo:
@@ -179,7 +179,7 @@ class SqlStore:
             if self._database.is_sqlite:  # a writer drops what it cannot read of SQLite's own log
                 self._check_whole()
                 self._database.close()
-                shrink(Path(str(self._database.url.database)), self._limits.free_disk_bytes_min)
+                shrink(self._database.path, self._limits.free_disk_bytes_min)
             self._database.open(writes=True)
             self._following, self._writes = Following(), True
             with self._database.writing() as connection:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, delete, func, inspect, select
 from anabranch.core.retention import Keep, KeptSnapshots, SnapshotPoint, kept
 from anabranch.identity.heads import HASH_BYTES
 from anabranch.server.store.archive import ArchivedEvent
+from anabranch.server.store.packs import IN_A_FILE
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.rows import Row, receipt_of_update
 from anabranch.server.store.schema import (
@@ -149,7 +150,7 @@ def trim(connection: Connection, through: int) -> Piece:
         return Piece()
     last = page[-1]
     _find_versions_by_event(connection)
-    files = select(u.sha256).where(u.seq <= last.seq, u.payload.is_(None), u.pack.is_(None), ~u.flawed)
+    files = select(u.sha256).where(u.seq <= last.seq, IN_A_FILE)
     payloads = frozenset(connection.scalars(files))
     connection.execute(delete(updates).where(u.seq <= last.seq))
     connection.execute(delete(mask_sums).where(mask_sums.c.seq <= last.seq))
@@ -177,7 +178,7 @@ def old_links_after(connection: Connection, version: int, limit: int) -> Iterato
 def unnamed(connection: Connection, payloads: set[str]) -> set[str]:
     """Those of these payloads that no update in the log has as a file."""
     u = updates.c
-    named = select(u.sha256).where(u.sha256.in_(payloads), u.payload.is_(None), u.pack.is_(None), ~u.flawed)
+    named = select(u.sha256).where(u.sha256.in_(payloads), IN_A_FILE)
     return payloads - set(connection.scalars(named))
 
 
