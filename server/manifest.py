@@ -22,7 +22,7 @@ from anabranch.compress.model import frozen_size_bytes, model_sha256
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, check_format
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.arrays import Array, plain_tensors
-from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.units import UnitGroup
 from anabranch.identity.files import make_private_folder, sync_folder, tighten, whose
@@ -45,7 +45,7 @@ class Manifest:
 
     app: str
     spec: ParamSpec
-    tensors: Mapping[str, Array]
+    tensors: Tensors
     seed: int | None = None
 
     @property
@@ -67,7 +67,7 @@ class Manifest:
 def write_manifest(
     folder: Path,
     app: str,
-    tensors: Mapping[str, Array],
+    tensors: Tensors,
     groups: tuple[UnitGroup, ...] = (),
     buffers: tuple[str, ...] = (),
     trained: Collection[str] | None = None,
@@ -107,7 +107,7 @@ def _write(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
 
 
-def check_free(folder: Path, tensors: Mapping[str, Array], spec: ParamSpec) -> None:
+def check_free(folder: Path, tensors: Tensors, spec: ParamSpec) -> None:
     """Raises `ConfigError` where a folder holds another model than this: a run may have started from it.
 
     A manifest that is damaged holds no model.

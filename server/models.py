@@ -21,9 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
 
 from anabranch.compress.broadcast import is_exact
 from anabranch.compress.downloads import Download, Make, base_of
@@ -36,7 +33,7 @@ from anabranch.core.errors import StoreError, UnknownVersion
 from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.growing import needed_for
 from anabranch.core.model.holdings import Holdings, since
-from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 from anabranch.core.model.updates import Task
 from anabranch.identity.files import make_private_folder, private, tighten
@@ -123,7 +120,7 @@ class Models:
         self,
         folder: Path,
         spec: ParamSpec,
-        frozen: Mapping[str, npt.NDArray[Any]],
+        frozen: Tensors,
         codec_at: Callable[[int], str] = lambda _: RAW,
         goal: Goal = AUTO_GOAL,
         frozen_served: str = SERVED,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Tensors = Mapping[str, Array]  # by name
 Vector = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
 BLOCK = 1 << 16  # elements: a few such blocks stay in a core's own cache
@@ -30,7 +31,7 @@ def plain(array: npt.ArrayLike) -> Array:
     return np.asarray(found, little(found.dtype), order="C")
 
 
-def plain_tensors(tensors: Mapping[str, Array]) -> dict[str, Array]:
+def plain_tensors(tensors: Tensors) -> dict[str, Array]:
     """`plain` of each: what safetensors may be given."""
     return {name: plain(array) for name, array in tensors.items()}
 
@@ -90,19 +91,19 @@ class StoredTensors(Mapping[str, Array]):
         """The values of one tensor, flat, a piece after the other; each is a new array."""
 
 
-def shape_of(tensors: Mapping[str, Array], name: str) -> tuple[int, ...]:
+def shape_of(tensors: Tensors, name: str) -> tuple[int, ...]:
     """The shape of one tensor, which is not read for it."""
     if isinstance(tensors, dict):  # asked first: it takes a tenth of asking about an abstract class
         return tuple(tensors[name].shape)
     return tensors.shape(name) if isinstance(tensors, StoredTensors) else tuple(tensors[name].shape)
 
 
-def dtype_of(tensors: Mapping[str, Array], name: str) -> np.dtype[Any]:
+def dtype_of(tensors: Tensors, name: str) -> np.dtype[Any]:
     """The type of one tensor, which is not read for it."""
     return tensors.dtype(name) if isinstance(tensors, StoredTensors) else tensors[name].dtype
 
 
-def pieces(tensors: Mapping[str, Array], name: str) -> Iterator[Array]:
+def pieces(tensors: Tensors, name: str) -> Iterator[Array]:
     """The values of one tensor, flat, in order: in one, or piece by piece where they lie in a file."""
     if isinstance(tensors, StoredTensors):
         yield from tensors.pieces(name)
@@ -110,6 +111,6 @@ def pieces(tensors: Mapping[str, Array], name: str) -> Iterator[Array]:
         yield tensors[name].reshape(-1)
 
 
-def own(tensors: Mapping[str, Array], name: str) -> Array:
+def own(tensors: Tensors, name: str) -> Array:
     """One tensor as a new array."""
     return tensors[name] if isinstance(tensors, StoredTensors) else tensors[name].copy()

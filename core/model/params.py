@@ -13,28 +13,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
 from anabranch.core.kernels.chosen import loops
+from anabranch.core.model.arrays import Array, lasting, pieces, shape_of, to_bytes
 from anabranch.core.model.arrays import Indices as Indices
+from anabranch.core.model.arrays import Tensors as Tensors
 from anabranch.core.model.arrays import Vector as Vector
-from anabranch.core.model.arrays import lasting, pieces, shape_of, to_bytes
 from anabranch.core.model.mapped import PASS_VALUES, passes
 from anabranch.core.model.stages import ModelStage, check_stages
 from anabranch.core.model.units import UnitGroup, check_groups
 
-Tensors = Mapping[str, npt.NDArray[Any]]
-
 FROZEN = "frozen"  # in a layout, of a float tensor that is not trained
-RESERVED = "__metadata__"  # in the head of a file of safetensors
+NOTES = "__metadata__"  # in the head of a file of safetensors: what is said of it, and so no tensor's name
 
 
 @dataclass(frozen=True)
@@ -233,15 +231,13 @@ class ParamSpec:
                 at += piece.size
         return out
 
-    def unflatten(
-        self, vector: Vector, frozen: Tensors | None = None, copy: bool = True
-    ) -> dict[str, npt.NDArray[Any]]:
+    def unflatten(self, vector: Vector, frozen: Tensors | None = None, copy: bool = True) -> dict[str, Array]:
         """Named arrays in the dtypes of the spec; frozen tensors come from `frozen` or are zero.
 
         Without `copy` those that have the vector's dtype are views of it.
         """
         frozen, slices = frozen or {}, self.slices
-        out: dict[str, npt.NDArray[Any]] = {}
+        out: dict[str, Array] = {}
         for t in self.tensors:
             if (at := slices.get(t.name)) is not None:
                 out[t.name] = vector[at].reshape(t.shape).astype(t.dtype, copy=copy)
@@ -249,7 +245,7 @@ class ParamSpec:
                 out[t.name] = frozen[t.name] if t.name in frozen else np.zeros(t.shape, t.dtype)
         return out
 
-    def frozen(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+    def frozen(self, tensors: Tensors) -> dict[str, Array]:
         """The tensors that are not aggregated."""
         return {t.name: tensors[t.name] for t in self.tensors if not t.aggregated}
 
@@ -300,7 +296,7 @@ def _check_name(name: object) -> None:
         raise InvalidUpdate(
             f"the model has a tensor called {name!r}, a {type(name).__name__}: name it by a str"
         )
-    if name == RESERVED or any("\ud800" <= letter <= "\udfff" for letter in name):
+    if name == NOTES or any("\ud800" <= letter <= "\udfff" for letter in name):
         raise InvalidUpdate(f"no tensor can be called {name!r} in a file of safetensors: rename it")
 
 
@@ -355,6 +351,6 @@ def add_dense(out: Vector, scale: float, x: Vector) -> None:
             loops.add_dense(out[span], scale, x[span])
 
 
-def digest(vector: npt.NDArray[Any]) -> str:
+def digest(vector: Array) -> str:
     """SHA-256 over the little-endian bytes of an array."""
     return hashlib.sha256(to_bytes(vector)).hexdigest()

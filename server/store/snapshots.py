@@ -25,10 +25,11 @@ from anabranch.core.engine.shelf import ROW, rows_named
 from anabranch.core.errors import StoreCorrupt, check_format
 from anabranch.core.limits import Limits
 from anabranch.core.model.arrays import plain_tensors, to_bytes
+from anabranch.core.model.params import NOTES
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
 from anabranch.identity.files import sync_folder
 from anabranch.server.store.files import check_space, disk_errors, make_own_folder, open_file, write_all
-from anabranch.server.store.tensors import DTYPES, NOTES, TensorFile
+from anabranch.server.store.tensors import DTYPES, TensorFile
 
 META = "$meta"
 NO_ROWS = {"shelf": "none"}

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ from safetensors import safe_open
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import MIB
 from anabranch.core.model.arrays import Array, StoredTensors, dtype_of, little, pieces, shape_of, to_bytes
+from anabranch.core.model.params import NOTES, Tensors
 from anabranch.server.store.files import write_all
 
 # In the order of the format's writer: the widest first, in a file of several.
@@ -41,7 +42,6 @@ DTYPES = {
 _NAMES = {code: name for name, code in DTYPES.items()}
 _PLACES = {name: place for place, name in enumerate(DTYPES)}
 LENGTH_BYTES = 8  # of the header, before it
-NOTES = "__metadata__"  # of the format: texts by name, beside the tensors
 
 
 class TensorFile(StoredTensors):
@@ -135,7 +135,7 @@ def notes_of(beginning: bytes) -> dict[str, str]:
     return {}
 
 
-def write_tensors(file: IO[bytes], tensors: Mapping[str, Array]) -> None:
+def write_tensors(file: IO[bytes], tensors: Tensors) -> None:
     """What `safetensors.numpy.save` makes of `tensors`, written to an unbuffered file."""
     names = sorted(tensors, key=lambda name: (_PLACES[dtype_of(tensors, name).name], name.encode()))
     head: dict[str, Any] = {}

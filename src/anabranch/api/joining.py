@@ -52,7 +52,7 @@ METRICS_MAX = TRAINED_MAX - len(COUNTS) - 1  # and the time that it took
 SHORT = "torch.bfloat16"  # of a script's model: what travels is float32
 LOOK_S = 0.1  # so often it is looked whether the task at hand is still wanted
 
-Tensors = dict[str, Any]  # of torch, or arrays of numpy, by name
+Weights = dict[str, Any]  # of torch, or arrays of numpy, by name
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class _Handed:
     """
 
     task: JoinedTask
-    weights: Tensors
+    weights: Weights
     trained: frozenset[str]
     part: bool
 
@@ -88,7 +88,7 @@ class _Trained:
     """From the script's thread: what came of it."""
 
     task: JoinedTask
-    weights: Tensors
+    weights: Weights
     metrics: Mapping[str, float]
 
 
@@ -389,7 +389,7 @@ def _processes() -> int:
     return int(torch.distributed.get_world_size())
 
 
-def taken(model: Any) -> Tensors:
+def taken(model: Any) -> Weights:
     """The model's tensors, copied: of torch in a computer's memory."""
     if isinstance(model, dict):
         return {name: np.array(array) for name, array in model.items()}
@@ -414,7 +414,7 @@ def _check_form(
             )
 
 
-def _as_handed(weights: Tensors, handed: Tensors) -> Tensors:
+def _as_handed(weights: Weights, handed: Weights) -> Weights:
     """The weights in the kinds of numbers that the run has: what was handed, and what training has changed.
 
     A model that holds fewer digits, as one in bfloat16, rounds as it takes weights over. Sent, that would be
@@ -428,7 +428,7 @@ def _as_handed(weights: Tensors, handed: Tensors) -> Tensors:
     return found
 
 
-def _check_still(weights: Tensors, handed: _Handed, model: Any) -> None:
+def _check_still(weights: Weights, handed: _Handed, model: Any) -> None:
     """What is not trained is in no update, and with the next task is as it was. Raises `ConfigError`."""
     for name in sorted(parameter_names(model) & weights.keys() - handed.trained):
         given = handed.weights[name].to(weights[name].dtype)  # as a model that was cast holds it
@@ -441,7 +441,7 @@ def _check_still(weights: Tensors, handed: _Handed, model: Any) -> None:
             )
 
 
-def _has_moved(weights: Tensors, handed: Tensors) -> bool:
+def _has_moved(weights: Weights, handed: Weights) -> bool:
     return any(not np.array_equal(now, handed[name]) for name, now in weights.items())
 
 
@@ -496,7 +496,7 @@ def parameter_names(model: Any, trained: bool = False) -> frozenset[str]:
     return frozenset(name for name, it in parameters if it.requires_grad or not trained)
 
 
-def put(weights: Tensors, model: Any) -> None:
+def put(weights: Weights, model: Any) -> None:
     """Write weights into a model. Raises `AppError` for a part of one."""
     form = form_of(model)
     if any(form[name] != tuple(tensor.shape) for name, tensor in weights.items()):
