@@ -96,49 +96,37 @@ class Uplink:
 
         None: there is nothing to remember. Raises `InvalidUpdate` where the delta is not finite.
         """
-        if self.share is not None:
-            return self._averaged(delta, spec, submodel, memory, seed, base_version)
         layout, notes = Layout.of(spec, submodel), {} if memory is None else dict(memory.notes)
-        if self.decay is None:
+        if self.decay is None and self.share is None:
             data = self.codec.encode(delta, layout, seed, notes)
             return data, Memory(np.empty(0, np.float32), base_version, notes=notes) if notes else None
-        _check_finite(delta)
-        residual, length_mean = self._carried(memory, spec, base_version)
-        length = _length(delta)
-        length_mean = length if length_mean == 0.0 else (1 - EWMA) * length_mean + EWMA * length
-        z = delta.copy()
-        z += np.float32(self.decay) * gathered(residual, submodel)
-        if layout.exact.size:  # nothing is left out of them
+        if not np.isfinite(delta).all():
+            raise InvalidUpdate("the delta has values that are not finite: the training has diverged")
+        kept, length_mean = self._carried(memory, spec, base_version)
+        z = self._wanted(delta, gathered(kept, submodel))
+        if layout.exact.size:  # buffers are of the newest data, and nothing is left out of them
             layout.exact.scatter(layout.exact.gather(delta), z)
         data = self.codec.encode(z, layout, seed, notes)
+        if self.share is not None:
+            scatter(z.astype(np.float32, copy=False), kept, submodel)
+            return data, Memory(kept, base_version, notes=notes)
+        length = _length(delta)
+        length_mean = length if length_mean == 0.0 else (1 - EWMA) * length_mean + EWMA * length
         sent = self.codec.decode(data, layout)
         if isinstance(sent, SparseVector):
             z[sent.indices] -= sent.values
         else:
             z -= sent
-        scatter(z.astype(np.float32, copy=False), residual, submodel)
-        return data, Memory(_cut(residual, LENGTH_MAX * length_mean), base_version, length_mean, notes)
+        scatter(z.astype(np.float32, copy=False), kept, submodel)
+        return data, Memory(_cut(kept, LENGTH_MAX * length_mean), base_version, length_mean, notes)
 
-    def _averaged(
-        self,
-        delta: Vector,
-        spec: ParamSpec,
-        submodel: Submodel | None,
-        memory: Memory | None,
-        seed: int,
-        base_version: int,
-    ) -> tuple[bytes, Memory]:
-        """As `encode`, with momentum: the memory is what is sent, before the codec."""
-        _check_finite(delta)
-        assert self.share is not None
-        layout, notes = Layout.of(spec, submodel), {} if memory is None else dict(memory.notes)
-        last, _ = self._carried(memory, spec, base_version)
-        sent = momentum(delta, gathered(last, submodel), self.share)
-        if layout.exact.size:  # buffers are of the newest data
-            layout.exact.scatter(layout.exact.gather(delta), sent)
-        data = self.codec.encode(sent, layout, seed, notes)
-        scatter(sent.astype(np.float32, copy=False), last, submodel)
-        return data, Memory(last, base_version, notes=notes)
+    def _wanted(self, delta: Vector, before: Vector) -> Vector:
+        """What shall be sent, before the codec: z, or m of `momentum`; a new array."""
+        if self.share is not None:
+            return momentum(delta, before, self.share)
+        z = delta.copy()
+        z += np.float32(self.decay) * before
+        return z
 
     def _carried(self, memory: Memory | None, spec: ParamSpec, base_version: int) -> tuple[Vector, float]:
         """A copy of e or m, zero where there is none that counts, and the mean length."""
@@ -153,11 +141,6 @@ def uplink_of(text: str) -> Uplink:
     """The uplink that `[uplink] codec` names. Raises `ConfigError`."""
     with codec_of("uplink.codec", text):
         return Uplink(text)
-
-
-def _check_finite(delta: Vector) -> None:
-    if not np.isfinite(delta).all():
-        raise InvalidUpdate("the delta has values that are not finite: the training has diverged")
 
 
 def _argument(stage: str) -> float:
