@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,7 @@ class GridRun:
 
     `step` does what there is to do now; `done` says when the run has ended.
 
-    `train` and `evaluate` are what messages say beside the model. `clock` gives seconds since 1970. `judge`
+    `said` is what messages say beside the model, by their type. `clock` gives seconds since 1970. `judge`
     measures versions in the nodes' place.
     """
 
@@ -101,13 +101,12 @@ class GridRun:
         config: Config,
         logbook: Logbook,
         recorder: Recorder,
-        train: ServerAppMessage,
-        evaluate: ServerAppMessage,
+        said: Mapping[str, ServerAppMessage],
         clock: Clock,
         judge: Judge | None = None,
     ) -> None:
         self._grid, self._config, self._logbook, self._recorder = grid, config, logbook, recorder
-        self._train, self._asked, self._clock, self._judge = train, evaluate, clock, judge
+        self._said, self._clock, self._judge = said, clock, judge
         self.spec = logbook.spec
         self._frozen: Tensors = self.spec.frozen(logbook.initial)
         # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
@@ -196,17 +195,15 @@ class GridRun:
 
     def _order(self, task: Task, node: _Node) -> Message:
         model = self._model(self._bases[task.base_version])
-        message = self._message(self._train, TRAIN, node, model, task.base_version + 1)
+        message = self._message(TRAIN, node, model, task.base_version + 1)
         if task.uplink != RAW:
             message.content[RECORD] = node.counting.order(task, self.spec.buffers)
         return message
 
-    def _message(
-        self, said: ServerAppMessage, what: str, node: _Node, model: Tensors, round_number: int
-    ) -> Message:
+    def _message(self, what: str, node: _Node, model: Tensors, round_number: int) -> Message:
         from flwr.app import Message
 
-        content, ttl_s = said.content(model, round_number), self._config.server.lease_max_s
+        content, ttl_s = self._said[what].content(model, round_number), self._config.server.lease_max_s
         return Message(content, node.node_id, what, group_id=str(round_number), ttl=ttl_s)
 
     def _evaluate(self) -> None:
@@ -221,7 +218,7 @@ class GridRun:
         if not nodes:
             return
         asked = nodes[: self._config.flower.evaluate_partitions or len(nodes)]
-        messages = [self._message(self._asked, EVALUATE, node, model, version) for node in asked]
+        messages = [self._message(EVALUATE, node, model, version) for node in asked]
         self._evaluation.begin(version, model, self._grid.push_messages(messages))
 
     # --- replies -----------------------------------------------------------------------------

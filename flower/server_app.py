@@ -44,7 +44,7 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from anabranch.core.model.params import Tensors  # noqa: E402
 from anabranch.flower.driver import GridRun  # noqa: E402
 from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
-from anabranch.flower.messages import ServerAppMessage, seeded  # noqa: E402
+from anabranch.flower.messages import EVALUATE, TRAIN, ServerAppMessage, seeded  # noqa: E402
 from anabranch.flower.played import Judge, Played, judge_of  # noqa: E402
 from anabranch.flower.project import flat, load  # noqa: E402
 from anabranch.flower.rehearsal import Rehearsed, hear  # noqa: E402
@@ -164,13 +164,14 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
     folder = free_folder(options.out)
     trackers = Trackers.of(options.config.run.trackers)
     config, initial, judge = _prepared(grid, context, options, folder)
-    train, evaluate = (
-        ServerAppMessage.from_json(getattr(config.flower, w), f"flower.{w}") for w in ("train", "evaluate")
-    )
+    said = {
+        what: ServerAppMessage.from_json(getattr(config.flower, what), f"flower.{what}")
+        for what in (TRAIN, EVALUATE)
+    }
     with Logbook(folder, config, initial) as logbook, Recorder.of(config, folder) as recorder:
         recorder.spec = logbook.spec
         clock = EventClock(time.time(), time.time, time.monotonic)
-        grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, clock.now, judge)
+        grid_run = GridRun(grid, config, logbook, recorder, said, clock.now, judge)
         trackers.start(TrackedRun.of(config, "live", folder))
         recorder.trackers = trackers  # from now on: of what is on record an earlier process has told
         began = time.perf_counter()

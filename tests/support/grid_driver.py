@@ -27,7 +27,7 @@ from anabranch.flower.compression import RECORD, STYPE
 from anabranch.flower.driver import GridRun
 from anabranch.flower.local_grid import LocalGrid, in_a_task
 from anabranch.flower.logbook import Logbook
-from anabranch.flower.messages import TRAIN, ServerAppMessage
+from anabranch.flower.messages import EVALUATE, TRAIN, ServerAppMessage
 from anabranch.reports.recorder import Recorder
 
 ASK_S = 2.0  # a node that has failed once has a rest of one second
@@ -64,9 +64,8 @@ class OverGrid:
         self._book = Logbook(folder, config, FIRST)
         self._recorder = Recorder(config.strategy.name, "test", 0, Goal(), config.to_json(), "live")
         clock: Callable[[], float] = lambda: self._now  # noqa: E731
-        self._run = GridRun(
-            self._grid, config, self._book, self._recorder, ServerAppMessage(), ServerAppMessage(), clock
-        )
+        said = dict.fromkeys((TRAIN, EVALUATE), ServerAppMessage())
+        self._run = GridRun(self._grid, config, self._book, self._recorder, said, clock)
         self._nodes: dict[str, int] = {}
         self._tasks: dict[str, list[str]] = defaultdict(list)  # of a client, as they were asked for
         self._updates: list[str] = []

@@ -15,7 +15,7 @@ from anabranch.flower import server_app
 from anabranch.flower.driver import GridRun
 from anabranch.flower.local_grid import LocalGrid, Node
 from anabranch.flower.logbook import Logbook
-from anabranch.flower.messages import ServerAppMessage
+from anabranch.flower.messages import EVALUATE, TRAIN, ServerAppMessage
 from anabranch.host.build import WHOLE
 from anabranch.reports.recorder import Recorder
 
@@ -85,10 +85,11 @@ class Run:
         self.grid = LocalGrid(nodes)
         self.book = Logbook(folder, self.settings, first)
         self.recorder = Recorder("fedasync", "app", 0, Goal(), self.settings.to_json(), "live")
-        said = ServerAppMessage.from_json(self.settings.flower.train, "flower.train")
+        train = ServerAppMessage.from_json(self.settings.flower.train, "flower.train")
+        said = {TRAIN: train, EVALUATE: train}
         self.clock = Clock()
         try:
-            self.run = GridRun(self.grid, self.settings, self.book, self.recorder, said, said, self.clock)
+            self.run = GridRun(self.grid, self.settings, self.book, self.recorder, said, self.clock)
         except BaseException:
             self.close()
             raise
