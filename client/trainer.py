@@ -150,17 +150,12 @@ class LocalTrainer:
 
     def _check_stages(self, served: ParamSpec) -> None:
         ours = self._trainer.spec.stages
-        pairs = enumerate(zip_longest(ours, served.stages or ours), 1)  # servers did not always tell them
-        differ = "has no stages"
-        if ours:
-            number, pair = next(((n, pair) for n, pair in pairs if pair[0] != pair[1]), (0, None))
-            if pair is None:
-                return
-            differ = f"has other stages: stage {number} is {_told(pair[0])}, in the run {_told(pair[1])}"
-        raise ManifestMismatch(
-            f"the model of the server's run grows, and {self._app.name} {differ}: train it by the "
-            "App that the run began with, which says them in stages(self, model)"
-        )
+        theirs = served.stages or ours  # servers did not always tell them
+        if differ := _other_stage(ours, theirs) if ours else "has no stages":
+            raise ManifestMismatch(
+                f"the model of the server's run grows, and {self._app.name} {differ}: train it by the "
+                "App that the run began with, which says them in stages(self, model)"
+            )
 
     def load(self, shard: Shard) -> Examples:
         """The App's data of the shard, from now on trained on. Raises `DataError`."""
@@ -409,6 +404,14 @@ def _wrapper(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str:
     return next(
         (w for w in WRAPPERS if wrapped != plain and [name.replace(w, "") for name in wrapped] == plain), ""
     )
+
+
+def _other_stage(ours: Sequence[ModelStage], theirs: Sequence[ModelStage]) -> str:
+    """The first stage that is another one, in words; empty where all are the same."""
+    for number, (mine, other) in enumerate(zip_longest(ours, theirs), 1):
+        if mine != other:
+            return f"has other stages: stage {number} is {_told(mine)}, in the run {_told(other)}"
+    return ""
 
 
 def _told(stage: ModelStage | None) -> str:
