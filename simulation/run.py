@@ -337,8 +337,7 @@ class Simulation:
         if config.faults.on:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
             kept = Disk(journal, begin, config.server.snapshot_every_updates, config.faults.takes_back)
-        rules = config.limits, config.server.lapsed, config.server.windows, _salt(config, noise_key)
-        self.room = WaitingRoom(engine, *rules[:2]) if called_when_free(config) else None
+        room = WaitingRoom(engine, config.limits, config.server.lapsed) if called_when_free(config) else None
         self.time = (SteppedTime if config.faults.clock_step_every_s else ServerTime)(self.clock)
         self.world = World(
             self.clock,
@@ -347,9 +346,10 @@ class Simulation:
             kept,
             recorder,
             blueprint.codec_at,
-            self.room,
-            self.time,
-            *rules,
+            room=room,
+            time=self.time,
+            config=config,
+            salt=_salt(config, noise_key),
         )
         self.server = self._serve()
         self.keepers = self._keepers()
@@ -393,8 +393,8 @@ class Simulation:
             self.begin_devices()
             self.clock.run(until_s)
         self._is_idle = not self.clock.is_stopped and self.clock.now < until_s
-        if self.room is not None and self._is_idle:
-            standstill.ended(len(self.room))
+        if (room := self.world.room) is not None and self._is_idle:
+            standstill.ended(len(room))
         standstill.told(lambda device: self._problem.examples(device).not_finite())
         self._evaluator.finish()
 
@@ -413,8 +413,8 @@ class Simulation:
         self.world.invalid.clear()
         self.world.observers.clear()
         self.world.vanished.clear()
-        if self.room is not None:
-            self.room.clear()
+        if self.world.room is not None:
+            self.world.room.clear()
 
     def result(self, wall_s: float, status: Status = "finished", why: str = "") -> Result:
         """What the run came to, after `wall_s` real seconds."""
@@ -499,7 +499,7 @@ class Simulation:
             own = session(name, seed, settings)
             return device(index, counts[index], own, around, self._clock_of(name))
 
-        if self.room is None or not come_as_rows(config):
+        if self.world.room is None or not come_as_rows(config):
             return [make(index, name) for index, name in enumerate(self._names())], None
         made: list[Device] = []
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
-from anabranch.core.config.ranges import PLACES, TURNS
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Decided, Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
@@ -29,7 +29,7 @@ from anabranch.core.errors import (
     WireError,
 )
 from anabranch.core.journal import to_record
-from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
+from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.updates import Ask, Capability, Decision, Task, Verdict
 from anabranch.core.secagg.ring import Numbers
@@ -60,7 +60,7 @@ class World:
 
     After a crash there is another engine: `restarted` are told of it, and `taken_back`, before, if it is of
     an earlier event: of which one. With a `room` refused devices sleep in it, without one they stand in the
-    live server's line. `lapsed` and `windows`: see `WaitingLine`. `salt`: of an update, by its id.
+    live server's line. `config` has the bounds, and the rules of that line. `salt`: of an update, by its id.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class World:
         downlink_at: Callable[[int], str],
         room: WaitingRoom | None = None,
         time: ServerTime | None = None,
-        limits: Limits = DEFAULT_LIMITS,
-        lapsed: str = TURNS,
-        windows: str = PLACES,
+        config: Config | None = None,
         salt: Callable[[str], str] = lambda _: "",
     ) -> None:
-        self._limits, self._line = limits, partial(WaitingLine, limits, lapsed, windows)
+        config = config or Config()
+        self._limits = limits = config.limits
+        self._line = partial(WaitingLine, limits, config.server.lapsed, config.server.windows)
         self.clock, self.time = clock, time or ServerTime(clock)
         self.host = Run(engine, self._line() if room is None else room, limits)
         self.versions = versions

@@ -113,9 +113,9 @@ def test_nobody_is_called_to_a_run_that_is_over() -> None:
     settings = sleepy(fleet={"clients": 40}, run={"virtual_s_max": 0.0, "updates_max": 30})
     with open_simulation(settings, app=Ones()) as simulation:
         simulation.run()
-        assert simulation.room is not None
+        assert simulation.world.room is not None
         assert simulation.engine.finished
-        assert len(simulation.room) >= 40 - 3 - 3, "all but those at work and those on their way"
+        assert len(simulation.world.room) >= 40 - 3 - 3, "all but those at work and those on their way"
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
@@ -137,7 +137,7 @@ class Sleeper:
 
 def test_the_place_of_a_called_device_is_kept_and_passed_on_when_it_goes() -> None:
     with open_simulation(sleepy(server={"concurrency": 1}), app=Ones()) as simulation:
-        world, room = simulation.world, simulation.room
+        world, room = simulation.world, simulation.world.room
         assert room is not None
         sleepers = [Sleeper(name) for name in "abcd"]
         for sleeper in sleepers:
