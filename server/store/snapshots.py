@@ -29,7 +29,7 @@ from anabranch.core.model.params import NOTES
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
 from anabranch.identity.files import sync_folder
 from anabranch.server.store.files import check_space, disk_errors, make_own_folder, open_file, write_all
-from anabranch.server.store.tensors import DTYPES, TensorFile
+from anabranch.server.store.tensors import TensorFile, beginning_of, placed
 
 META = "$meta"
 NO_ROWS = {"shelf": "none"}
@@ -165,18 +165,10 @@ def _save(tensors: dict[str, npt.NDArray[Any]], path: Path, notes: dict[str, str
 
     By hand, because the library's own function holds a second copy of every tensor in memory.
     """
-    head: dict[str, Any] = {NOTES: notes} if notes else {}
-    end = 0
-    for name, array in tensors.items():
-        start, end = end, end + array.nbytes
-        dtype = DTYPES[array.dtype.name]
-        head[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [start, end]}
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
+    head = ({NOTES: notes} if notes else {}) | placed(tensors, tensors)
     sha = hashlib.sha256()
     with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
-        values: list[memoryview] = [to_bytes(array) for array in tensors.values()]
-        parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *values]
+        parts: list[bytes | memoryview] = [beginning_of(json.dumps(head)), *map(to_bytes, tensors.values())]
         for part in parts:
             sha.update(part)
             write_all(file, part)

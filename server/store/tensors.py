@@ -135,18 +135,29 @@ def notes_of(beginning: bytes) -> dict[str, str]:
     return {}
 
 
-def write_tensors(file: IO[bytes], tensors: Tensors) -> None:
-    """What `safetensors.numpy.save` makes of `tensors`, written to an unbuffered file."""
-    names = sorted(tensors, key=lambda name: (_PLACES[dtype_of(tensors, name).name], name.encode()))
+def placed(tensors: Tensors, names: Iterable[str]) -> dict[str, Any]:
+    """What a header says of tensors whose values lie one behind the other in this order."""
     head: dict[str, Any] = {}
     end = 0
     for name in names:
         dtype, shape = dtype_of(tensors, name), shape_of(tensors, name)
         start, end = end, end + dtype.itemsize * math.prod(shape)
         head[name] = {"dtype": DTYPES[dtype.name], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    return head
+
+
+def beginning_of(head: str) -> bytes:
+    """A header's JSON as a file has it before the values, which begin at a multiple of eight bytes."""
+    text = head.encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
-    write_all(file, len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def write_tensors(file: IO[bytes], tensors: Tensors) -> None:
+    """What `safetensors.numpy.save` makes of `tensors`, written to an unbuffered file."""
+    names = sorted(tensors, key=lambda name: (_PLACES[dtype_of(tensors, name).name], name.encode()))
+    text = json.dumps(placed(tensors, names), separators=(",", ":"), ensure_ascii=False)
+    write_all(file, beginning_of(text))
     for name in names:
         for piece in pieces(tensors, name):
             write_all(file, to_bytes(piece))
