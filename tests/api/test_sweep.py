@@ -65,6 +65,13 @@ def test_a_seed_that_is_named_twice_is_one() -> None:
     assert len(found.runs) == 2
 
 
+def test_choices_that_come_to_the_same_settings_are_one() -> None:
+    grid: dict[str, list[Any]] = {"strategy": ["fedbuff", ab.strategies.FedBuff()], "client.steps": [2, 3, 2]}
+    found = ab.sweep("synthetic", grid, seeds=[3], **SMALL)
+    assert found.rows.column("client.steps") == [2, 3]
+    assert not found.comparison.left_out
+
+
 def test_every_choice_is_run_from_every_seed() -> None:
     found = ab.sweep("synthetic", GRID, seeds=[3, 5], **SMALL)
     expected = itertools.product(["fedasync", "fedbuff(buffer_size=3)"], [2, 4], [3, 5])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -162,7 +163,11 @@ def sweep(
         raise ConfigError(f"sweep(parallel={parallel!r}): give at least 1 process")
     if parallel > 1:
         check_no_worker_begins()
-    plans = [(choice, seed, _planned(source, choice, seed, objects)) for choice in chosen for seed in numbers]
+    found: dict[str, tuple[Choice, int, RunPlan]] = {}  # what comes to the same settings is one run
+    for choice, seed in product(chosen, numbers):
+        plan = _planned(source, choice, seed, objects)
+        found.setdefault(_name(plan.config), (choice, seed, plan))
+    plans = [*found.values()]
     place = on or said.on or PROCESSES
     for *_, plan in plans:
         check_place(place, "sweep.on", plan.config)
