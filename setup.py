@@ -1,14 +1,17 @@
 """The one part that is compiled. Without a compiler it is left out: numpy does the same."""
 
+import os
+
 from setuptools import Extension, setup
 
 LOOPS = Extension(
     "anabranch.core.kernels._loops",
-    [f"core/kernels/{name}.c" for name in ("loops", "checksum", "seeding", "table")],
+    [f"core/kernels/{name}.c" for name in ("loops", "checksum", "seeding", "descent", "table")],
     depends=["core/kernels/loops.h"],
     # Nothing may be contracted or reordered: numpy's loops give the same bits.
     extra_compile_args=["-O3", "-ffp-contract=off", "-fno-strict-aliasing"],
     py_limited_api=True,
+    libraries=[] if os.name == "nt" else ["m"],
     optional=True,
 )
 

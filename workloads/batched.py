@@ -12,7 +12,7 @@ A step of all of them is that of `stacked_sgd.py`. Where the module is a chain o
 `torch.vmap` with `torch.func.functional_call`; since nothing connects the trainings, one backward pass of the
 sum of the losses gives every g_i, as it does of chains under autocast. Longer trainings go first, so that
 those that are over leave the stack at its end. Where it is asked for, `compiled_gradients.py` has both passes
-compiled by torch in the place of `vmap`.
+compiled by torch in the place of `vmap`. What `linear_descent.py` is for is trained by that, without a stack.
 
 The same steps as `torch_loop.sgd` in another order of sums: equal to float tolerance, not to the bit. A model
 that mixes examples or draws at random would be trained otherwise: see `BatchedTraining.objection`.
@@ -32,10 +32,10 @@ import numpy.typing as npt
 from anabranch.core.model.arrays import Indices
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import TensorSet, UnitMap
-from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples, has_own
-from anabranch.workloads.batches import DrawnTogether, each_step
+from anabranch.workloads.batches import each_step
 from anabranch.workloads.compiled_gradients import CompiledGradients, NotCompiledError
+from anabranch.workloads.linear_descent import LinearDescent, drawn_together
 from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
 from anabranch.workloads.stacked_layers import LayerChain
@@ -116,6 +116,9 @@ class BatchedTraining:
 
     def train(self, trainings: Sequence[Training], frozen: Tensors) -> list[TrainResult]:
         """The results, in order, of trainings of one kind that there is no objection to."""
+        descended = self._descended(trainings)
+        if descended is not None:
+            return descended
         order = sorted(range(len(trainings)), key=lambda i: -trainings[i].steps)
         submodel = trainings[0].submodel
         small = None if submodel is None else submodel.small
@@ -127,6 +130,21 @@ class BatchedTraining:
             steps = trainings[i].steps
             found[i] = TrainResult(deltas[row], steps, {"loss": losses[row] / max(1, steps)})
         return [found[i] for i in range(len(trainings))]
+
+    def _descended(self, trainings: Sequence[Training]) -> list[TrainResult] | None:
+        """The same by a compiled loop, if that is for them."""
+        runtime, resident = self._trainer.runtime, self._trainer.resident(trainings[0].submodel)
+        chain = _chain_of(resident, trainings[0].examples)
+        if chain is None or (runtime.device.type, runtime.precision) != ("cpu", "float32"):
+            return None
+        descent = LinearDescent.of(resident, chain)
+        found = None if descent is None else descent.train(trainings)
+        if found is None:
+            return None
+        return [
+            TrainResult(delta, t.steps, {"loss": loss / max(1, t.steps)})
+            for t, (delta, loss) in zip(trainings, found, strict=True)
+        ]
 
     def _objection_to(self, training: Training) -> str:
         """What is known without a trial, by the examples."""
@@ -211,7 +229,7 @@ class _Stack:
         self._trainings = trainings
         self._resident = trainer.resident(trainings[0].submodel)
         self._steps = [t.steps for t in trainings]
-        self._draws = _drawn_together(trainings)
+        self._draws = drawn_together(trainings)
         self._given = self._stacked()
         self._weights, self._fixed = _unstacked(self._resident, self._given)
         self._chain = _chain_of(self._resident, trainings[0].examples)
@@ -358,19 +376,6 @@ def _pair(training: Training) -> list[Training]:
     plan = replace(training.plan, steps=min(TRIAL_STEPS, training.steps), batch_size=size)
     parts = (rows[: max(1, 2 * len(rows) // 3)], rows)
     return [replace(training, plan=plan, examples=Examples(given.x[of], given.y[of])) for of in parts]
-
-
-def _drawn_together(trainings: Sequence[Training]) -> list[tuple[slice | Indices, DrawnTogether]]:
-    """The draws of those that are drawn alike, each with their places."""
-    alike: dict[tuple[int, LocalPlan], list[int]] = defaultdict(list)
-    for place, training in enumerate(trainings):
-        alike[len(training.examples), training.plan].append(place)
-    found: list[tuple[slice | Indices, DrawnTogether]] = []
-    for (count, plan), places in alike.items():
-        draws = DrawnTogether(count, plan, [trainings[place].seed for place in places])
-        every = len(places) == len(trainings)  # a slice is no copy
-        found.append((slice(None) if every else np.array(places), draws))
-    return found
 
 
 def _take(array: npt.NDArray[Any], rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:

@@ -68,6 +68,13 @@ class LayerChain:
         flattens = isinstance(found[0], _Flatten)
         return cls(found[flattens:], flattens)  # columns are flat
 
+    @property
+    def linear(self) -> list[str]:
+        """The names of its tensors, where all of it is linear layers with ReLU between them; else none."""
+        kinds: list[type] = [type(layer) for layer in self._layers]
+        alternate = kinds == ([_Linear, _Relu] * len(kinds))[: len(kinds)] and kinds[-1] is _Linear
+        return self._names if alternate else []
+
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether the first layer is one for such examples, (count, ...), and each patch has room."""
         if not self._of_images:

@@ -485,6 +485,7 @@ static PyMethodDef METHODS[] = {
     {"crc32", py_crc32, METH_VARARGS, NULL},
     {"permute", py_permute, METH_VARARGS, NULL},
     {"seed_words", py_seed_words, METH_VARARGS, NULL},
+    {"descend", py_descend, METH_VARARGS, NULL},
     {"row_squares", py_row_squares, METH_VARARGS, NULL},
     {"pair_squares", py_pair_squares, METH_VARARGS, NULL},
     {"row_mean", py_row_mean, METH_VARARGS, NULL},

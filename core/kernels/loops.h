@@ -44,6 +44,9 @@ PyObject *py_crc32(PyObject *self, PyObject *args);
 PyObject *py_permute(PyObject *self, PyObject *args);
 PyObject *py_seed_words(PyObject *self, PyObject *args);
 
+/* Of descent.c. */
+PyObject *py_descend(PyObject *self, PyObject *args);
+
 /* Of table.c. */
 PyObject *py_row_squares(PyObject *self, PyObject *args);
 PyObject *py_pair_squares(PyObject *self, PyObject *args);
