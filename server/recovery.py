@@ -38,7 +38,7 @@ from anabranch.host.parts import or_own
 from anabranch.host.rollback import Refolder
 from anabranch.host.run import check_finite, check_state
 from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
-from anabranch.server.history import History, history_at, row_of
+from anabranch.server.history import History, history_at, row_of, rows_after
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.saving import SavedPoint
@@ -146,7 +146,7 @@ def _projections(store: Store, replay: Replay, history: History, seq: int) -> It
     """
     mark = store.mark()
     check_mark(mark, history, seq)
-    known = {row.version: row for row in store.versions(after=replay.engine.version, limit=100_000)}.get
+    known = {row.version: row for row in rows_after(store, replay.engine.version)}.get
     proved: list[Projection] = []
     for at, record, effects in replay:
         digests = check_versions(effects, known)

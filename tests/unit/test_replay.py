@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from desks import LIMITS, Desk, settings
 from machines import SPEC
 from rollbacks import World, seq_of_version
 
@@ -16,6 +19,8 @@ from anabranch.core.journal import Record, from_record, to_record
 from anabranch.core.model.updates import Receipt
 from anabranch.core.snapshot import state_digest
 from anabranch.host.journal import Replay, replay
+from anabranch.server.store.base import VersionRow
+from anabranch.server.store.memory import MemoryStore
 
 TURNS = [("a", 0, 1.0), ("b", 2, 2.0), ("c", 0, 3.0), ("b", 0, 4.0), ("a", 1, 5.0), ("d", 0, 6.0)] * 3
 
@@ -107,3 +112,20 @@ def test_a_rollback_needs_the_whole_log() -> None:
     assert world.spec == SPEC
     with pytest.raises(ReplayMismatch, match=f"event {len(world.log)} of the log is a rollback"):
         list(replay(world.fresh(), world.records(), world.load))
+
+
+class TwoAtATime(MemoryStore):
+    """Its pages of versions are short, however long one may be."""
+
+    def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
+        """At most two of them."""
+        return super().versions(after, min(limit, 2))
+
+
+def test_a_start_holds_every_version_to_the_record_however_many_follow_a_snapshot(tmp_path: Path) -> None:
+    store, config = TwoAtATime(LIMITS), settings(server={"snapshot_every_versions": 1000})
+    Desk(store, tmp_path, config).work(8)
+    assert Desk(store, tmp_path, config).found.replayed > 0
+    store.books.versions[4] = replace(store.books.versions[4], sha256="0" * 64)
+    with pytest.raises(ReplayMismatch, match="version 4 has the digest"):
+        Desk(store, tmp_path, config)
