@@ -76,6 +76,17 @@ def test_each_choice_is_run_from_the_same_seeds(tmp_path: Path) -> None:
     assert alone.result.journal_sha256 == found.runs[1].result.journal_sha256
 
 
+def test_choices_that_a_study_makes_twice_are_run_and_shown_once(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    for steps in (2, 3, 2):
+        study.enqueue_trial({"client.steps": steps})
+    space = {"client.steps": IntDistribution(1, 4)}
+    found = ab.sweep("synthetic", study, space=space, trials=3, seeds=[4], **SMALL)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
+    assert found.rows.column("client.steps") == [2, 3]
+    assert not found.comparison.left_out
+
+
 class Halted(Exception):
     """In the place of what ends a program."""
 
@@ -101,7 +112,7 @@ def test_a_study_that_was_broken_off_goes_on(tmp_path: Path) -> None:
     assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert again.rows.column("final_value")[:4] == whole.rows.column("final_value")[:4]
-    assert len(again.runs) == 6
+    assert len(again.runs) == 4, "the sampler has begun anew, so that its third choice is the first again"
     done = ab.sweep("synthetic", study_in(other), space=SPACE, trials=3, seeds=2, out=runs, **SMALL)
     assert done.rows.column("final_value") == again.rows.column("final_value"), "nothing is left to try"
 

@@ -163,11 +163,7 @@ def sweep(
         raise ConfigError(f"sweep(parallel={parallel!r}): give at least 1 process")
     if parallel > 1:
         check_no_worker_begins()
-    found: dict[str, tuple[Choice, int, RunPlan]] = {}  # what comes to the same settings is one run
-    for choice, seed in product(chosen, numbers):
-        plan = _planned(source, choice, seed, objects)
-        found.setdefault(_name(plan.config), (choice, seed, plan))
-    plans = [*found.values()]
+    plans = _plans(source, chosen, numbers, objects)
     place = on or said.on or PROCESSES
     for *_, plan in plans:
         check_place(place, "sweep.on", plan.config)
@@ -207,11 +203,7 @@ def _studied(
     with LiveBar(progress) as bar:
         carried = StudySweep(study, space, trials, seeds, simulate, bar)
         carried.run()
-    plans = [
-        (choice, seed, _planned(source, choice, seed, objects))
-        for choice in carried.choices
-        for seed in seeds
-    ]
+    plans = _plans(source, carried.choices, seeds, objects)
     # Of others the study alone knows.
     there = [cell for cell in plans if has_ended(folder.job(cell[2]).folder)]
     return Sweep(tuple(SweptRun(choice, seed, folder.run(plan)) for choice, seed, plan in there))
@@ -351,6 +343,17 @@ def _check_names(names: Iterable[str]) -> None:
                 f"sweep(grid={{{name!r}: ...}}): name one of {', '.join(sorted(ARGUMENTS))}, or a setting, "
                 "'table.key'"
             )
+
+
+def _plans(
+    source: Source, choices: Iterable[Choice], seeds: Iterable[int], objects: RunObjects
+) -> list[tuple[Choice, int, RunPlan]]:
+    """Every choice from every seed. Those that come to the same settings are one: by the first of them."""
+    found: dict[str, tuple[Choice, int, RunPlan]] = {}
+    for choice, seed in product(choices, seeds):
+        plan = _planned(source, choice, seed, objects)
+        found.setdefault(_name(plan.config), (choice, seed, plan))
+    return [*found.values()]
 
 
 def _planned(source: Source, choice: Choice, seed: int, objects: RunObjects) -> RunPlan:
