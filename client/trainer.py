@@ -1,7 +1,8 @@
 """Local training on this device: the App's trainer, its data, and the work of one task.
 
 Which device and precision, the resident model and the pinned memory are the trainer's own
-(`workloads/trainer.py`); here is what one process decides: how many threads, and which data.
+(`workloads/trainer.py`); here is what one process decides, such as how many threads. Which data a device has:
+`shards.py`.
 """
 
 from __future__ import annotations

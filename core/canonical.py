@@ -1,4 +1,8 @@
-"""Canonical JSON: the one way to write what is signed or hashed. The log has its own writer: `journal.py`."""
+"""Canonical JSON: how what is signed is written, and what devices, servers and keepers hash alike.
+
+The log has its own writer of the same form, `journal.py`. Digests of layouts and of states are of JSON with
+spaces, and stay so.
+"""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ WITH_PROVE = (
     "directions, buffers that are differences, a cut",
     "of another version's buffers",
 )
-# Whose strategy is in another that stays.
+# Whose strategy is in another that stays, or differs from one of these by its devices alone (FedProx).
 WITH_SLOW = (
     "a buffer, Adam, a rule, a cut",
     "tensors of a buffer, momentum, error feedback, the delta log",
