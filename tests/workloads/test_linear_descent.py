@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from anabranch.core.kernels import descent
@@ -86,6 +87,8 @@ def check_near(found: Any, trainer: TorchTrainer, t: Training) -> None:
 def compiled() -> None:
     if descent._descend is None:
         pytest.skip("the compiled loops were not built, or of older sources")
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        pytest.skip("it is for processors with AVX2")
 
 
 @pytest.mark.parametrize("name", MODELS)
