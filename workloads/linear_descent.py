@@ -23,6 +23,7 @@ from anabranch.workloads.stacked_layers import LayerChain
 from anabranch.workloads.trainer import Training
 
 STEPS_AT_ONCE = 64  # whose row numbers are drawn beforehand
+PRODUCTS_MAX = 10_000_000  # of a batch with the weights: with more, torch's fused ones take less time
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class LinearDescent:
 
     def train(self, trainings: Sequence[Training]) -> list[tuple[Vector, float]] | None:
         """The delta of each and the sum of its losses; None where one of them is nothing for the loop."""
-        if not all(_is_plain(training) for training in trainings):
+        if not all(_is_plain(training) and self._is_small(training) for training in trainings):
             return None
         weights, losses = [training.vector.copy() for training in trainings], [0.0] * len(trainings)
         for places, draws in drawn_together(trainings):
@@ -57,6 +58,11 @@ class LinearDescent:
                     losses[place] += loss
         deltas = [np.subtract(w, t.vector, out=w) for w, t in zip(weights, trainings, strict=True)]
         return list(zip(deltas, losses, strict=True))
+
+    def _is_small(self, training: Training) -> bool:
+        """Whether a step has so few products that what else a step of a stack costs is more."""
+        batch = min(len(training.examples), training.plan.batch_size)
+        return batch * int(self.widths[:-1] @ self.widths[1:]) <= PRODUCTS_MAX
 
     def _descended(self, given: Training, weights: Vector, rows: Indices, lengths: Indices) -> float | None:
         x, y = plain(given.examples.x), plain(given.examples.y).astype(np.int64, copy=False)

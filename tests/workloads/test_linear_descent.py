@@ -130,6 +130,19 @@ def test_more_than_the_gradient_is_left_to_the_stack(plan: LocalPlan) -> None:
         check_near(found, trainer, t)
 
 
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("count", "is_for_it"), [(1000, True), (1001, False)])
+def test_batches_with_many_products_are_left_to_the_stack(count: int, is_for_it: bool) -> None:
+    app = Drawn(lambda: nn.Linear(1000, 10), (1000,))
+    trainer = cast("TorchTrainer", trainer_for(app))
+    x = stream(0, "descent").standard_normal((count, 1000), np.float32)
+    plan = replace(PLAN, steps=1, batch_size=5000)
+    given = Training(trainer.spec.flatten(trainer.initial(0)), Examples(x, np.arange(count) % 10), plan, 0)
+    assert (descended(trainer, [given]) is not None) == is_for_it
+    (found,) = BatchedTraining(trainer).train([given], {})
+    check_near(found, trainer, given)
+
+
 def test_examples_that_are_not_for_it_are_left_to_the_stack() -> None:
     trainer, trainings = problem()
     x, y = trainings[2].examples.x, trainings[2].examples.y
