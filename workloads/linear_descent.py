@@ -65,7 +65,10 @@ class LinearDescent:
         return batch * int(self.widths[:-1] @ self.widths[1:]) <= PRODUCTS_MAX
 
     def _descended(self, given: Training, weights: Vector, rows: Indices, lengths: Indices) -> float | None:
-        x, y = plain(given.examples.x), plain(given.examples.y).astype(np.int64, copy=False)
+        x, y = given.examples.x, plain(given.examples.y).astype(np.int64, copy=False)
+        if not x.flags.c_contiguous and len(rows) < len(x):  # of many examples, those that are wanted
+            x, y, rows = x[rows], y[rows], np.arange(len(rows))
+        x = plain(x)
         return descend(weights, self.widths, x, y, rows, lengths, given.plan.learning_rate)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -160,6 +161,24 @@ def test_examples_in_any_order_and_of_any_whole_numbers(order: Any) -> None:
     given = replace(trainings[4], examples=Examples(np.asarray(x, order=order), y.astype(np.int32)))
     (wanted,), (found,) = (BatchedTraining(trainer).train([t], {}) for t in (trainings[4], given))
     assert found.delta.tobytes() == wanted.delta.tobytes()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_of_many_examples_in_another_order_those_that_are_wanted_are_copied() -> None:
+    trainer, trainings = problem(plan=replace(PLAN, steps=2))
+    x = stream(0, "descent").standard_normal((20_000, 6), np.float32)
+    y = np.arange(len(x)) % 4
+    of_rows, of_columns = (
+        replace(trainings[0], examples=Examples(np.asarray(x, order=order), y)) for order in ("C", "F")
+    )
+    ((wanted, _),) = descended(trainer, [of_rows]) or []
+    tracemalloc.start()
+    try:
+        ((found, _),) = descended(trainer, [of_columns]) or []
+        assert tracemalloc.get_traced_memory()[1] < x.nbytes
+    finally:
+        tracemalloc.stop()
+    assert found.tobytes() == wanted.tobytes()
 
 
 def test_deltas_are_memory_of_their_own_and_what_was_given_stays() -> None:
