@@ -1,4 +1,4 @@
-"""The one part that is compiled. Without a compiler it is left out: numpy does the same."""
+"""The one part that is compiled. Without a compiler it is left out: numpy does the same, torch a descent."""
 
 import os
 
