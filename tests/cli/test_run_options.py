@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,9 @@ def test_seeds_are_runs_of_their_own_and_the_command_again_goes_on(tmp_path: Pat
     alone = answer(anabranch(tmp_path, "simulate", "synthetic", *OPTIONS, *SETS, "--json"))
     options = [o for o in OPTIONS if o not in ("--seed", 3)]
     command = ("simulate", "synthetic", *options, *SETS, "--seeds", "2..3", "--json")
-    [row] = answer(anabranch(tmp_path, *command))["rows"]
+    told = anabranch(tmp_path, *command)
+    [row] = answer(told)["rows"]
+    assert json.loads(told.stdout.splitlines()[0]) == {"kind": "progress", "share": 0, "done": 0, "runs": 2}
     folder = tmp_path / "runs" / "small-fedbuff-seeds"
     found = {Result.read(run).seed: Result.read(run) for run in folder.iterdir() if run.is_dir()}
     assert row["seeds"] == sorted(found) == [2, 3]
@@ -163,6 +166,20 @@ def test_seeds_are_runs_of_their_own_and_the_command_again_goes_on(tmp_path: Pat
     before = {run: (run / "result.json").stat().st_mtime_ns for run in folder.iterdir() if run.is_dir()}
     assert answer(anabranch(tmp_path, *command))["rows"] == [row]
     assert {run: (run / "result.json").stat().st_mtime_ns for run in before} == before
+
+
+def test_a_sweep_says_how_many_runs_it_is_and_how_far(tmp_path: Path) -> None:
+    """Two of its three choices are the same run."""
+    file = tmp_path / "run.toml"
+    wanted = "[sweep]\nseeds = [2]\ngrid = { 'strategy.buffer_size' = [3, 4, 3] }\n"
+    file.write_text(RUN + wanted)
+    done = anabranch(tmp_path, "simulate", file, "--out", "runs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:2] == [
+        "2 runs in runs; what has ended there is not run again",
+        "0 of 2 runs",
+    ]
+    assert len([run for run in (tmp_path / "runs").iterdir() if run.is_dir()]) == 2
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import Choice, is_config
@@ -163,18 +163,12 @@ def sweep(
         raise ConfigError(f"sweep(parallel={parallel!r}): give at least 1 process")
     if parallel > 1:
         check_no_worker_begins()
-    plans = _plans(source, chosen, numbers, objects)
     place = on or said.on or PROCESSES
-    for *_, plan in plans:
-        check_place(place, "sweep.on", plan.config)
-    if told := plans[0][2].said:
+    planned = sweep_plans(source, chosen, numbers, objects, place)
+    if told := planned[0].run.said:
         warnings.warn(f"{told} each: until=Until(updates=...) says otherwise", stacklevel=3)
-    folder = SweepFolder(out)
-    jobs = [folder.job(plan) for *_, plan in plans]
     with LiveBar(progress) as bar:
-        _carry_out(jobs, parallel, place, bar)
-    cells = [SweptRun(choice, seed, folder.run(plan)) for choice, seed, plan in plans]
-    return Sweep(tuple(cells))
+        return carry_sweep(planned, out, parallel, place, lambda p: bar.show(p.share, p.text))
 
 
 def _studied(
@@ -203,10 +197,58 @@ def _studied(
     with LiveBar(progress) as bar:
         carried = StudySweep(study, space, trials, seeds, simulate, bar)
         carried.run()
-    plans = _plans(source, carried.choices, seeds, objects)
+    planned = sweep_plans(source, carried.choices, seeds, objects)
     # Of others the study alone knows.
-    there = [cell for cell in plans if has_ended(folder.job(cell[2]).folder)]
-    return Sweep(tuple(SweptRun(choice, seed, folder.run(plan)) for choice, seed, plan in there))
+    return folder.sweep([plan for plan in planned if has_ended(folder.job(plan.run).folder)])
+
+
+class SweepPlan(NamedTuple):
+    """A run that a sweep is to have: what was chosen of the grid, the seed, and what it comes to."""
+
+    choice: Choice
+    seed: int
+    run: RunPlan
+
+
+def sweep_plans(
+    source: Source, choices: Iterable[Choice], seeds: Iterable[int], objects: RunObjects, on: str = PROCESSES
+) -> list[SweepPlan]:
+    """Every choice from every seed. Those that come to the same settings are one: by the first of them.
+
+    Raises `ConfigError`, also where they cannot be carried out on that place.
+    """
+    found: dict[str, SweepPlan] = {}
+    for choice, seed in product(choices, seeds):
+        plan = _planned(source, choice, seed, objects)
+        check_place(on, "sweep.on", plan.config)
+        found.setdefault(_name(plan.config), SweepPlan(choice, seed, plan))
+    return [*found.values()]
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """How far a sweep is: so many of its runs have ended, and of all of it such a share is done, 0 to 1."""
+
+    done: int
+    runs: int
+    share: float
+
+    @property
+    def text(self) -> str:
+        """For a line."""
+        return f"{self.done} of {self.runs} runs"
+
+
+Tell = Callable[[SweepProgress], object]
+
+
+def carry_sweep(
+    planned: Sequence[SweepPlan], out: str | Path | None, parallel: int, on: str, tell: Tell
+) -> Sweep:
+    """Have every run that is planned. Raises what `simulate` raises."""
+    folder = SweepFolder(out)
+    _carry_out([folder.job(plan.run) for plan in planned], parallel, on, tell)
+    return folder.sweep(planned)
 
 
 class SweepFolder:
@@ -224,6 +266,10 @@ class SweepFolder:
         """What is there of it."""
         folder = self.job(plan).folder
         return Run(folder, Result.read(folder), plan.app, trusted=True, holds=self._temporary)
+
+    def sweep(self, planned: Iterable[SweepPlan]) -> Sweep:
+        """What is there of all of them."""
+        return Sweep(tuple(SweptRun(plan.choice, plan.seed, self.run(plan.run)) for plan in planned))
 
 
 @dataclass(frozen=True)
@@ -267,9 +313,9 @@ def _simulate(job: SweepJob, callbacks: Iterable[Callback]) -> None:
     )
 
 
-def _carry_out(jobs: Sequence[SweepJob], parallel: int, on: str, bar: LiveBar) -> None:
+def _carry_out(jobs: Sequence[SweepJob], parallel: int, on: str, tell: Tell) -> None:
     def show(done: int, share: float = 0.0) -> None:
-        bar.show((done + share) / len(jobs), f"{done} of {len(jobs)} runs")
+        tell(SweepProgress(done, len(jobs), (done + share) / len(jobs)))
 
     def show_run(done: int, run: RunTable, progress: RunProgress) -> None:
         show(done, share_done(run, progress))
@@ -343,17 +389,6 @@ def _check_names(names: Iterable[str]) -> None:
                 f"sweep(grid={{{name!r}: ...}}): name one of {', '.join(sorted(ARGUMENTS))}, or a setting, "
                 "'table.key'"
             )
-
-
-def _plans(
-    source: Source, choices: Iterable[Choice], seeds: Iterable[int], objects: RunObjects
-) -> list[tuple[Choice, int, RunPlan]]:
-    """Every choice from every seed. Those that come to the same settings are one: by the first of them."""
-    found: dict[str, tuple[Choice, int, RunPlan]] = {}
-    for choice, seed in product(choices, seeds):
-        plan = _planned(source, choice, seed, objects)
-        found.setdefault(_name(plan.config), (choice, seed, plan))
-    return [*found.values()]
 
 
 def _planned(source: Source, choice: Choice, seed: int, objects: RunObjects) -> RunPlan:

@@ -9,11 +9,12 @@ from typing import Annotated, NamedTuple
 import typer
 
 from anabranch.api.configuration import Layer, with_end
+from anabranch.api.pool import PROCESSES
 from anabranch.api.progress import TimeLeft, UpdateRate, share_done
 from anabranch.api.run import Run
 from anabranch.api.simulating import run_simulation
 from anabranch.api.sweep_file import SweepTable, read_sweep
-from anabranch.api.sweeping import numbers_of, sweep
+from anabranch.api.sweeping import SweepProgress, carry_sweep, numbers_of, sweep_plans
 from anabranch.cli.left import say_what_is_left, where_it_goes
 from anabranch.cli.next_steps import with_commands, with_run
 from anabranch.cli.options import (
@@ -27,6 +28,7 @@ from anabranch.cli.options import (
     writing,
 )
 from anabranch.cli.output import Output, Ticker
+from anabranch.cli.overall import bar_or_lines, left_text
 from anabranch.cli.parts import names_code
 from anabranch.cli.run_options import (
     Clients,
@@ -204,18 +206,16 @@ def _simulate_all(output: Output, settings: Config, wanted: SweepTable, out: Pat
     seeds = wanted.seeds or ()
     name = "sweep" if len(wanted.choices) > 1 else "seeds"
     folder = out or run_folder(settings.run.name, settings.strategy.name, name)
-    output.say(f"{len(wanted.choices) * len(seeds)} runs in {folder}; what has ended there is not run again")
+    parallel, place = wanted.parallel or 1, wanted.on or PROCESSES
+    planned = sweep_plans(settings, wanted.choices, seeds, {}, place)
+    output.say(f"{len(planned)} runs in {folder}; what has ended there is not run again")
     there = folder.absolute()
-    with writing(folder), coming_back(), leaving_in_order():
-        found = sweep(
-            settings,
-            wanted.choices,
-            seeds=seeds,
-            out=there,
-            parallel=wanted.parallel,
-            on=wanted.on,
-            progress=not output.as_json,
-        )
+    with writing(folder), bar_or_lines(output) as show, coming_back(), leaving_in_order():
+
+        def tell(p: SweepProgress) -> None:
+            show(p.share, p.text, done=p.done, runs=p.runs)
+
+        found = carry_sweep(planned, there, parallel, place, tell)
     tell_comparison(output, found.comparison, folder / "compare.html")
     if why := next((run.result.given_up for run in found.runs if run.result.given_up), ""):
         raise Diverged(why)
@@ -237,19 +237,12 @@ def _run(output: Output, settings: Config, folder: Path, workers: int, keeping: 
             named = {} if goal.metric == AUTO else {goal.metric: goal.value(p.metrics)}
             figures = {"accuracy": p.accuracy, "loss": p.loss} | named
             share = share_done(settings.run, p)
-            words = _in_words(p, goal) + _left_text(share, left.after(share), rate.text(p.updates))
+            words = _in_words(p, goal) + left_text(share, left.after(share), rate.text(p.updates))
             ticker.show(words, **counts, rejected=p.rejected, share=share, **figures)
 
         devices = settings.fleet.clients
         ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
         return run_simulation(settings, there, workers=workers, callbacks=[show], **keeping._asdict())
-
-
-def _left_text(share: float, left_s: float | None, rate: str) -> str:
-    if left_s is None:
-        return f" ({rate})" if rate else ""
-    left = f"{duration_text(left_s)} left" if share < 1 else ""
-    return f" ({', '.join(part for part in (f'{100 * share:.0f} %', rate, left) if part)})"
 
 
 def _in_words(p: RunProgress, goal: Goal) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from anabranch.api.progress import LiveBar
 from anabranch.api.tune_file import TuneTable, read_tune
 from anabranch.api.tune_ranges import parse_range
 from anabranch.api.tuning import PAGE, RECOMMENDED, TuneProgress, Tuning, carry_tuning
 from anabranch.cli.options import AsJson, Overrides, coming_back, run_folder, writing
-from anabranch.cli.output import Output, Ticker
+from anabranch.cli.output import Output
+from anabranch.cli.overall import bar_or_lines
 from anabranch.cli.run_options import (
     Clients,
     Metric,
@@ -112,26 +110,15 @@ def tune(
     table = said.over(given, [parse_range(text) for text in ranges or ()])
     folder = out or run_folder(settings.run.name, settings.strategy.name, "tune")
     there = folder.absolute()
-    with writing(folder), _shown(output, folder) as tell, coming_back(), leaving_in_order():
+    output.say(f"tuning in {folder}; what has ended there is not run again")
+    with writing(folder), bar_or_lines(output) as show, coming_back(), leaving_in_order():
+
+        def tell(p: TuneProgress) -> None:
+            legs = {} if p.leg is None or p.end is None else {**vars(p.leg), **p.end.to_json()}
+            show(p.share, p.text, **legs)
+
         found = carry_tuning(settings, table, there, tell, {})
     _tell(output, found)
-
-
-@contextmanager
-def _shown(output: Output, folder: Path) -> Iterator[Callable[[TuneProgress], None]]:
-    """A bar on a terminal, lines elsewhere."""
-    output.say(f"tuning in {folder}; what has ended there is not run again")
-    if output.console.is_terminal and not output.as_json:
-        with LiveBar() as bar:
-            yield lambda p: bar.show(p.share, p.text)
-        return
-    with Ticker(output) as ticker:
-
-        def show(p: TuneProgress) -> None:
-            legs = {} if p.leg is None or p.end is None else {**vars(p.leg), **p.end.to_json()}
-            ticker.show(p.text, share=p.share, **legs)
-
-        yield show
 
 
 def _tell(output: Output, found: Tuning) -> None:
