@@ -42,7 +42,7 @@ HANGS := -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true
 test: setup  ## every test but those below
 	$(BIN)/pytest $(SPREAD) $(HANGS) $(PYTEST_ARGS)
 
-slow: setup  ## Ray, torch.compile, a standby that takes over, a short soak, examples for Flower, types
+slow: setup  ## Ray, torch.compile, takeovers, a short soak, pages in a browser, examples for Flower, types
 	$(BIN)/pytest -m "slow and not prove" $(SPREAD) $(HANGS) tests $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts (the tests check them as well)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from proving import in_slices
 
 BEGIN = """
 import os, sys, signal
@@ -100,7 +101,7 @@ def test_a_copy_that_ends_takes_no_folder_along(tmp_path: Path) -> None:
     assert said(FOLDER, tmp_path) == ["updates 2"]
 
 
-@pytest.mark.parametrize("what", LOCKS)
+@pytest.mark.parametrize("what", in_slices(LOCKS, (), ["server"]))
 def test_a_copy_that_lives_on_holds_no_lock(what: str, tmp_path: Path) -> None:
     """As a worker that was forked does, where the process that began it was killed."""
     script = BEGIN + LOCKS[what] + KILLED

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from commands import anabranch, answer
 from prices import Prices
+from proving import in_slices
 from start_methods import OWN_PROCESSES
 
 import anabranch as ab
@@ -194,13 +195,12 @@ SCRIPTS = {
 SHORT = '[run]\nworkload = "synthetic"\nupdates_max = 4\n[fleet]\nclients = 4\n'
 
 
-# Each pool of workers once: for values, for runs, and for runs that a file names.
-IN_SHORT = ("simulate", "sweep", "tuning of a file")
+# Each pool of workers once: for values, and with `make slow` for runs, and for runs that a file names.
+WITH_SLOW = ("sweep", "tuning of a file")
+WITH_PROVE = {*SCRIPTS} - {"simulate", *WITH_SLOW}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.prove) for name in SCRIPTS]
-)
+@pytest.mark.parametrize("name", in_slices(SCRIPTS, WITH_PROVE, WITH_SLOW))
 def test_a_script_whose_own_lines_a_worker_would_carry_out_is_told_to_guard_them(
     name: str, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def mutants(root: Path, folder: Path, *args: str) -> tuple[str, dict[str, list[d
     return done.stdout, found
 
 
+@pytest.mark.slow
 def test_a_change_is_noticed_or_named(root: Path, tmp_path: Path) -> None:
     said, tried = mutants(root, tmp_path, "core/text.py")
     fates = {row["now"]: row["fate"] for row in tried["core.text.py.json"]}

@@ -11,6 +11,8 @@ import pytest
 import wheels
 from build_context import copy_context
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

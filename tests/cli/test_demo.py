@@ -76,6 +76,7 @@ def test_a_report_can_be_made_of_the_data_alone(folder: Path, tmp_path: Path) ->
     assert result["journal_sha256"] == json.loads((folder / "result.json").read_text())["journal_sha256"]
 
 
+@pytest.mark.slow
 def test_every_process_reads_the_data_where_the_demo_was_told(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy as np\nimport anabranch\n"

@@ -18,6 +18,7 @@ from commands import anabranch, answer, command_line, serving, started
 from guarded import issued
 from left import loggers_put_back, stdout_put_back
 from nursery import COMMAND, PIPE, Process
+from proving import in_slices
 from rich.text import Text
 
 from anabranch.cli.main import main
@@ -226,6 +227,7 @@ STARTED = (
         "verify",
     ),
 )
+STARTED_WITH_SLOW = {*STARTED} - {"admin status", "bundle make", "check", "keeper init", "report", "tune"}
 APART = ("client", "demo")  # in a process of their own: they handle signals, and start others
 
 
@@ -413,7 +415,7 @@ def check(run: Run, name: str, arguments: list[object], as_json: bool) -> None:
         assert not [line for line in lines if line.startswith("{")]
 
 
-@pytest.mark.parametrize("name", STARTED)
+@pytest.mark.parametrize("name", in_slices(STARTED, (), STARTED_WITH_SLOW))
 def test_it_imports_what_it_needs(name: str, tmp_path: Path, plain: Place) -> None:
     """In an interpreter of its own. Others are started so by test_demo, and by test_commands."""
     done = started(tmp_path, *name.split(), *COMMANDS[name](plain, tmp_path))

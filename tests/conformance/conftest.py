@@ -11,18 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import LIMITS, Backend
+from stores import Backend, make_backend
 
 from anabranch.server.store.base import Store
-from anabranch.server.store.memory import MemoryStore
 from anabranch.testing.store import History
 from anabranch.testing.store import a_history as short_history
-
-
-def make_backend(kind: str, folder: Path, request: pytest.FixtureRequest) -> Backend:
-    if kind == "memory":
-        return Backend(kind, "memory", folder, MemoryStore(LIMITS))
-    return Backend(kind, "" if kind == "sqlite" else request.getfixturevalue("postgresql_url"), folder)
 
 
 @pytest.fixture

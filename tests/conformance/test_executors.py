@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from fleets import Broken, Deadly, Ones, config
 from local_apps import Brief, Linear, Loading, OddOne
+from proving import in_slices
 from ray_cluster import ray_cluster
 
 from anabranch.core.config.tables import Config
@@ -365,7 +366,7 @@ def test_where_all_diverge_nothing_is_said_of_stacks(make: Make, caplog: pytest.
     assert not caplog.records
 
 
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", in_slices(BATCHED, (), ["batched by workers"]))
 def test_who_is_stacked_hangs_on_no_process(name: str, make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """What the first stack shows holds, though another process had that one: who goes on has it on record.
 
@@ -385,6 +386,7 @@ def test_who_is_stacked_hangs_on_no_process(name: str, make: Make, caplog: pytes
     assert record.getMessage().endswith("came to another result, with the examples of device-0008")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("app", "loads"),
     [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from desks import Desk, settings
 from sqlalchemy import Engine, event
-from stores import LIMITS, Backend
+from stores import LIMITS, SQLITE_FIRST, Backend, make_backend
 
 from anabranch.core.errors import LogLost, StoreFull
 from anabranch.core.retention import Keep
@@ -92,6 +92,11 @@ class Work:
         assert self.store._lock is not None
         self.store._lock.release()
         self.store = started(self.folder)
+
+
+@pytest.fixture(params=SQLITE_FIRST)
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    return make_backend(request.param, tmp_path / "data", request)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from desks import Desk, settings
 from sqlalchemy import select
-from stores import LIMITS, ON_DISK, Backend
+from stores import LIMITS, ON_DISK, SQLITE_FIRST, Backend, make_backend
 
 from anabranch.core.snapshot import Snapshot
 from anabranch.identity.heads import HASH_BYTES
@@ -48,6 +48,11 @@ class Place:
     def verify(self, whole: bool = False, ca_sha256: str = "") -> VerifyReport:
         database = "" if self.backend.kind == "sqlite" else self.backend.database
         return verify(self.folder, database, ca_sha256, whole)
+
+
+@pytest.fixture(params=SQLITE_FIRST)
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    return make_backend(request.param, tmp_path / "data", request)
 
 
 @pytest.fixture

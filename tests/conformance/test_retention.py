@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from desks import TENSORS, Desk, settings
 from sqlalchemy import inspect
-from stores import BACKENDS, LIMITS, ON_DISK, Backend, row_counts
+from stores import BACKENDS, LIMITS, ON_DISK, SQLITE_FIRST, Backend, make_backend, row_counts
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import merge
@@ -55,6 +55,11 @@ class Place:
         desk = Desk(self.backend.open(FEW), self.folder, keeping(keep), FEW)
         desk.books.saving._not_before = float("-inf")
         return desk
+
+
+@pytest.fixture(params=SQLITE_FIRST)
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    return make_backend(request.param, tmp_path / "data", request)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Every page is typed, every kind of person walks: as `walks/` has it.
 
 All of them in blank environments, which pip fills as the pages say, for `make journeys`. The upgrade of what
-an older release has left is in `make test` too, with the environment of the tests.
+an older release has left is in `make slow` too, with the environment of the tests.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from walking import Walk
 from walks.people import UPGRADE
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_an_upgrade(go: Callable[[Walk, Path], None]) -> None:
     go(UPGRADE, Path(sys.prefix))

@@ -14,6 +14,8 @@ from anabranch.core.config.tables import Config
 from anabranch.simulation.collector import passed_over
 from anabranch.simulation.run import open_simulation
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 40
 
 

@@ -29,6 +29,8 @@ LIMITS = Limits(inline_bytes_max=64, free_disk_bytes_min=0)
 _DEAR = pytest.param("postgresql", marks=pytest.mark.prove)
 BACKENDS = pytest.mark.parametrize("backend", ["memory", "sqlite", _DEAR], indirect=True)
 ON_DISK = pytest.mark.parametrize("on_disk", ["sqlite", _DEAR], indirect=True)
+# For a file's own `on_disk`, where the log is asked more often than what is PostgreSQL's about it.
+SQLITE_FIRST = ("sqlite", pytest.param("postgresql", marks=pytest.mark.slow))
 
 
 def row_counts(store: Store, tables: Iterable[Table]) -> dict[str, int]:
@@ -114,3 +116,10 @@ class Backend:
         else:
             for sha256, data in store.blobs.payloads.items():
                 store.blobs.payloads[sha256] = data[:-1] + bytes([data[-1] ^ 1])
+
+
+def make_backend(kind: str, folder: Path, request: pytest.FixtureRequest) -> Backend:
+    """A store of that kind, not started; PostgreSQL is started for it."""
+    if kind == "memory":
+        return Backend(kind, "memory", folder, MemoryStore(LIMITS))
+    return Backend(kind, "" if kind == "sqlite" else request.getfixturevalue("postgresql_url"), folder)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, expect
 from served_jobs import jobs_server
 from watched import Watched
+
+pytestmark = pytest.mark.slow
 
 
 def test_jobs_come_and_an_order_goes_to_the_one_that_is_shown(chromium: Browser, tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any
 
+import pytest
 from cockpits import Printed, cockpit
 from nursery import COMMAND, PIPE, Process, run
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 from ports import free_port
 from watched import Watched
+
+pytestmark = pytest.mark.slow
 
 SYNTHETIC = "synthetic"
 CONFIG = """

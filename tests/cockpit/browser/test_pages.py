@@ -12,6 +12,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 from watched import AXE, LOOKS
 
+pytestmark = pytest.mark.slow
+
 Look = Callable[..., Page]
 
 DRAWN = "canvas[data-threads]:not([data-threads='0'])"  # a first picture is drawn before threads are there

@@ -16,6 +16,8 @@ from anabranch.reports.html import write_report
 from anabranch.reports.page import card, document, table
 from anabranch.reports.result import Result
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("light", "dark", "phone")
 
 
