@@ -62,6 +62,20 @@ def test_a_bar_shows_per_cent_and_what_counts() -> None:
     assert "updates/s, accuracy 25.00 %" in screen.getvalue()
 
 
+def test_without_a_terminal_lines_tell_it_now_and_then() -> None:
+    """Of work that is over sooner nothing is said: what reads standard error is not bothered."""
+    moment, said = [100], io.StringIO()
+    with LiveBar(console=Console(file=said, width=20), now=lambda: moment[0]) as bar:
+        for at_s, share in ((100, 0), (129, 0.25), (130, 0.3), (159, 0.5), (160, 0.6), (190, 1)):
+            moment[0] = at_s
+            bar.show(share, "[of 2] runs on [red]")
+    assert said.getvalue().splitlines() == [
+        "30 %, 70.0 s left, [of 2] runs on [red]",
+        "60 %, 40.0 s left, [of 2] runs on [red]",
+        "100 %, [of 2] runs on [red]",
+    ]
+
+
 class Full(io.StringIO):
     """A stream on a full disk, or of a terminal that was closed."""
 
@@ -72,8 +86,11 @@ class Full(io.StringIO):
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_no_work_is_lost_for_a_bar_that_cannot_be_written(terminal: bool) -> None:
-    done = False
-    with LiveBar(console=Console(file=Full(), force_terminal=terminal, force_interactive=False)) as bar:
+    done, moment = False, [0.0]
+    console = Console(file=Full(), force_terminal=terminal, force_interactive=False)
+    with LiveBar(console=console, now=lambda: moment[0]) as bar:
         bar.show(0.5, "half")
+        moment[0] = 100.0
+        bar.show(0.6, "more")
         done = True
     assert done

@@ -1,4 +1,4 @@
-"""How far a run is: the share of its budget that is used, and a bar of it with the time left."""
+"""How far a run is: the share of its budget that is used, and a bar of it, or lines, with the time left."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from anabranch.core.config.tables import RunTable
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import duration_text, number_text
 from anabranch.simulation.run import RunProgress
+
+LINE_EVERY_S = 30.0
 
 
 def share_done(run: RunTable, progress: RunProgress) -> float:
@@ -59,26 +61,38 @@ class UpdateRate:
 class LiveBar:
     """A bar with per cent, time left and a text: on standard error, or in a notebook's own page.
 
-    A context manager; on a terminal it is gone afterwards. Unless `shown` it is none. `console` is for tests.
+    A context manager; on a terminal it is gone afterwards. Where there is none, a line of the same tells it
+    every 30 s. Unless `shown` it is nothing. `console` and `now` are for tests.
     """
 
-    def __init__(self, shown: bool = True, console: Console | None = None) -> None:
-        self._left, self._page = TimeLeft(), _notebook_page() if shown else None
+    def __init__(
+        self,
+        shown: bool = True,
+        console: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._left, self._page = TimeLeft(now), _notebook_page() if shown else None
         columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
         # rich's own way into a notebook wants a library of widgets.
         console = console or Console(stderr=True, force_jupyter=False)
+        alone = shown and self._page is None
         self._bar = Progress(
-            *columns, console=console, transient=True, disable=not shown or self._page is not None
+            *columns, console=console, transient=True, disable=not (alone and console.is_terminal)
         )
+        self._lines = _RareLines(console, now) if alone and not console.is_terminal else None
         self._task = self._bar.add_task("", total=1.0)
 
     def show(self, share: float, text: str) -> None:
         """So much is done, 0 to 1."""
         self._bar.update(self._task, completed=share, description=text)
+        left_s = self._left.after(share)
+        left = "" if left_s is None or share >= 1 else f", {duration_text(left_s)} left"
+        words = f"{100 * share:.0f} %{left}, {text}"
         if self._page is not None:
-            left_s = self._left.after(share)
-            left = "" if left_s is None or share >= 1 else f", {duration_text(left_s)} left"
-            self._page(f'<progress value="{share:.3f}"></progress> {100 * share:.0f} %{left}, {escape(text)}')
+            self._page(f'<progress value="{share:.3f}"></progress> {escape(words)}')
+        elif self._lines is not None:
+            with suppress(OSError):
+                self._lines(words)
 
     def __enter__(self) -> Self:
         with suppress(OSError):
@@ -90,6 +104,19 @@ class LiveBar:
     ) -> None:
         with suppress(OSError):  # no work is lost for its bar: a terminal is closed, the disk of a log full
             self._bar.stop()
+
+
+class _RareLines:
+    """A line now and then; of work that is over before the first is due, none."""
+
+    def __init__(self, console: Console, now: Callable[[], float]) -> None:
+        self._console, self._now, self._last = console, now, now()
+
+    def __call__(self, words: str) -> None:
+        at = self._now()
+        if at - self._last >= LINE_EVERY_S:
+            self._last = at
+            self._console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _notebook_page() -> Callable[[str], None] | None:

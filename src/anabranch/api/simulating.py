@@ -77,7 +77,7 @@ def simulate(
         settings: Any other setting, by `"table.key"`.
         callbacks: Functions that hear of `RunProgress` at the start, at each measurement and every second or
             so; `StopRun` ends the run. Trackers too (`start`, `metrics`, `finish`).
-        progress: Show a bar with the time left, on standard error.
+        progress: Show a bar with the time left, on standard error, or lines where that is no terminal.
         out: The folder for what the run leaves, which must hold none; None: a temporary one.
         workers: Processes that train; 0: this one. Their App must come from a file.
         checkpoint_s: With `out`, keep what the run needs to go on every so many virtual seconds; None: every

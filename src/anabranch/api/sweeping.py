@@ -143,7 +143,7 @@ def sweep(
         on: `processes` of this machine, or `ray`: each run is a task of Ray's, with what `[ray]` says of an
             actor, here or at `[ray] address`. A run whose machine dies goes on where it was. On a cluster
             of several machines give `out`, a folder that all of them have.
-        progress: Show a bar with the time left, on standard error.
+        progress: Show a bar with the time left, on standard error, or lines where that is no terminal.
         objects: The arguments of `simulate` from `strategy` to `settings`, but for `seed`, for all runs
             alike.
 

@@ -182,7 +182,7 @@ def tune(
             nothing run twice. None: a temporary one.
         parallel: Processes that simulate, a run at a time each. Apps and strategies then come from files.
         on: `processes` of this machine, or `ray`; as for `sweep`.
-        progress: Show a bar on standard error.
+        progress: Show a bar on standard error, or lines where that is no terminal.
         objects: The arguments of `simulate` from `strategy` to `settings`.
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
