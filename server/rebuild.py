@@ -19,6 +19,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL, insert
@@ -79,15 +80,19 @@ _HELD = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _LIMITS = replace(DEFAULT_LIMITS, free_disk_bytes_min=0)  # nothing is acknowledged here, so nothing held back
 
 Admit = Callable[[Config], None]
+Tell = Callable[[str, int], None]  # what is being done, and up to which event
 
 
-def rebuild(data_dir: Path, backup: Path | None = None, admit: Admit | None = None) -> VerifyReport:
+def rebuild(
+    data_dir: Path, backup: Path | None = None, admit: Admit | None = None, tell: Tell | None = None
+) -> VerifyReport:
     """Make the database of a server's data anew, from the log and, if given, from a backup of the run.
 
     One that cannot be read is set aside. `admit`: hears of the run's settings before code that they name is
-    run. Raises `ConfigError` where there is a database that can be read, the data are another user's, or a
-    backup is of another run or history; `DataError` and `LogLost` where the log alone does not tell the run;
-    `StoreCorrupt` where what was made is not sound; `StoreLocked` where a server is at work, `StoreError`.
+    run. `tell` hears how far it is. Raises `ConfigError` where there is a database that can be read, the data
+    are another user's, or a backup is of another run or history; `DataError` and `LogLost` where the log
+    alone does not tell the run; `StoreCorrupt` where what was made is not sound; `StoreLocked` where a server
+    is at work, `StoreError`.
     Then the data are as they were.
     """
     _check_data(data_dir)
@@ -100,7 +105,7 @@ def rebuild(data_dir: Path, backup: Path | None = None, admit: Admit | None = No
             _check_lost(data_dir / SQLITE_FILE)
             _link(data_dir, staged)
             _begin(staged, mark, backup)
-            found = _proved(staged, _seen(data_dir), admit, backup)
+            found = _proved(staged, _seen(data_dir), admit, backup, tell or _quiet)
             _take_up(staged, data_dir)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -290,7 +295,13 @@ def _from_backup(staged: Path, mark: Mark, backup: Path) -> None:
     shutil.copyfile(backup / SQLITE_FILE, staged / SQLITE_FILE)
 
 
-def _proved(staged: Path, seen: Mapping[int, str], admit: Admit | None, backup: Path | None) -> VerifyReport:
+def _quiet(_doing: str, _seq: int) -> None:
+    """Tell nobody."""
+
+
+def _proved(
+    staged: Path, seen: Mapping[int, str], admit: Admit | None, backup: Path | None, tell: Tell
+) -> VerifyReport:
     """Write all rows, as a start does, and look at everything. Raises `StoreCorrupt`, `LogLost`.
 
     `seen`: the digests of models that were published, by version.
@@ -301,9 +312,10 @@ def _proved(staged: Path, seen: Mapping[int, str], admit: Admit | None, backup: 
         else "; what is damaged here and whole in the backup is taken from there, once it is moved away"
     )
     try:
+        tell("writing rows from the log", 0)
         version = _replayed(staged, admit)
         _put_on_record(staged, seen, version)
-        found = verify(staged, whole=True)
+        found = verify(staged, whole=True, tell=partial(tell, "proving them"))
     except ManifestMismatch as error:
         raise DataError(f"manifest/ is not of the run in {NOTE}: put both back from a backup") from error
     except (StoreCorrupt, LogLost) as error:

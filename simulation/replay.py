@@ -6,6 +6,7 @@ simulating its configuration once more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ from anabranch.support.code import changed_code, check_trusted, is_of, let_in
 from anabranch.support.shelf import ScratchShelf
 from anabranch.workloads.app import App
 from anabranch.workloads.registry import check_installed
+
+TOLD_EVERY = 100  # records: to tell takes about as long as one of them
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,17 @@ class ReplayOutcome:
 
 
 def replay_run(
-    folder: Path, app: App | None = None, workers: int = 0, load_code: bool = False
+    folder: Path,
+    app: App | None = None,
+    workers: int = 0,
+    load_code: bool = False,
+    tell: Callable[[float], object] = lambda _: None,
 ) -> ReplayOutcome:
     """Run the folder's history again, live or simulated.
 
     `app` and `workers` matter only where a simulation has to be repeated. Code that the run names is loaded
-    with `load_code` alone: who says so has looked at it. Raises `DataError` for a folder that is no whole
+    with `load_code` alone: who says so has looked at it. `tell` is told, now and then, which share of the
+    versions is there again, 0 to 1. Raises `DataError` for a folder that is no whole
     run, `ConfigError` where it names code, `StoreCorrupt` for payloads that are not those of the journal,
     `ReplayMismatch` for a record that is no event.
     """
@@ -71,8 +79,12 @@ def replay_run(
     reader, result = JournalReader(folder.absolute()), Result.read(folder)
     trains = app is None and result.kind == "simulated" and not reader.has_payloads
     _admit(reader.config, folder, load_code, with_app=trains)
+
+    def tell_of(version: int) -> None:
+        tell(version / max(1, result.versions))
+
     if reader.has_payloads:
-        engine, journal_sha256 = _through_payloads(reader), reader.sha256()
+        engine, journal_sha256 = _through_payloads(reader, tell_of), reader.sha256()
     elif result.kind == "simulated" and result.status != "finished":
         raise DataError(
             f"{folder} was interrupted and has no updates, and simulated anew it would go on: "
@@ -80,7 +92,8 @@ def replay_run(
         )
     elif result.kind == "simulated":
         key = kept_key(reader.config, folder)
-        with open_simulation(reader.config, None, app, workers, noise_key=key) as simulation:
+        shown = lambda progress: tell_of(progress.version)  # noqa: E731
+        with open_simulation(reader.config, None, app, workers, shown, noise_key=key) as simulation:
             simulation.run()
             engine, journal_sha256 = simulation.engine, simulation.result(0.0).journal_sha256
     else:
@@ -115,12 +128,13 @@ def _admit(config: Config, folder: Path, load_code: bool, with_app: bool) -> Non
         check_installed(config.run.workload, str(folder))
 
 
-def _through_payloads(reader: JournalReader) -> Engine:
+def _through_payloads(reader: JournalReader, tell_of: Callable[[int], None]) -> Engine:
     key = kept_key(reader.config, reader.folder)
     blueprint = Blueprint.of(reader.config, reader.spec, key=key, masks=True, shelf=ScratchShelf())
     begin = partial(blueprint.engine, reader.initial())
     with reader.open_payloads() as payload:
         replay = Replay(WholeLog(reader.records, payload), begin)
-        for _ in replay:
-            pass
+        for number, _ in enumerate(replay):
+            if number % TOLD_EVERY == 0:
+                tell_of(replay.engine.version)
     return replay.engine

@@ -125,10 +125,13 @@ def test_its_events_are_rows(run: ab.Run) -> None:
 
 
 def test_it_opens_from_its_folder_but_code_that_is_named_there_is_not_run(run: ab.Run) -> None:
-    opened = ab.open_run(str(run.folder))
+    opened, shares = ab.open_run(str(run.folder)), [0.0]
     assert opened.result == run.result
     assert opened.config == run.config
-    assert opened.replay().model_sha256 == run.result.model_sha256
+    assert opened.replay(tell=shares.append).model_sha256 == run.result.model_sha256
+    assert shares == sorted(shares)
+    assert len(shares) > 1
+    assert shares[-1] <= 1
     with pytest.raises(
         ConfigError, match=r"is code: look at it, then say --load-code \(in Python load_code=True\)"
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -151,15 +152,16 @@ class Run:
         if not self._trusted:
             check_trusted(self.config, REPLAYED, str(self.folder))
 
-    def replay(self, workers: int = 0) -> ReplayOutcome:
+    def replay(self, workers: int = 0, tell: Callable[[float], object] = lambda _: None) -> ReplayOutcome:
         """Have the run's history again through a fresh engine, and compare the digests.
 
+        `tell` is told, now and then, which share of it is there again, 0 to 1.
         Raises `ReplayMismatch` where they differ, `DataError` for a folder that is no whole run, and
         `ConfigError` where it names code.
         """
         from anabranch.simulation.replay import replay_run
 
-        outcome = replay_run(self.folder, self._app, workers, self._trusted)
+        outcome = replay_run(self.folder, self._app, workers, self._trusted, tell)
         if not outcome.matches:
             changed = " and ".join(outcome.changed)
             why = f"the code of {changed} has changed since" if changed else NOT_ALIKE

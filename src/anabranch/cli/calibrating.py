@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +15,10 @@ from anabranch.api.run import open_run
 from anabranch.cli.next_steps import command_line
 from anabranch.cli.options import AsJson, Force, RunFolder, file_to_write, writing
 from anabranch.cli.output import Output
+from anabranch.cli.overall import bar_or_lines
 from anabranch.cli.parts import LoadCode
 from anabranch.reports.text import NOTHING, count_text, duration_text, number_text, percent_text
+from anabranch.simulation.run import RunProgress
 
 CALIBRATED = Path("calibrated.toml")
 SHOWN_MAX = 20  # devices
@@ -42,7 +45,7 @@ def calibrate(
     found = calibrate_run(open_run(folder, load_code=load_code))
     with writing(out):
         found.save(out)
-    foretold = found.foretell() if foretell else ()
+    foretold = _foretold(output, found) if foretell else ()
     output.result(
         {
             "file": str(out),
@@ -55,6 +58,16 @@ def calibrate(
     if foretold:
         output.table("foretold", ["", "measured", "simulated", "error"], [_figure(f) for f in foretold])
     output.say(f"written: {out}\n  {command_line('simulate', out)}")
+
+
+def _foretold(output: Output, found: Calibration) -> Sequence[Foretold]:
+    updates = max(1, found.run.result.updates_applied)
+    with bar_or_lines(output, patient=True) as show:
+
+        def tell(p: RunProgress) -> None:
+            show(p.updates / updates, "foretelling", updates=p.updates)
+
+        return found.foretell(callbacks=[tell])
 
 
 def _tell(output: Output, found: Calibration) -> None:

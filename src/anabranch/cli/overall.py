@@ -1,4 +1,4 @@
-"""How far a work of many runs is: a bar on a terminal, lines elsewhere."""
+"""How far long work is: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ class Show(Protocol):
 
 
 @contextmanager
-def bar_or_lines(output: Output) -> Iterator[Show]:
-    """What shows it: a bar with the time left, or a line every few seconds, of JSON for programs."""
+def bar_or_lines(output: Output, patient: bool = False) -> Iterator[Show]:
+    """What shows it: a bar with the time left, or a line every few seconds, of JSON for programs.
+
+    The first line comes at once, or, of one that is `patient`, where the work lasts.
+    """
     if output.console.is_terminal and not output.as_json:
         with LiveBar() as bar:
             yield lambda share, text, /, **_: bar.show(share, text)
         return
     left = TimeLeft()
-    with Ticker(output) as ticker:
+    with Ticker(output, patient) as ticker:
 
         def show(share: float, text: str, /, **data: Any) -> None:
             ticker.show(text + left_text(share, left.after(share)), share=share, **data)

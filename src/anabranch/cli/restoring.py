@@ -20,11 +20,11 @@ from anabranch.cli.next_steps import command_line, with_commands
 from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.parts import LoadCode, admit_data, names_code
-from anabranch.core.config.tables import ServerTable
+from anabranch.core.config.tables import Config, ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import time_text
-from anabranch.reports.text import bytes_text
+from anabranch.reports.text import bytes_text, count_text
 from anabranch.support.stop_signals import leaving_in_order
 
 DataDir = Annotated[
@@ -182,8 +182,16 @@ def rebuild(
     from anabranch.server.rebuild import rebuild as make_anew
 
     output = Output(as_json)
-    with leaving_in_order():
-        found = make_anew(data_dir, backup, lambda config: admit_found(config, data_dir, load_code))
+    with leaving_in_order(), Ticker(output, patient=True) as ticker:
+
+        def tell(doing: str, seq: int) -> None:
+            there = f": replayed up to event {count_text(seq)}" if seq else ""
+            ticker.show(f"{data_dir}: {doing}{there}", doing=doing, events=seq)
+
+        def admit(config: Config) -> None:
+            admit_found(config, data_dir, load_code)
+
+        found = make_anew(data_dir, backup, admit, tell)
     output.result(
         {"data_dir": str(data_dir), **asdict(found)},
         f"{data_dir}: run {found.run_id} is whole, version {found.version}, {found.events} events; "

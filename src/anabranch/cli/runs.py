@@ -16,6 +16,7 @@ from anabranch.api.live_result import report_of_data, same_before
 from anabranch.api.run import open_run
 from anabranch.cli.options import Archive, AsJson, Out, RunFolder
 from anabranch.cli.output import Output, Ticker
+from anabranch.cli.overall import bar_or_lines
 from anabranch.cli.parts import LoadCode, admit_data, admit_trackers
 from anabranch.cli.summary import summary
 from anabranch.core.errors import DataError, StoreCorrupt
@@ -156,8 +157,11 @@ def _check_single(folder: Path) -> None:
 
 def replay(folder: RunFolder, load_code: LoadCode = False, as_json: AsJson = False) -> None:
     """Replay a run's journal through a fresh engine and compare the digests."""
-    outcome = open_run(folder, load_code=load_code).replay()
-    Output(as_json).result(
+    output = Output(as_json)
+    with bar_or_lines(output, patient=True) as show:
+        words = f"replaying {folder}"
+        outcome = open_run(folder, load_code=load_code).replay(tell=lambda share: show(share, words))
+    output.result(
         asdict(outcome),
         f"{folder}: replayed {outcome.version} versions, digests equal\n"
         f"  model   {outcome.model_sha256}\n  journal {outcome.journal_sha256}",

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 
 from anabranch.api.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides, coming_back
-from anabranch.cli.output import Output
+from anabranch.cli.output import Output, Ticker
 from anabranch.cli.run_options import (
     Clients,
     RunDataPath,
@@ -35,8 +36,8 @@ from anabranch.reports.intervals import mean
 from anabranch.reports.metrics import metric_names, metric_text, value
 from anabranch.reports.result import Result
 from anabranch.reports.search import search_html
-from anabranch.reports.text import bytes_text
-from anabranch.simulation.run import open_simulation
+from anabranch.reports.text import bytes_text, count_text
+from anabranch.simulation.run import RunProgress, open_simulation
 from anabranch.strategies.compression_schedule import BITS, KEPT, Strength
 from anabranch.strategies.compression_search import Search, Trial, search_compression
 from anabranch.support.stop_signals import leaving_in_order
@@ -83,9 +84,9 @@ def search(
         settings = replace(settings, strategy=StrategyTable("teasq"))
     _check(loss_max, Goal.of(settings.run))
     with leaving_in_order(), claimed(out or Path("runs/search"), explicit=out is not None) as folder:
-        with coming_back():
-            start = _warm(settings, warm_up_updates, output) if warm_up_updates else None
-            trials = _Trials(settings, updates, start, output)
+        with coming_back(), Ticker(output, patient=True) as ticker:
+            start = _warm(settings, warm_up_updates, ticker) if warm_up_updates else None
+            trials = _Trials(settings, updates, start, ticker)
             goal = trials.goal()
             theta = _check(loss_max, goal)
             found = search_compression(trials.measure, theta, goal)
@@ -108,8 +109,8 @@ def _check(loss_max: float | None, goal: Goal) -> float:
 class _Trials:
     """Short simulated runs, each of one strength, told as they come."""
 
-    def __init__(self, settings: Config, updates: int, start: Tensors | None, output: Output) -> None:
-        self._settings, self._updates, self._start, self._output = settings, updates, start, output
+    def __init__(self, settings: Config, updates: int, start: Tensors | None, ticker: Ticker) -> None:
+        self._settings, self._updates, self._start, self._ticker = settings, updates, start, ticker
         self._mildest: Result | None = None
 
     def goal(self) -> Goal:
@@ -129,7 +130,7 @@ class _Trials:
         decided = max(1, result.updates_applied + result.updates_rejected)
         middle = mean(known) if len(known) == len(last) else None
         trial = Trial(strength, middle, result.uplink_bytes / decided)
-        self._output.event(
+        self._ticker.output.event(
             "trial",
             f"kept {strength.kept:g}, {strength.bits} bits: {name} {metric_text(name, middle)},"
             f" {bytes_text(trial.update_bytes)} an update",
@@ -142,9 +143,16 @@ class _Trials:
 
     def _run(self, strength: Strength) -> Result:
         config = _with(self._settings, strength, self._updates)
-        with open_simulation(config, start=self._start) as simulation:
+        shown = partial(_show_trial, self._ticker, strength, self._updates)
+        with open_simulation(config, progress=shown, start=self._start) as simulation:
             simulation.run()
             return simulation.result(0.0)
+
+
+def _show_trial(ticker: Ticker, strength: Strength, updates: int, p: RunProgress) -> None:
+    done = f"{count_text(p.updates)} of {count_text(updates)} updates"
+    words = f"kept {strength.kept:g}, {strength.bits} bits: {done}"
+    ticker.show(words, kept=strength.kept, bits=strength.bits, updates=p.updates)
 
 
 def _with(config: Config, strength: Strength, updates: int) -> Config:
@@ -165,10 +173,12 @@ def _with(config: Config, strength: Strength, updates: int) -> Config:
     return replace(config, run=run, strategy=replace(config.strategy, params=params))
 
 
-def _warm(config: Config, updates: int, output: Output) -> Tensors:
+def _warm(config: Config, updates: int, ticker: Ticker) -> Tensors:
     """The weights after a run without compression."""
-    output.say(f"warm-up: {updates} updates without compression")
-    with open_simulation(_with(config, Strength(1.0, 32), updates)) as simulation:
+    ticker.output.say(f"warm-up: {updates} updates without compression")
+    raw = Strength(1.0, 32)
+    shown = partial(_show_trial, ticker, raw, updates)
+    with open_simulation(_with(config, raw, updates), progress=shown) as simulation:
         simulation.run()
         engine = simulation.engine
         return engine.spec.unflatten(engine.vector, simulation.frozen)
