@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ from anabranch.server.store.rows import check_same_run
 log = logging.getLogger(__name__)
 
 PROJECTIONS_AT_ONCE = 256
+TOLD_EVERY_S = 10.0
 Known = Callable[[int], VersionRow | None]  # what is on record of a version
 
 
@@ -107,7 +108,7 @@ def recover(
     saved = SavedPoint(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now = found.applied_through_seq, max(info.created_at, found.taken_at)
     history, replayed = history_at(store, info, engine.version, seq), 0
-    for projection in _projections(store, replay, history, seq):
+    for projection in _told(_projections(store, replay, history, seq), store.mark()):
         seq, last_now, replayed = projection.seq, projection.now, replayed + 1
     if replayed and found.snapshot is None:  # who started it again may not have read why it ended
         check_state(engine)
@@ -137,6 +138,17 @@ def _entered(store: Store, run: RunInfo) -> RunInfo:
     if not isinstance(info, RunInfo):
         raise StoreError(f"the store's start must give the RunInfo that is stored, not {answer_text(info)}")
     return info
+
+
+def _told(projections: Iterable[Projection], mark: Mark | None) -> Iterator[Projection]:
+    """A line now and then of how far a replay is that lasts: nobody can ask a server that has not started."""
+    due = time.monotonic() + TOLD_EVERY_S
+    for projection in projections:
+        yield projection
+        if time.monotonic() >= due:
+            due = time.monotonic() + TOLD_EVERY_S
+            end = "" if mark is None else f" of {mark.seq}"
+            log.info("recovering: replayed up to event %d%s", projection.seq, end)
 
 
 def _projections(store: Store, replay: Replay, history: History, seq: int) -> Iterator[Projection]:
