@@ -207,7 +207,8 @@ def _simulate_all(output: Output, settings: Config, wanted: SweepTable, out: Pat
     name = "sweep" if len(wanted.choices) > 1 else "seeds"
     folder = out or run_folder(settings.run.name, settings.strategy.name, name)
     parallel, place = wanted.parallel or 1, wanted.on or PROCESSES
-    planned = sweep_plans(settings, wanted.choices, seeds, {}, place)
+    with coming_back():
+        planned = sweep_plans(settings, wanted.choices, seeds, {}, place)
     output.say(f"{len(planned)} runs in {folder}; what has ended there is not run again")
     there = folder.absolute()
     with writing(folder), bar_or_lines(output) as show, coming_back(), leaving_in_order():
