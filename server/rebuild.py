@@ -92,8 +92,7 @@ def rebuild(
     run. `tell` hears how far it is. Raises `ConfigError` where there is a database that can be read, the data
     are another user's, or a backup is of another run or history; `DataError` and `LogLost` where the log
     alone does not tell the run; `StoreCorrupt` where what was made is not sound; `StoreLocked` where a server
-    is at work, `StoreError`.
-    Then the data are as they were.
+    is at work, `StoreError`. Then the data are as they were.
     """
     _check_data(data_dir)
     staged = data_dir / REBUILDING

@@ -71,9 +71,9 @@ def replay_run(
 
     `app` and `workers` matter only where a simulation has to be repeated. Code that the run names is loaded
     with `load_code` alone: who says so has looked at it. `tell` is told, now and then, which share of the
-    versions is there again, 0 to 1. Raises `DataError` for a folder that is no whole
-    run, `ConfigError` where it names code, `StoreCorrupt` for payloads that are not those of the journal,
-    `ReplayMismatch` for a record that is no event.
+    versions is there again, 0 to 1. Raises `DataError` for a folder that is no whole run, `ConfigError` where
+    it names code, `StoreCorrupt` for payloads that are not those of the journal, `ReplayMismatch` for a
+    record that is no event.
     """
     # A part of the run's may change the working directory.
     reader, result = JournalReader(folder.absolute()), Result.read(folder)
@@ -81,7 +81,7 @@ def replay_run(
     _admit(reader.config, folder, load_code, with_app=trains)
 
     def tell_of(version: int) -> None:
-        tell(version / max(1, result.versions))
+        tell(min(1.0, version / max(1, result.versions)))
 
     if reader.has_payloads:
         engine, journal_sha256 = _through_payloads(reader, tell_of), reader.sha256()
@@ -92,8 +92,9 @@ def replay_run(
         )
     elif result.kind == "simulated":
         key = kept_key(reader.config, folder)
-        shown = lambda progress: tell_of(progress.version)  # noqa: E731
-        with open_simulation(reader.config, None, app, workers, shown, noise_key=key) as simulation:
+        with open_simulation(
+            reader.config, None, app, workers, lambda progress: tell_of(progress.version), noise_key=key
+        ) as simulation:
             simulation.run()
             engine, journal_sha256 = simulation.engine, simulation.result(0.0).journal_sha256
     else:

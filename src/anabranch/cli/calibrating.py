@@ -65,7 +65,7 @@ def _foretold(output: Output, found: Calibration) -> Sequence[Foretold]:
     with bar_or_lines(output, patient=True) as show:
 
         def tell(p: RunProgress) -> None:
-            show(p.updates / updates, "foretelling", updates=p.updates)
+            show(min(1.0, p.updates / updates), "foretelling", updates=p.updates)
 
         return found.foretell(callbacks=[tell])
 
