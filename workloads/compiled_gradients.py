@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anabranch.workloads.stacked_sgd import Stacked
 
 PROGRAMS_MAX = 256  # of a process: for each kind of model, count and length
+_NO_PLACE: list[str] = []  # why torch's compiler could not be imported in this process
 
 
 class NotCompiledError(RuntimeError):
@@ -57,12 +58,13 @@ class CompiledGradients:
         x, classes = (_filled_up(_filled_up(tensor, 1, long), 0, many) for tensor in (x, classes))
         m = _filled_up(library.nn.functional.pad(m, (0, long - length)), 0, many)
         given = module, _stack_of(many, weights), _stack_of(many, fixed), x, classes, m
+        compiler = _compiler()
+        known = compiler.exc
         try:
-            with library._dynamo.config.patch(recompile_limit=PROGRAMS_MAX), written_out_attention():
+            with compiler.config.patch(recompile_limit=PROGRAMS_MAX), written_out_attention():
                 losses, gradients = _program()(*given)
-        except _errors() as error:
-            said = str(error).partition("\n\n")[0].split() or [type(error).__name__]
-            raise NotCompiledError(f"torch cannot compile it: {' '.join(said)}") from error
+        except (OSError, known.TorchDynamoException, known.FailOnRecompileLimitHit) as error:
+            raise NotCompiledError(_said(error)) from error
         return losses[:count], {name: gradients[name][:count] for name in weights if name in self._reached}
 
 
@@ -99,11 +101,23 @@ def _program() -> Any:
     return import_torch().compile(_gradients, fullgraph=True, dynamic=False)
 
 
-@cache
-def _errors() -> tuple[type[Exception], ...]:
-    """Those of the compiler, and of the disk."""
-    known = import_torch()._dynamo.exc
-    return OSError, known.TorchDynamoException, known.FailOnRecompileLimitHit
+def _compiler() -> Any:
+    """Torch's. Raises `NotCompiledError`.
+
+    It makes its place on the disk as it is imported. Where it cannot, it must not be imported again: what it
+    had registered by then it would refuse, with an error that tells nothing.
+    """
+    if not _NO_PLACE:
+        try:
+            return import_torch()._dynamo
+        except OSError as error:
+            _NO_PLACE.append(_said(error))
+    raise NotCompiledError(_NO_PLACE[0])
+
+
+def _said(error: Exception) -> str:
+    said = str(error).partition("\n\n")[0].split() or [type(error).__name__]
+    return f"torch cannot compile it: {' '.join(said)}"
 
 
 def _gradients(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -146,10 +149,23 @@ def test_a_model_that_torch_cannot_compile_is_trained_one_by_one() -> None:
     assert why.startswith("torch cannot compile it: ")
 
 
-def test_a_place_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file / "cache"))
+@pytest.mark.parametrize("before", ["import torch", "import torch._dynamo"])
+def test_a_place_that_cannot_be_written_to_is_said(before: str, tmp_path: Path) -> None:
+    """Whenever it is asked, in a process of its own: a compiler that came half-way is not imported again."""
+    place = tmp_path / "file" / "cache"
+    place.parent.touch()
+    paths = os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path])
+    code = f"{before}; import os, runpy, sys; os.environ['TORCHINDUCTOR_CACHE_DIR'] = sys.argv[2]; "
+    code += "runpy.run_path(sys.argv[1])['refused_twice']()"
+    command = [sys.executable, "-c", code, __file__, str(place)]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def refused_twice() -> None:
+    """What the process of that test does."""
     module = Reader()
-    with pytest.raises(NotCompiledError, match=r"^torch cannot compile it: .*Error: .*cache"):
-        CompiledGradients()(module, 9, *drawn(module, 3, 3))
+    for _ in range(2):
+        with pytest.raises(NotCompiledError, match=r"^torch cannot compile it: .*file/cache"):
+            CompiledGradients()(module, 9, *drawn(module, 3, 3))
