@@ -84,7 +84,10 @@ Tell = Callable[[str, int], None]  # what is being done, and up to which event
 
 
 def rebuild(
-    data_dir: Path, backup: Path | None = None, admit: Admit | None = None, tell: Tell | None = None
+    data_dir: Path,
+    backup: Path | None = None,
+    admit: Admit | None = None,
+    tell: Tell = lambda _doing, _seq: None,
 ) -> VerifyReport:
     """Make the database of a server's data anew, from the log and, if given, from a backup of the run.
 
@@ -104,7 +107,7 @@ def rebuild(
             _check_lost(data_dir / SQLITE_FILE)
             _link(data_dir, staged)
             _begin(staged, mark, backup)
-            found = _proved(staged, _seen(data_dir), admit, backup, tell or _quiet)
+            found = _proved(staged, _seen(data_dir), admit, backup, tell)
             _take_up(staged, data_dir)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -292,10 +295,6 @@ def _from_backup(staged: Path, mark: Mark, backup: Path) -> None:
     for source, target in _lacking(backup, staged):
         shutil.copyfile(source, target)
     shutil.copyfile(backup / SQLITE_FILE, staged / SQLITE_FILE)
-
-
-def _quiet(_doing: str, _seq: int) -> None:
-    """Tell nobody."""
 
 
 def _proved(

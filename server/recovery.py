@@ -107,8 +107,8 @@ def recover(
     engine.ledger.track(saved=in_rows and not found.mended)
     saved = SavedPoint(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now = found.applied_through_seq, max(info.created_at, found.taken_at)
-    history, replayed = history_at(store, info, engine.version, seq), 0
-    for projection in _told(_projections(store, replay, history, seq), store.mark()):
+    history, replayed, mark = history_at(store, info, engine.version, seq), 0, store.mark()
+    for projection in _told(_projections(store, replay, history, seq, mark), mark):
         seq, last_now, replayed = projection.seq, projection.now, replayed + 1
     if replayed and found.snapshot is None:  # who started it again may not have read why it ended
         check_state(engine)
@@ -151,12 +151,13 @@ def _told(projections: Iterable[Projection], mark: Mark | None) -> Iterator[Proj
             log.info("recovering: replayed up to event %d%s", projection.seq, end)
 
 
-def _projections(store: Store, replay: Replay, history: History, seq: int) -> Iterator[Projection]:
+def _projections(
+    store: Store, replay: Replay, history: History, seq: int, mark: Mark | None
+) -> Iterator[Projection]:
     """Replay what follows event `seq`: what each event comes to, once it is proved, for the rows.
 
     To be read to its end: they are written behind it, many at once.
     """
-    mark = store.mark()
     check_mark(mark, history, seq)
     known = {row.version: row for row in rows_after(store, replay.engine.version)}.get
     proved: list[Projection] = []

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from anabranch.workloads.stacked_sgd import Stacked
 
 PROGRAMS_MAX = 256  # of a process: for each kind of model, count and length
-_NO_PLACE: list[str] = []  # why torch's compiler could not be imported in this process
 
 
 class NotCompiledError(RuntimeError):
@@ -59,6 +58,8 @@ class CompiledGradients:
         m = _filled_up(library.nn.functional.pad(m, (0, long - length)), 0, many)
         given = module, _stack_of(many, weights), _stack_of(many, fixed), x, classes, m
         compiler = _compiler()
+        if isinstance(compiler, OSError):
+            raise NotCompiledError(_said(compiler)) from compiler
         known = compiler.exc
         try:
             with compiler.config.patch(recompile_limit=PROGRAMS_MAX), written_out_attention():
@@ -101,18 +102,17 @@ def _program() -> Any:
     return import_torch().compile(_gradients, fullgraph=True, dynamic=False)
 
 
+@cache
 def _compiler() -> Any:
-    """Torch's. Raises `NotCompiledError`.
+    """Torch's, or the `OSError` of its import, which makes its place on the disk.
 
-    It makes its place on the disk as it is imported. Where it cannot, it must not be imported again: what it
-    had registered by then it would refuse, with an error that tells nothing.
+    After that it must not be imported again: what it had registered by then it would refuse, with an error
+    that tells nothing.
     """
-    if not _NO_PLACE:
-        try:
-            return import_torch()._dynamo
-        except OSError as error:
-            _NO_PLACE.append(_said(error))
-    raise NotCompiledError(_NO_PLACE[0])
+    try:
+        return import_torch()._dynamo
+    except OSError as error:
+        return error
 
 
 def _said(error: Exception) -> str:

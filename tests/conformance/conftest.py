@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import Backend, make_backend
+from stores import Backend, make_backend, on_disk_fixture
 
 from anabranch.server.store.base import Store
 from anabranch.testing.store import History
@@ -29,10 +29,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     return make_backend(request.param, tmp_path / "data", request)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    """A backend with files, tables and locks."""
-    return make_backend(request.param, tmp_path / "data", request)
+on_disk = on_disk_fixture("sqlite", "postgresql")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from desks import Desk, settings
 from sqlalchemy import Engine, event
-from stores import LIMITS, SQLITE_FIRST, Backend, make_backend
+from stores import LIMITS, Backend, sqlite_first
 
 from anabranch.core.errors import LogLost, StoreFull
 from anabranch.core.retention import Keep
@@ -94,9 +94,7 @@ class Work:
         self.store = started(self.folder)
 
 
-@pytest.fixture(params=SQLITE_FIRST)
-def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    return make_backend(request.param, tmp_path / "data", request)
+on_disk = sqlite_first()
 
 
 @pytest.mark.parametrize("seed", range(4))

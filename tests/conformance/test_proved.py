@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from desks import Desk, settings
 from sqlalchemy import select
-from stores import LIMITS, ON_DISK, SQLITE_FIRST, Backend, make_backend
+from stores import LIMITS, ON_DISK, Backend, sqlite_first
 
 from anabranch.core.snapshot import Snapshot
 from anabranch.identity.heads import HASH_BYTES
@@ -50,9 +50,7 @@ class Place:
         return verify(self.folder, database, ca_sha256, whole)
 
 
-@pytest.fixture(params=SQLITE_FIRST)
-def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    return make_backend(request.param, tmp_path / "data", request)
+on_disk = sqlite_first()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from desks import TENSORS, Desk, settings
 from sqlalchemy import inspect
-from stores import BACKENDS, LIMITS, ON_DISK, SQLITE_FIRST, Backend, make_backend, row_counts
+from stores import BACKENDS, LIMITS, ON_DISK, Backend, row_counts, sqlite_first
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import merge
@@ -57,9 +57,7 @@ class Place:
         return desk
 
 
-@pytest.fixture(params=SQLITE_FIRST)
-def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    return make_backend(request.param, tmp_path / "data", request)
+on_disk = sqlite_first()
 
 
 @pytest.fixture

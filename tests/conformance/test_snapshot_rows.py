@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from desks import Desk, failing, settings
-from stores import BACKENDS, LIMITS, SQLITE_FIRST, Backend, make_backend, row_counts
+from stores import BACKENDS, LIMITS, Backend, row_counts, sqlite_first
 
 from anabranch.core import events as ev
 from anabranch.core.errors import StoreFull
@@ -34,9 +34,7 @@ class Place:
         return Desk(self.backend.open(FORGETFUL), self.folder, NEVER, FORGETFUL)
 
 
-@pytest.fixture(params=SQLITE_FIRST)
-def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    return make_backend(request.param, tmp_path / "data", request)
+on_disk = sqlite_first()
 
 
 @pytest.fixture

@@ -29,8 +29,6 @@ LIMITS = Limits(inline_bytes_max=64, free_disk_bytes_min=0)
 _DEAR = pytest.param("postgresql", marks=pytest.mark.prove)
 BACKENDS = pytest.mark.parametrize("backend", ["memory", "sqlite", _DEAR], indirect=True)
 ON_DISK = pytest.mark.parametrize("on_disk", ["sqlite", _DEAR], indirect=True)
-# For a file's own `on_disk`, where the log is asked more often than what is PostgreSQL's about it.
-SQLITE_FIRST = ("sqlite", pytest.param("postgresql", marks=pytest.mark.slow))
 
 
 def row_counts(store: Store, tables: Iterable[Table]) -> dict[str, int]:
@@ -123,3 +121,18 @@ def make_backend(kind: str, folder: Path, request: pytest.FixtureRequest) -> Bac
     if kind == "memory":
         return Backend(kind, "memory", folder, MemoryStore(LIMITS))
     return Backend(kind, "" if kind == "sqlite" else request.getfixturevalue("postgresql_url"), folder)
+
+
+def on_disk_fixture(*kinds: Any) -> Any:
+    """The fixture `on_disk`: a backend of each of these kinds, with files, tables and locks."""
+
+    @pytest.fixture(params=kinds)
+    def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+        return make_backend(request.param, tmp_path / "data", request)
+
+    return on_disk
+
+
+def sqlite_first() -> Any:
+    """A file's own `on_disk`, where the log is asked more often than what is PostgreSQL's about it."""
+    return on_disk_fixture("sqlite", pytest.param("postgresql", marks=pytest.mark.slow))

@@ -43,6 +43,11 @@ class TimeLeft:
         """With this share done; None as long as nothing is."""
         return (self._now() - self._began) * (1.0 - share) / share if share > 0 else None
 
+    def text(self, share: float) -> str:
+        """The same in words: `12.3 s left`; empty as long as nothing is done, and once all is."""
+        left_s = self.after(share)
+        return "" if left_s is None or share >= 1 else f"{duration_text(left_s)} left"
+
 
 class UpdateRate:
     """Updates a real second, since the first look: a run that goes on had those of before it already."""
@@ -85,9 +90,7 @@ class LiveBar:
     def show(self, share: float, text: str) -> None:
         """So much is done, 0 to 1."""
         self._bar.update(self._task, completed=share, description=text)
-        left_s = self._left.after(share)
-        left = "" if left_s is None or share >= 1 else f", {duration_text(left_s)} left"
-        words = f"{100 * share:.0f} %{left}, {text}"
+        words = ", ".join(part for part in (f"{100 * share:.0f} %", self._left.text(share), text) if part)
         if self._page is not None:
             self._page(f'<progress value="{share:.3f}"></progress> {escape(words)}')
         elif self._lines is not None:

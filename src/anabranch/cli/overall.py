@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from anabranch.api.progress import LiveBar, TimeLeft
 from anabranch.cli.output import Output, Ticker
-from anabranch.reports.text import duration_text
 
 
 class Show(Protocol):
@@ -32,14 +31,13 @@ def bar_or_lines(output: Output, patient: bool = False) -> Iterator[Show]:
     with Ticker(output, patient) as ticker:
 
         def show(share: float, text: str, /, **data: Any) -> None:
-            ticker.show(text + left_text(share, left.after(share)), share=share, **data)
+            ticker.show(text + left_text(share, left), share=share, **data)
 
         yield show
 
 
-def left_text(share: float, left_s: float | None, rate: str = "") -> str:
-    """How much is done, how long the rest will take and how fast it goes, in brackets; empty at first."""
-    if left_s is None:
-        return f" ({rate})" if rate else ""
-    left = f"{duration_text(left_s)} left" if share < 1 else ""
-    return f" ({', '.join(part for part in (f'{100 * share:.0f} %', rate, left) if part)})"
+def left_text(share: float, left: TimeLeft, rate: str = "") -> str:
+    """How much is done, how fast it goes and how long the rest will take, in brackets; empty at first."""
+    done = f"{100 * share:.0f} %" if share > 0 else ""
+    said = ", ".join(part for part in (done, rate, left.text(share)) if part)
+    return f" ({said})" if said else ""

@@ -238,7 +238,7 @@ def _run(output: Output, settings: Config, folder: Path, workers: int, keeping: 
             named = {} if goal.metric == AUTO else {goal.metric: goal.value(p.metrics)}
             figures = {"accuracy": p.accuracy, "loss": p.loss} | named
             share = share_done(settings.run, p)
-            words = _in_words(p, goal) + left_text(share, left.after(share), rate.text(p.updates))
+            words = _in_words(p, goal) + left_text(share, left, rate.text(p.updates))
             ticker.show(words, **counts, rejected=p.rejected, share=share, **figures)
 
         devices = settings.fleet.clients
