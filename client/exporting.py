@@ -7,14 +7,19 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from anabranch.client.operator import OperatorClient
+from anabranch.client.operator import OperatorClient, TellBytes, unheard
 from anabranch.reports.models import write_model
 from anabranch.workloads import calls
 from anabranch.workloads.app import App
 
 
 def export_merged(
-    server: OperatorClient, app: App, path: Path, version: int | None = None, best: bool = False
+    server: OperatorClient,
+    app: App,
+    path: Path,
+    version: int | None = None,
+    best: bool = False,
+    tell: TellBytes = unheard,
 ) -> int:
     """`OperatorClient.export` of the plain model's tensors; returns which version.
 
@@ -24,6 +29,6 @@ def export_merged(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".merging-", dir=path.parent) as folder:
         whole = Path(folder) / "model.safetensors"
-        exported = server.export(whole, version, best)
+        exported = server.export(whole, version, best, tell=tell)
         write_model(path, calls.merged(app, load_file(whole)), exported)
     return exported

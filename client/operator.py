@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
+TellBytes = Callable[[int, int], object]  # how many are here, of how many
+
 ROLLBACK_S = 3600.0
 AGAIN_S = 1.0  # between the connections of a watch, should each of them break as soon as it is there
 MAY_YET = "the order may be carried out yet: look before it is given again"
@@ -55,6 +57,10 @@ OF_THE_SERVER = (
     *("uplink_bytes", "uplink_bytes_raw", "downlink_bytes", "downlink_bytes_full_equivalent"),
     *("observer_bytes", "updates_duplicate", "uptime_s"),
 )
+
+
+def unheard(_written: int, _size: int) -> None:
+    """Nobody asks how far a download is."""
 
 
 @dataclass(frozen=True)
@@ -459,11 +465,19 @@ class OperatorClient:
         request = request_of(operators.ReportMetricsRequest, version=version, metrics=metrics)
         self._call(self._stub.ReportMetrics, request)
 
-    def export(self, path: Path, version: int | None = None, best: bool = False, stage: int = 0) -> int:
+    def export(
+        self,
+        path: Path,
+        version: int | None = None,
+        best: bool = False,
+        stage: int = 0,
+        tell: TellBytes = unheard,
+    ) -> int:
         """Write a version (the newest if None, or the `best`) as a safetensors file; returns which one.
 
-        `stage`: only the tensors that this stage of a model that grows needs. The file appears only when it
-        is whole. Raises `UnknownVersion`, and `ConfigError` where there is no such stage.
+        `stage`: only the tensors that this stage of a model that grows needs. `tell` hears how far it is. The
+        file appears only when it is whole. Raises `UnknownVersion`, and `ConfigError` where there is no such
+        stage.
         """
         unfinished = path.with_name(path.name + ".tmp")
         exported = written = size = 0
@@ -479,6 +493,7 @@ class OperatorClient:
                         if message.offset != written:
                             raise InvalidUpdate(f"a chunk at {message.offset}: expected {written}")
                         exported, written = message.version, written + file.write(message.data)
+                        tell(written, size)
             if written != size or not size:
                 raise Unavailable(f"the export ended after {written} of {size} bytes")
             unfinished.replace(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_data
 from anabranch.server.verify import stored_run
 
+Tell = Callable[[int], object]  # the last event that is written
+
 
 @dataclass(frozen=True)
 class Export:
@@ -25,8 +27,12 @@ class Export:
     metrics: Mapping[int, Mapping[str, float]]
 
 
-def export_run(data_dir: Path, database: str, folder: Path, archive: Path | None = None) -> Export:
+def export_run(
+    data_dir: Path, database: str, folder: Path, archive: Path | None = None, tell: Tell = lambda _seq: None
+) -> Export:
     """Write the journal of a server's run into `folder`. `archive`: of what the log has dropped.
+
+    `tell` hears how far it is.
 
     Raises `DataError` where there is no run, or its log does not begin with its first event.
 
@@ -42,9 +48,10 @@ def export_run(data_dir: Path, database: str, folder: Path, archive: Path | None
             )
         config, events = Config.from_json(info.config), 0
         with JournalWriter(folder, manifest.spec, manifest.tensors, config) as journal:
-            for events, record in store.records():  # noqa: B007 - the last one is their number
+            for events, record in store.records():
                 named = payload_of(record) if config.run.keep_payloads else None
                 journal.append(record, None if named is None else store.payload(named))
+                tell(events)
         metrics = dict(_measured(store))
         return Export(journal.sha256, events, metrics)
     finally:

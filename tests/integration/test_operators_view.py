@@ -47,7 +47,10 @@ def test_the_best_version_stays_and_can_be_exported(tmp_path: Path, manifest: Ma
             held = [row.version for row in client.versions() if row.held]
             assert 2 in held
             assert 1 not in held
-            assert client.export(tmp_path / "best", best=True) == 2
+            heard: list[tuple[int, int]] = []
+            assert client.export(tmp_path / "best", best=True, tell=lambda *how: heard.append(how)) == 2
+            size = (tmp_path / "best").stat().st_size
+            assert heard[-1] == (size, size)
             assert (client.status().best_version, client.status().best_accuracy) == (2, 0.9)
             with pytest.raises(UnknownVersion):
                 client.export(tmp_path / "lost", 1)

@@ -128,7 +128,10 @@ def test_everything_after_a_version_can_go(tmp_path: Path, manifest: Manifest) -
         assert (status.rollbacks, status.updates_left_out, status.updates_applied) == (1, 3, 7)
         assert work(device, 20).decision.verdict == "published"
     assert verify(tmp_path / "data").problems == ()
-    result = report_of_data(tmp_path / "data", "", tmp_path / "run")
+    told: list[tuple[str, int]] = []
+    result = report_of_data(tmp_path / "data", "", tmp_path / "run", tell=lambda *said: told.append(said))
+    events = [*range(1, verify(tmp_path / "data").events + 1)]
+    assert told == [*(("copying its log", seq) for seq in events), *(("replaying it", seq) for seq in events)]
     assert (result.updates_applied, result.updates_left_out) == (8, 3)
     assert "8 updates, 3 of them left out by rollbacks, 0 rejected" in summary(result, None)
     assert "3 left out by rollbacks" in (tmp_path / "run" / "report.html").read_text()

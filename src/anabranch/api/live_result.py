@@ -7,7 +7,7 @@ that does not replay to the recorded digests is noticed here.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -39,13 +39,25 @@ from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import RESULT_FILE, Result, Status
 from anabranch.support.shelf import ScratchShelf
 
+Tell = Callable[[str, int], object]  # what is being done, and up to which event
 
-def report_of_data(data_dir: Path, database: str, folder: Path, archive: Path | None = None) -> Result:
-    """Write the folder of a stopped server's run. Raises `StoreLocked` while the server runs."""
+
+def _unheard(_doing: str, _seq: int) -> None:
+    """Nobody asks how far it is."""
+
+
+def report_of_data(
+    data_dir: Path, database: str, folder: Path, archive: Path | None = None, tell: Tell = _unheard
+) -> Result:
+    """Write the folder of a stopped server's run. `tell` hears how far it is.
+
+    Raises `StoreLocked` while the server runs.
+    """
     from anabranch.server.export import export_run
 
-    exported = export_run(data_dir, database, folder, archive)
-    result = result_of_journal(folder, exported.metrics, data_dir)
+    exported = export_run(data_dir, database, folder, archive, partial(tell, "copying its log"))
+    replayed = partial(tell, "replaying it")
+    result = result_of_journal(folder, exported.metrics, data_dir, replayed)
     result.write(folder)
     write_report(result, folder)
     return result
@@ -64,11 +76,15 @@ def same_before(folder: Path, base: Path, result: Result) -> Path | None:
 
 
 def result_of_journal(
-    folder: Path, metrics: Mapping[int, Mapping[str, float]], data_dir: Path | None = None
+    folder: Path,
+    metrics: Mapping[int, Mapping[str, float]],
+    data_dir: Path | None = None,
+    tell: Callable[[int], object] = lambda _seq: None,
 ) -> Result:
     """Replay a live run's journal, and write its models; `metrics` are those of its versions.
 
-    The noise key of a private run is in `data_dir`, or else in the folder.
+    The noise key of a private run is in `data_dir`, or else in the folder. `tell` hears which event was the
+    last one.
 
     Times count from the first event.
     """
@@ -84,7 +100,7 @@ def result_of_journal(
         teller = RunReporter(recorder, blueprint.codec_at)
         downloads = _Downloads(recorder, engine, spec.frozen(initial), config)
         start = now = None
-        for _, record, effects in replay:
+        for seq, record, effects in replay:
             now = float(record["now"])
             start = now if start is None else start
             teller.tell(now - start, engine, effects, _part(record, spec))
@@ -92,6 +108,7 @@ def result_of_journal(
                 if isinstance(effect, Granted) and not effect.again:
                     downloads.tell(now - start, effect.task, _holdings(record, spec))
             models.look()
+            tell(seq)
         wall_s = (now or 0.0) - (start or 0.0)
         for version, values in sorted(metrics.items()):
             recorder.evaluated(wall_s, version, values)

@@ -16,6 +16,7 @@ from anabranch.cli.members import ca_app, enrol, invitations, members, operator,
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Force, Overrides, check_new
 from anabranch.cli.output import Output
+from anabranch.cli.overall import bar_or_lines
 from anabranch.cli.restoring import attest_restore, backup, rebuild, restore
 from anabranch.client.signals import ended_by_interrupt
 from anabranch.core.config.goal import Goal
@@ -313,13 +314,21 @@ def export(
     check_new(out, force)
     if merge and stage:
         raise ConfigError("--stage or --merge: an App's plain model has no stages")
-    if merge:
-        from anabranch.client.exporting import export_merged
-        from anabranch.workloads import load_app
+    with bar_or_lines(output, patient=True) as show:
 
-        exported = export_merged(server, load_app(merge, data_path), out, version, best)
-    else:
-        exported = server.export(out, version, best, stage)
+        def tell(written: int, size: int) -> None:
+            show(
+                min(1.0, written / size) if size else 0.0,
+                f"{out}: {bytes_text(written)} of {bytes_text(size)}",
+            )
+
+        if merge:
+            from anabranch.client.exporting import export_merged
+            from anabranch.workloads import load_app
+
+            exported = export_merged(server, load_app(merge, data_path), out, version, best, tell)
+        else:
+            exported = server.export(out, version, best, stage, tell)
     output.result({"version": exported, "file": str(out)}, f"version {exported}: {out}")
 
 

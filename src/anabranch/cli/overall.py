@@ -1,13 +1,15 @@
-"""How far long work is: a bar on a terminal, lines elsewhere."""
+"""How far long work is: a bar on a terminal, lines elsewhere; of what goes along a log, the event."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from anabranch.api.progress import LiveBar, TimeLeft
 from anabranch.cli.output import Output, Ticker
+from anabranch.reports.text import count_text
 
 
 class Show(Protocol):
@@ -34,6 +36,18 @@ def bar_or_lines(output: Output, patient: bool = False) -> Iterator[Show]:
             ticker.show(text + left_text(share, left), share=share, **data)
 
         yield show
+
+
+@contextmanager
+def along_log(output: Output, data_dir: Path) -> Iterator[Callable[[str, int], None]]:
+    """What hears what is being done to a server's data, and up to which event (0: none yet)."""
+    with Ticker(output, patient=True) as ticker:
+
+        def tell(doing: str, seq: int) -> None:
+            there = f": up to event {count_text(seq)}" if seq else ""
+            ticker.show(f"{data_dir}: {doing}{there}", doing=doing, events=seq)
+
+        yield tell
 
 
 def left_text(share: float, left: TimeLeft, rate: str = "") -> str:

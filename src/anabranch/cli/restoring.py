@@ -19,12 +19,13 @@ from anabranch.cli.members import FOLDER, Folder
 from anabranch.cli.next_steps import command_line, with_commands
 from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output, Ticker
+from anabranch.cli.overall import along_log
 from anabranch.cli.parts import LoadCode, admit_data, names_code
 from anabranch.core.config.tables import Config, ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import time_text
-from anabranch.reports.text import bytes_text, count_text
+from anabranch.reports.text import bytes_text
 from anabranch.support.stop_signals import leaving_in_order
 
 DataDir = Annotated[
@@ -182,11 +183,7 @@ def rebuild(
     from anabranch.server.rebuild import rebuild as make_anew
 
     output = Output(as_json)
-    with leaving_in_order(), Ticker(output, patient=True) as ticker:
-
-        def tell(doing: str, seq: int) -> None:
-            there = f": replayed up to event {count_text(seq)}" if seq else ""
-            ticker.show(f"{data_dir}: {doing}{there}", doing=doing, events=seq)
+    with leaving_in_order(), along_log(output, data_dir) as tell:
 
         def admit(config: Config) -> None:
             admit_found(config, data_dir, load_code)

@@ -16,7 +16,7 @@ from anabranch.api.live_result import report_of_data, same_before
 from anabranch.api.run import open_run
 from anabranch.cli.options import Archive, AsJson, Out, RunFolder
 from anabranch.cli.output import Output, Ticker
-from anabranch.cli.overall import bar_or_lines
+from anabranch.cli.overall import along_log, bar_or_lines
 from anabranch.cli.parts import LoadCode, admit_data, admit_trackers
 from anabranch.cli.summary import summary
 from anabranch.core.errors import DataError, StoreCorrupt
@@ -138,7 +138,8 @@ def report(
     admit_data(folder, database, load_code)
     base = out or folder / "run"
     with claimed(base, explicit=out is not None) as target:
-        result = report_of_data(folder, database, target, archive)
+        with along_log(output, folder) as tell:
+            result = report_of_data(folder, database, target, archive, tell)
         same = same_before(target, base, result)
     tell_of(result, same or target, trackers)
     output.result(result.to_json(), summary(result, same or target))
