@@ -9,7 +9,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-FILES = {"app.py": b"class Mine:\n    pass\n", "words/one.txt": b"one\n"}
+FILES = {"app.py": b"class Mine:\n    pass\n", "words/one.txt": b"one\n", "words/rest.txt": b"three\n"}
 
 
 def key_of(number: int) -> Ed25519PrivateKey:

@@ -29,6 +29,8 @@ def old(group: str, quota: int, limit: str) -> dict[str, str]:
         (NEW.format("/"), {"cpu.max": HALF, "memory.max": f"{MIB}\n"}, (1, MIB)),
         (NEW.format("/"), {"cpu.max": WHOLE, "memory.max": "max\n"}, (CORES, MEMORY_BYTES)),
         (NEW.format("/"), {"cpu.max": "999900000 100000\n"}, (CORES, MEMORY_BYTES)),
+        # Half a core less than all of them, by another period: what is left of the last one counts as one.
+        (NEW.format("/"), {"cpu.max": f"{CORES * 5000 - 2500} 5000\n"}, (CORES, MEMORY_BYTES)),
         # A service: its slice says less than it does itself.
         (NEW.format("/a/b"), {"a/b/memory.max": f"{2 * MIB}\n", "a/memory.max": f"{MIB}\n"}, (CORES, MIB)),
         (NEW.format("/a/b"), {"a/b/cpu.max": WHOLE, "a/cpu.max": HALF}, (1, MEMORY_BYTES)),

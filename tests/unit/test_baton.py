@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from anabranch.simulation.baton import Baton, ThreadEnded
 
-WAIT_S = 600.0
+WAIT_S, SILENT_S = 600.0, 0.01
 
 
 def baton(work: Callable[[Callable[[], None]], None]) -> Baton:
@@ -107,9 +108,10 @@ def test_silence_is_warned_of_once() -> None:
     def work(hand_back: Callable[[], None]) -> None:
         while not warned:
             pass
+        threading.Event().wait(5 * SILENT_S)
         hand_back()
 
-    one = Baton(work, lambda: warned.append(1), 0.01)
+    one = Baton(work, lambda: warned.append(1), SILENT_S)
     one.go_on()
     one.end()
     assert warned == [1]

@@ -458,6 +458,23 @@ def test_a_start_removes_what_nothing_references_whatever_the_clock_was(
     assert files_in(folder) == {f"blobs/{wanted[:2]}/{wanted}", f"spool/{part}.part"}
 
 
+def test_a_start_drops_uploads_of_no_task_and_on_a_full_disk_all_that_come_again(folder: Path) -> None:
+    store = BlobStore(folder, LIMITS)
+    store.prepare()
+    kept, (whole, part) = adopted(store, 0), (f"task{BETWEEN_IDS}client{BETWEEN_IDS}u{n}" for n in (1, 2))
+    for name in ("of-before", whole, part):
+        store.write(name, 0, DATA)
+    store.seal(whole, sha(DATA))
+    blob = f"blobs/{kept[:2]}/{kept}"
+    again = BlobStore(folder, LIMITS)
+    assert again.make_room() == ["of-before"]
+    assert files_in(folder) == {blob, f"spool/{whole}.whole", f"spool/{part}.part"}
+    again.write("of-before", 0, DATA)
+    full = BlobStore(folder, replace(LIMITS, free_disk_bytes_min=1 << 60))
+    assert sorted(full.make_room()) == sorted(["of-before", whole, part])
+    assert files_in(folder) == {blob}
+
+
 def test_a_blob_that_is_on_its_way_stays_though_the_clock_is_set_forward(folder: Path) -> None:
     """The log has dropped an update, and another one of the same bytes has come, and has no entry yet."""
     passed_s = [0.0]

@@ -116,33 +116,34 @@ def test_files_that_cannot_lie_beside_each_other(names: list[str], said: str) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "said"),
     [
-        ("name", "a b"),
-        ("name", "x" * 65),
-        ("entry", "app"),
-        ("entry", "app:Mine()"),
-        ("entry", "../app:Mine"),
-        ("entry", "a." * 150 + "b:c"),
-        ("requires_python", "3.11"),
-        ("requires_python", ">=3.11,<4"),
-        ("needs", ["numpy; rm"]),
-        ("needs", ["--index-url"]),
-        ("needs", "numpy"),
-        ("needs", [7]),
-        ("created_at", "now"),
-        ("created_at", 1.5),
-        ("files", {}),
-        ("files", [{"path": "a.py", "sha256": "0" * 64, "size_bytes": -1}]),
-        ("files", [{"path": "a.py", "sha256": "0" * 63, "size_bytes": 0}]),
-        ("files", [{"path": "a.py", "sha256": "0" * 64}]),
-        ("files", [{"path": "a.py", "sha256": "0" * 64, "size_bytes": 0, "mode": 0o777, "link": "/"}]),
-        ("more", 1),
+        ("name", "a b", "name is 'a b', which is none"),
+        ("name", "x" * 65, "name has 65 characters, at most 64"),
+        ("entry", "app", "entry is 'app', which is none"),
+        ("entry", "app:Mine()", "entry is"),
+        ("entry", "../app:Mine", "entry is"),
+        ("entry", "a." * 150 + "b:c", "entry is"),
+        ("requires_python", "3.11", "requires_python is '3.11', which is none"),
+        ("requires_python", ">=3.11,<4", "requires_python is"),
+        ("needs", ["numpy; rm"], "needs 'numpy; rm', which is no distribution's name"),
+        ("needs", ["--index-url"], "needs '--index-url'"),
+        ("needs", ["x" * 65], "needs 'xxx"),
+        ("needs", "numpy", "needs must be"),
+        ("needs", [7], r"needs\[0\] must be str"),
+        ("created_at", "now", "created_at must be int"),
+        ("created_at", 1.5, "created_at must be int"),
+        ("files", {}, "files must be"),
+        ("files", [{"path": "a.py", "sha256": "0" * 64, "size_bytes": -1}], "no size or no SHA-256"),
+        ("files", [{"path": "a.py", "sha256": "0" * 63, "size_bytes": 0}], "no size or no SHA-256"),
+        ("files", [{"path": "a.py", "sha256": "0" * 64}], "size_bytes"),
+        ("files", [{"path": "a.py", "sha256": "0" * 64, "size_bytes": 0, "mode": 0o777}], "mode"),
+        ("more", 1, "more"),
     ],
     ids=str,
 )
-def test_a_manifest_says_what_manifests_say(field: str, value: Any) -> None:
-    with pytest.raises(DataError):
+def test_a_manifest_says_what_manifests_say(field: str, value: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
         open_bundle(by_hand(line_of(manifest(**{field: value})), b"".join(FILES.values())))
 
 
@@ -183,6 +184,7 @@ def test_what_is_too_large_is_neither_made_nor_opened() -> None:
     just = {"a.bin": bytes(BUNDLE_BYTES_MAX - len(whole({"a.bin": b""})) - 7)}  # its size has 8 digits, not 1
     assert len(whole(just)) == BUNDLE_BYTES_MAX
     assert open_bundle(whole(just)).files == just
+    assert pack(just, key_of(1), **SAID) == whole(just)
     many = {f"f{n:04}.txt": b"" for n in range(BUNDLE_FILES_MAX + 1)}
     for refused in (lambda: open_bundle(whole(many)), lambda: pack(many, key_of(1), **SAID)):
         with pytest.raises(TooLarge, match="1001 files, at most 1000"):
