@@ -77,11 +77,6 @@ def test_connections_are_counted_and_those_that_say_nothing_are_closed(tmp_path:
         server.close(healthy.applied + later.applied)
 
 
-def test_connections_leave_files_for_the_store() -> None:
-    assert connections_within(1) == 1
-    assert connections_within(10**9) > FILES_KEPT
-
-
 def test_few_open_files_are_said_with_what_they_allow(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

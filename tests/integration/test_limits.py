@@ -47,5 +47,6 @@ def test_what_an_update_may_claim_is_as_was_set(tmp_path: Path, manifest: Manife
         assert device.work(10.0).version == 1
         with pytest.raises(grpc.RpcError, match="are over 10"):
             device.work(11.0)
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError, match="1 clients are enrolled, as many as the server takes"):
             served.device("one-more")
+        served.device()  # who is known may say so again

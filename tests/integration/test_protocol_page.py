@@ -55,10 +55,10 @@ def test_a_small_upload_that_ended_too_soon_goes_on_from_where_it_was(served: Se
     assert device.query("update-1").HasField("verdict")
 
 
-def test_what_is_whole_already_needs_no_chunk(served: Served) -> None:
+def test_bytes_of_another_digest_are_forgotten_and_can_be_sent_again(served: Served) -> None:
     device = served.device()
     task, data = device.task(), values(device)
-    other = bytes(len(data))  # as much, of another digest: it is refused, and what came is forgotten
+    other = bytes(len(data))  # as many
     header = device.header(task, data, "update-1")
     with pytest.raises(grpc.RpcError) as caught:
         device.stub.PushUpdate(requests(header, chunks(other)), timeout=600)

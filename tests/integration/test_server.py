@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.numpy import load
+from waits import until
 from wire import CALL_S, CHUNK, Device, Served, chunks, requests, server_config
 
 from anabranch.compress.model import decode_model
@@ -22,7 +23,6 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
-from anabranch.server.export import export_run
 from anabranch.server.manifest import Manifest
 from anabranch.server.verify import verify
 
@@ -74,12 +74,10 @@ def test_an_upload_goes_on_where_its_stream_broke(served: Served) -> None:
 
     call = device.stub.PushUpdate.future(half())
     assert sent.wait(CALL_S)
-    while not served.operator().GetStatus(operators.GetStatusRequest()).uplink_bytes:
-        pass
+    until(lambda: served.operator().GetStatus(operators.GetStatusRequest()).uplink_bytes)
     call.cancel()
     broken.set()
-    while not (received := device.query("update-1").received_bytes):
-        pass
+    received = until(lambda: device.query("update-1").received_bytes)
     assert received == CHUNK
     answer = device.push(task, ones(device), "update-1", offset=received)
     assert answer.status == devices.PUSH_STATUS_ACCEPTED
@@ -97,9 +95,10 @@ def test_a_newer_stream_of_an_upload_takes_over(served: Served) -> None:
         yield devices.PushUpdateRequest(chunk=list(chunks(data))[1])
 
     older = device.stub.PushUpdate.future(stalled())
+    until(lambda: served.operator().GetStatus(operators.GetStatusRequest()).uplink_bytes)
     assert device.push(task, ones(device), "update-1").status == devices.PUSH_STATUS_ACCEPTED
     done.set()
-    with pytest.raises(grpc.RpcError):
+    with pytest.raises(grpc.RpcError, match="upload update-1 goes on in a newer stream"):
         older.result(CALL_S)
     assert (served.model() == 1.0).all()
 
@@ -284,11 +283,3 @@ def test_a_restart_goes_on_where_it_was(
         assert device.push(task, ones(device, 6.0), "late").status == devices.PUSH_STATUS_DUPLICATE
         assert np.array_equal(served.model(), before + 5.0)
     assert verify(tmp_path / "data", url).problems == ()
-
-
-def test_a_run_can_be_exported_and_replays(tmp_path: Path, manifest: Manifest, served: Served) -> None:
-    served.device().work()
-    served.close()
-    exported = export_run(tmp_path / "data", "", tmp_path / "run")
-    assert exported.events == 3
-    assert export_run(tmp_path / "data", "", tmp_path / "again").journal_sha256 == exported.journal_sha256

@@ -108,7 +108,10 @@ def test_a_part_outlives_a_restart_as_long_as_its_task(tmp_path: Path, manifest:
         assert device.send(task, values(device), "update-1", here).decision.verdict == "published"
 
 
-def test_a_device_goes_on_from_before_the_end_of_a_whole_upload(tmp_path: Path, manifest: Manifest) -> None:
+@pytest.mark.parametrize("again_bytes", [0, 8])
+def test_of_a_whole_upload_a_device_sends_no_chunk_or_goes_on_from_before_its_end(
+    again_bytes: int, tmp_path: Path, manifest: Manifest
+) -> None:
     """The server was killed when it had checked the upload, before the payload had its name."""
     config = server_config(tmp_path / "data")
     with Served(config, manifest, SPOOLED) as server:
@@ -118,7 +121,9 @@ def test_a_device_goes_on_from_before_the_end_of_a_whole_upload(tmp_path: Path, 
     with Served(config, manifest, SPOOLED) as server:
         device = server.device()
         assert device.query("update-1").received_bytes == len(data)
-        assert device.send(task, data, "update-1", len(data) - 8).decision.verdict == "published"
+        answer = device.send(task, data, "update-1", len(data) - again_bytes)
+        assert answer.decision.verdict == "published"
+        assert (server.model() == 1.0).all()
 
 
 def test_two_devices_may_have_uploads_of_one_id(spooling: Served) -> None:
