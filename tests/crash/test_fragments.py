@@ -10,11 +10,13 @@ from typing import Any
 
 import fragment_device
 import numpy as np
+import telling_device
 from device_lives import PUSHES, DeviceProcess
 from flaky_proxy import FlakyProxy
 from server_process import ConfiguredServer
 from wire import SUM
 
+from anabranch.client.outbox import Outbox
 from anabranch.core.events import Payload
 from anabranch.core.model.params import digest
 from anabranch.server.manifest import write_manifest
@@ -65,15 +67,19 @@ def test_each_part_is_what_came_of_it_though_one_device_is_killed_and_one_cut_of
         proxy = stack.enter_context(FlakyProxy(server.address, ()))
         addresses = [server.address] * 3 + [proxy.address]
         fleet = [DeviceProcess(tmp_path, f"device-{i}", a, script) for i, a in enumerate(addresses)]
+        killed, cut = fleet[1], fleet[3]
+        app = f"{script}:App"
+        life = telling_device.device(
+            server.address, killed.state_dir, "trained", client_id=killed.client_id, app=app
+        )
+        telling_device.told(life)
+        held = Outbox(killed.state_dir / "outbox").pending()
+        assert len(held) == 1
         for device in fleet:
             device.start()
             stack.callback(device.kill)
-        killed, cut = fleet[1], fleet[3]
         cut.await_event("pushed")
         proxy.part()
-        killed.await_event("trained")
-        held = killed.kill()
-        killed.start()
         # The others go on meanwhile, through all parts.
         for device in fleet[:3]:
             device.await_event("pushed", device.told("pushed") + PARTS)

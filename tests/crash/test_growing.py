@@ -3,18 +3,20 @@ what its version's stage trains, and the model is the sum of what came."""
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import growing_app
 import growing_device
 import numpy as np
 from device_lives import DeviceProcess
 from growing_app import App, names_of
 from server_process import ConfiguredServer
+from telling_device import device, told
 from wire import SUM
 
+from anabranch.client.outbox import Outbox
 from anabranch.core.events import Payload
 from anabranch.core.model.params import digest
 from anabranch.server.manifest import Manifest, read_manifest, write_manifest
@@ -73,24 +75,23 @@ def test_every_update_is_of_its_stage_though_a_device_and_the_server_are_killed(
         server.start()
         stack.callback(server.kill)
         first, second = (DeviceProcess(tmp_path, f"device-{i}", server.address, script) for i in (0, 1))
-        second.start()
-        stack.callback(second.kill)
-        second.await_event("trained")
-        held = second.kill()
+        app = f"{growing_app.__file__}:App"
+        told(device(server.address, second.state_dir, "trained", client_id=second.client_id, app=app))
+        (held,) = Outbox(second.state_dir / "outbox").pending()
         server.kill()
         server.start()
         first.start(tasks_max=AT_ONCE)  # the model has grown when the other one comes back
         stack.callback(first.kill)
         assert first.ended() == 0
         second.start()
+        stack.callback(second.kill)
         assert second.ended() == 0
         assert server.drain() == 0, server.log_tail()
     manifest = read_manifest(tmp_path / "model")
     logged, total = folded(server.data_dir, manifest)
-    ids = Counter(record["update_id"] for record in logged)
-    assert max(ids.values()) == 1
-    assert {*held} <= ids.keys()
-    assert len(logged) == VERSIONS
+    assert len({record["update_id"] for record in logged}) == len(logged) == VERSIONS
+    late = logged[AT_ONCE]  # of the first stage, when the second one had begun
+    assert (late["update_id"], late["base_version"]) == (held, 0)
     assert [record["names"] for record in logged] == [trained_at(r["base_version"]) for r in logged]
     sets = {frozenset(record["names"]) for record in logged}
     assert sets == {frozenset(trained_at(version)) for version in (0, 8, 11, 16, 19)}
