@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from crash import abandon, summed, write_model
 from crash_writer import VALUES, Writer
+from server_logs import records_of
 from server_process import Plan, ServerProcess
 
 from anabranch.core.model.params import ParamSpec, digest
@@ -59,7 +60,7 @@ def check(folder: Path, plan: Plan) -> None:
         assert writer.problems == []
     assert again.drain() == 0
     found = verify(folder / "elsewhere", whole=True)
-    logged = updates(folder / "elsewhere")
+    logged = {record["update_id"] for record in records_of(folder / "elsewhere", kind="update")}
     assert found.problems == ()
     assert found.version == made.version + AFTER == len(logged)
     assert set(before) | {update_id for w in fresh for update_id in w.acknowledged} <= logged
@@ -102,12 +103,3 @@ def rows(data_dir: Path, last: int) -> list[tuple[int, str | None, str | None]]:
     finally:
         store.close()
     return [(row.version, row.head, row.link) for row in found]
-
-
-def updates(data_dir: Path) -> set[str]:
-    """The ids of the updates in a log."""
-    store = open_store("", data_dir)
-    try:
-        return {str(record["update_id"]) for _, record in store.records() if record["kind"] == "update"}
-    finally:
-        store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from contents import package
 from crash import Outcome, run
 from server_process import Plan
+
+from anabranch.server.store.factory import open_store
 
 # Every payload is larger than this, so that it goes through a spool file and a blob.
 NOTHING_INLINE = 512
@@ -64,9 +67,12 @@ def test_compressed_runs_keep_their_promises(tmp_path: Path) -> None:
     check(run(tmp_path, plan), plan)
 
 
-def test_runs_over_streams_keep_their_promises(tmp_path: Path) -> None:
-    plan = Plan(seed=8, kills=2, updates=100, stream=True)
+def test_runs_over_streams_whose_log_drops_what_is_old_keep_their_promises(tmp_path: Path) -> None:
+    plan = Plan(seed=8, kills=2, updates=100, stream=True, keeping=True)
     check(run(tmp_path, plan), plan)
+    with closing(open_store("", tmp_path / "data")) as store:
+        (first, _), *others = store.records()
+    assert 1 < plan.updates < first < first + len(others)
 
 
 def test_private_runs_keep_their_promises_and_their_noise(tmp_path: Path) -> None:

@@ -15,12 +15,11 @@ import pytest
 from commands import anabranch, answer
 from masked_fleet import LYING, MaskedFleet
 from nursery import Process
+from server_logs import records_of
 
 from anabranch.core.config.privacy import epsilon_text
-from anabranch.core.journal import Record
 from anabranch.core.privacy.accountant import epsilon_of
 from anabranch.server.failpoints import MASKED_POINTS, POINTS
-from anabranch.server.store.factory import open_store
 
 PRIVACY = """
 [privacy]
@@ -74,18 +73,9 @@ def finished(
     return status
 
 
-def records(fleet: MaskedFleet, where: tuple[str, ...] = ("data",)) -> list[Record]:
-    """The log, read when nobody writes it; `where` as `anabranch verify` is told it."""
-    store = open_store(where[-1] if "--database" in where else "", fleet.folder / where[0])
-    try:
-        return [record for _, record in store.records()]
-    finally:
-        store.close()
-
-
 def check_log(fleet: MaskedFleet, versions: int, where: tuple[str, ...] = ("data",)) -> None:
-    """Every update is in one sum, each sum has the answer of each keeper once."""
-    log = records(fleet, where)
+    """Every update is in one sum, each sum has the answer of each keeper once; `where` is `verify`'s."""
+    log = records_of(fleet.folder / where[0], where[-1] if "--database" in where else "")
     updates = [r for r in log if r["kind"] == "update" and not r.get("flaw")]
     assert max(Counter(r["update_id"] for r in updates).values()) == 1
     assert len(updates) >= versions * fleet.devices

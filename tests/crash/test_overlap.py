@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from flaky_proxy import FlakyProxy
 from live_server import live_server
+from server_logs import records_of
 from telling_device import device, told
 
 from anabranch.client.operator import OperatorClient
@@ -21,23 +22,25 @@ OVERLAP: dict[str, dict[str, Any]] = {"client": {"push": "overlap"}, "server": {
 @pytest.mark.parametrize("moment", ["granted", "trained", "pushed"])
 def test_a_device_that_is_killed_again_and_again_loses_no_result(moment: str, tmp_path: Path) -> None:
     box = tmp_path / "a" / "outbox"
-    pushed: list[dict[str, Any]] = []
+    said: list[dict[str, Any]] = []
     with live_server(tmp_path, first_weights(), config(**OVERLAP)) as info:
         for count in (2, 3, 5):
             life = told(device(info.address, tmp_path / "a", moment, count, **DEVICE))
             assert life[-1]["kind"] == moment
-            pushed += [event for event in life if event["kind"] == "pushed"]
+            said += life
             held = Outbox(box).pending()
             assert len(held) <= 2, "more results than the server gives tasks"
         life = told(device(info.address, tmp_path / "a", tasks_max=4, **DEVICE))
-        last = [event for event in life if event["kind"] == "pushed"]
-        assert [event["update"] for event in last][: len(held)] == held
+        assert [event["update"] for event in life if event["kind"] == "pushed"][: len(held)] == held
         with OperatorClient(info.admin_address) as operator:
             status = operator.status()
-    pushed += last
-    assert not [event for event in pushed if event["verdict"] == "rejected"]
-    assert status.updates_applied >= len({event["update"] for event in pushed})
+    logged = records_of(tmp_path / "data", kind="update")
+    tasks = {record["task_id"]: record["update_id"] for record in logged}
+    assert len({*tasks.values()}) == len(tasks) == len(logged) == status.updates_applied
     assert status.updates_rejected == 0
+    said += life
+    assert {event["update"] for event in said if event["kind"] == "pushed"} <= {*tasks.values()}
+    assert {event["task"] for event in said if event["kind"] == "trained"} <= tasks.keys()
     assert Outbox(box).pending() == []
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from server_logs import records_of
 from wire import CALL_S, UNHELD, Device, Served, server_config
 
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -18,7 +19,6 @@ from anabranch.protos.convert import PROTOCOL_VERSION
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import Manifest, write_manifest
-from anabranch.server.store.factory import open_store
 
 AT_ONCE = 20
 
@@ -38,14 +38,6 @@ def refused(call: Callable[[], Any]) -> tuple[float, float]:
     assert (error.code().name, told["anabranch-error"]) == ("RESOURCE_EXHAUSTED", "Overloaded")
     earliest, latest = map(float, told["retry-after-s"].split(","))
     return earliest, latest
-
-
-def logged(data_dir: Path, kind: str) -> list[Any]:
-    store = open_store("", data_dir)
-    try:
-        return [record for _, record in store.records() if record["kind"] == kind]
-    finally:
-        store.close()
 
 
 def enrol(device: Device, examples: int) -> Any:
@@ -110,7 +102,7 @@ def test_alternating_capabilities_fill_no_log(tmp_path: Path, small: Manifest) -
                 outcomes.append("refused")
         refused(lambda: enrol(device, 77))
         assert served.device("device-2").work().decision.verdict == "published"
-    written = [r for r in logged(tmp_path / "data", "enrolled") if r["client_id"] == "device-1"]
+    written = [r for r in records_of(tmp_path / "data", kind="enrolled") if r["client_id"] == "device-1"]
     # The first one, as many as come at once, and the one that is due each five minutes of a slow machine.
     assert len(written) <= 2 + DEFAULT_LIMITS.capabilities_per_hour
     assert outcomes.count("refused") > 30  # those of the capability on record change nothing, and are taken
@@ -123,7 +115,7 @@ def test_heartbeats_at_every_moment_fill_no_log(tmp_path: Path, small: Manifest)
         task = device.task()
         beats = [device.heartbeat(task.task_id, float(1 + n)) for n in range(100)]
         assert {beat.expires_at_s for beat in beats} == {beats[0].expires_at_s}
-    assert [record["progress"] for record in logged(tmp_path / "data", "renewed")] == [1.0]
+    assert [record["progress"] for record in records_of(tmp_path / "data", kind="renewed")] == [1.0]
 
 
 def flawed(device: Device) -> Any:
@@ -171,5 +163,5 @@ def test_pausing_what_is_paused_is_not_logged(tmp_path: Path, small: Manifest) -
             operator.Pause(operators.PauseRequest())
             operator.Pause(operators.PauseRequest())
         operator.Resume(operators.ResumeRequest())
-    assert len(logged(tmp_path / "data", "paused")) == 3
-    assert len(logged(tmp_path / "data", "resumed")) == 3
+    assert len(records_of(tmp_path / "data", kind="paused")) == 3
+    assert len(records_of(tmp_path / "data", kind="resumed")) == 3

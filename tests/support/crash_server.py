@@ -2,16 +2,16 @@
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
         [broken] [compressed] [units] [mixing] [private] [averaged] [remembering] [blake3] [saving] \
-        [standby] [unlogged] [unsynced] [NAME:N[:stop]] [LIMITS]
+        [keeping] [standby] [unlogged] [unsynced] [NAME:N[:stop]] [LIMITS]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
 With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `mixing`
-whole models are mixed. With `private`
-every version has noise of deviation 1. With `averaged` the server's steps are schedule-free. With
-`remembering` it has every device's last update on the disk. With `blake3` devices may name their updates by
-that. With `saving` snapshots are frequent. With `standby` it waits while another server leads; the lease is
-short then. With `NAME:N` the process kills itself when it reaches the failpoint for the N-th time; snapshots
+whole models are mixed. With `private` every version has noise of deviation 1. With `averaged` the server's
+steps are schedule-free. With `remembering` it has every device's last update on the disk. With `blake3`
+devices may name their updates by that. With `saving` snapshots are frequent. With `keeping` they are more
+so, and the log drops what is older. With `standby` it waits while another server leads; the lease is short
+then. With `NAME:N` the process kills itself when it reaches the failpoint for the N-th time; snapshots
 are frequent then. The machine's clock is ahead by as many seconds as the file `clock` beside the data says,
 if it is there. Two flaws that only a power cut shows: `unlogged` does not flush the log, `unsynced` leaves
 out the flushes of files. LIMITS are those of `core/limits.py` that are other than usual, as a JSON object.
@@ -41,6 +41,7 @@ from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server import failpoints, saving
 from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import read_manifest
+from anabranch.server.store import segments
 from anabranch.server.store.base import Entry, Projection, RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
@@ -48,6 +49,7 @@ from anabranch.server.store.sql import SqlStore
 BATCHES_LATE = 4
 FAILPOINT = re.compile(r"\w+:\d+(:stop)?")
 LEASE_S = 2.0
+KEPT = 5
 ADMIN = "admin_address"  # a file beside the data, with the operators' address
 CLOCK = "clock"  # another, with the seconds by which the machine's clock is wrong
 COMPRESSED: Tables = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
@@ -121,6 +123,9 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
         "snapshot_every_versions": 20 if "saving" in words else 100,
         "lease_min_s": 60.0,
     }
+    if "keeping" in words:
+        server |= {"snapshot_every_versions": KEPT, "keep": f"versions:{KEPT}"}
+        saving.SAVING_SHARE, segments.TRIMMED_BYTES = 0, 1  # however slow the machine is, and little there is
     if armed := [word.split(":") for word in words if FAILPOINT.fullmatch(word)]:
         server["snapshot_every_versions"] = 5
         saving.SAVING_SHARE = 0  # however slow the machine is: the log that grows meanwhile proves no more

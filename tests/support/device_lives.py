@@ -18,13 +18,12 @@ import numpy as np
 from crash import write_model
 from crash_writer import VALUES
 from nursery import Process
+from server_logs import records_of
 from server_process import ConfiguredServer, Plan, ServerProcess
 from wire import SUM
 
 from anabranch.client.outbox import Outbox, OutboxBounds
-from anabranch.core.journal import Record
 from anabranch.core.model.params import digest
-from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 
 SCRIPT = Path(__file__).with_name("crash_device.py")
@@ -181,7 +180,7 @@ def _check(
     data_dir: Path, fleet: list[DeviceProcess], held: dict[str, list[str]], first: Any, found: Found
 ) -> None:
     """Lost, doubled or refused updates, a model that is not their sum, and whatever `verify` finds."""
-    state, logged = verify(data_dir), _updates(data_dir)
+    state, logged = verify(data_dir), records_of(data_dir, kind="update")
     ids = Counter(record["update_id"] for record in logged)
     tasks = Counter(record["task_id"] for record in logged)
     found.problems += state.problems
@@ -204,11 +203,3 @@ def _check(
         found.problems.append("the model is not what the updates in the log come to")
     if state.version != found.applied:
         found.problems.append(f"{found.applied} updates made {state.version} versions")
-
-
-def _updates(data_dir: Path) -> list[Record]:
-    store = open_store("", data_dir)
-    try:
-        return [record for _, record in store.records() if record["kind"] == "update"]
-    finally:
-        store.close()

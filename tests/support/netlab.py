@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_logs import records_of
 
 from anabranch.client.outbox import Outbox
 from anabranch.server.manifest import write_manifest
-from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 from anabranch.workloads import load_app, trainer_for
 
@@ -184,9 +184,7 @@ class Lab:
     def broken_promises(self) -> list[str]:
         """After the end: updates that are lost or there twice, and whatever `verify` finds."""
         data, problems = self.folder / "data", []
-        store = open_store("", data)
-        logged = [r["update_id"] for _, r in store.records() if r["kind"] == "update"]
-        store.close()
+        logged = [record["update_id"] for record in records_of(data, kind="update")]
         if len(logged) != len(set(logged)):
             problems.append("an update is in the log twice")
         for device in self.devices:

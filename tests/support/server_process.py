@@ -46,6 +46,7 @@ class Plan:
     stream: bool = False  # devices speak over streams
     blake3: bool = False  # every other device names its updates by that
     saving: bool = False  # a snapshot of every twentieth version
+    keeping: bool = False  # of a few versions alone: the log drops what is older
     flaw: str = ""  # "unlogged" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
@@ -87,6 +88,7 @@ class ServerProcess:
             *["blake3"][: plan.blake3],
             *["standby"][: plan.standby],
             *["saving"][: plan.saving],
+            *["keeping"][: plan.keeping],
             *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),
         ]
