@@ -310,8 +310,8 @@ def test_another_model_or_other_settings(tmp_path: Path, manifest: Manifest) -> 
     ("tables", "words"),
     [
         ({"privacy": {"clip": 1.0, "noise": 1.0}, "robust": {"rule": "median"}}, "looks at single updates"),
-        ({"secagg": {"mode": "keeper", "keepers": ["k"], "clip": 1.0}}, "secagg"),
-        ({"strategy": {"name": "fedbuff"}, "submodel": {"name": "ist", "parts": 2}}, "ist"),
+        ({"secagg": {"mode": "keeper", "keepers": ["k"], "clip": 1.0}}, r"secagg\.mode"),
+        ({"submodel": {"name": "ist", "parts": 2}}, r"submodel\.name is 'ist', but no units"),
     ],
     ids=["privacy", "masked sums", "sub-models"],
 )

@@ -84,6 +84,8 @@ def killed_server(folder: Path) -> Killed:
     sound = shutil.copytree(left, folder / "sound")
     found = verify(sound / "data")
     assert (found.problems, found.version) == ((), 2 * UPDATES)
+    summed = np.full(VALUES, 2 * sum(range(1, UPDATES + 1)), np.float32)
+    assert found.model_sha256 == digest(summed)
     return Killed(left, config, manifest, found.model_sha256, found.version, tuple(ids))
 
 
