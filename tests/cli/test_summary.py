@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reported_runs import figured_run
 
 import anabranch as ab
 from anabranch.cli.summary import summary
+from anabranch.reports.result import Energy
+
+
+def test_the_figures_are_those_of_the_run() -> None:
+    run, stale = figured_run(), "staleness 1.50 on average, 7 at most"
+    assert summary(run, None).splitlines() == [
+        "fedbuff on synthetic, seed 0: accuracy 81.00 % (best 90.00 %), target 60.00 % after 83.1 s",
+        f"  9 versions of 30 updates, 10 rejected (invalid, duplicate task); {stale}",
+        "  80.0 kB up, 4.00 kB down; 1.50 s of real time",
+    ]
+    spent = Energy(9000.0, 5000.0, 3000.0, 1000.0, 3, 2500.0, 4000.0, 6000.0)
+    told = replace(run, time_to_target_s=None, versions=10, kind="live", updates_left_out=4, energy=spent)
+    first, second, *_, last = summary(told, None).splitlines()
+    assert first.endswith("accuracy 81.00 % at version 9 (best 90.00 %), target not reached")
+    assert second.startswith("  10 versions of 30 updates, 4 of them left out by rollbacks, 10 rejected")
+    assert last == ("  energy: 9.00 kJ, 6.00 kJ to the target; 2.50 kJ a device, 4.00 kJ in the worst tenth")
 
 
 @pytest.mark.parametrize(("updates", "told"), [(3, True), (4, False)])

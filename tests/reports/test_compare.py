@@ -7,10 +7,14 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, astuple, replace
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from anabranch.api.comparing import Comparison
+from anabranch.cli.output import Output
+from anabranch.cli.runs import tell_comparison
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import DataError
 from anabranch.reports.compare import compare, compare_html, comparison_svg, spans
@@ -38,6 +42,96 @@ def test_rows_have_the_spread_over_the_seeds(record: Callable[..., Result]) -> N
     assert row.bytes_to_target.mean == 200.0
     assert (row.reached, row.target_accuracy, row.label) == (2, 0.6, "fedbuff")
     assert json.loads(json.dumps(asdict(row)))["uplink_bytes"]["mean"] == 30_000.0
+
+
+def test_each_figure_of_a_row_is_its_own(two_seeds: list[Result]) -> None:
+    [row] = compare(two_seeds)
+    means = {name: value.mean for name, value in vars(row).items() if isinstance(value, Spread)}
+    assert means == {
+        "time_to_target_s": 83.1,
+        "bytes_to_target": 50_000,
+        "uplink_to_target": 6_000,
+        "downlink_to_target": 60,
+        "final_accuracy": pytest.approx(0.68),
+        "best_accuracy": pytest.approx(0.725),
+        "updates_applied": 32,
+        "versions": 10,
+        "staleness_mean": 2.0,
+        "uplink_bytes": 82_000,
+        "downlink_bytes": 5_000,
+        "wall_s": 2.0,
+        "final_value": pytest.approx(0.68),
+        "best_value": pytest.approx(0.725),
+    }
+    assert (row.reached, row.aimed, row.target, row.target_accuracy) == (1, 2, 0.6, 0.6)
+    first, second = two_seeds
+    [row] = compare([first, replace(second, target=None, target_accuracy=0.0)])
+    assert (row.reached, row.aimed, row.target, row.target_accuracy) == (1, 1, None, None)
+    [row] = compare([replace(run, metric="loss", mode="min") for run in two_seeds])
+    assert row.best_value is not None
+    assert row.final_value is not None
+    assert (row.best_value.mean, row.final_value.mean) == pytest.approx((0.35, 0.45))
+
+
+def figures(page: str) -> dict[str, str]:
+    """The table's only row, by the heads of its columns."""
+    table = page.split("<h2>Figures</h2>")[1].split("</table>")[0]
+    told = [
+        [re.sub("<.*?>", "", cell) for cell in re.findall(rf"<{kind}>(.*?)</{kind}>", table)]
+        for kind in ("th", "td")
+    ]
+    return dict(zip(*told, strict=True))
+
+
+def test_the_table_of_the_page_has_them_in_units_that_suit(two_seeds: list[Result]) -> None:
+    assert figures(compare_html(two_seeds)) == {
+        "strategy": "fedbuff",
+        "seeds": "2",
+        "reached": "1 of 2",
+        "time to target": "83.1 s",
+        "uplink to target": "6.00 kB",
+        "downlink to target": "60.0 B",
+        "final accuracy": "68.0 % ± 18",
+        "best accuracy": "72.5 % ± 25",
+        "final loss": "0.450 ± 0.071",
+        "updates": "32.0 ± 2.8",
+        "mean staleness": "2.00 ± 0.71",
+        "uplink": "82.0 kB ± 2.8",
+        "downlink": "5.00 kB ± 1.4",
+        "real time": "2.00 s ± 0.71",
+    }
+    by_loss = [replace(run, metric="loss", mode="min", target=None) for run in two_seeds]
+    judged = figures(compare_html(by_loss))
+    assert (judged["best loss"], judged["final loss"]) == ("0.350 ± 0.21", "0.450 ± 0.071")
+
+
+def test_the_terminal_has_them_too(
+    two_seeds: list[Result],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    tell_comparison(Output(), Comparison(two_seeds), tmp_path / "page.html")
+    lines = [re.split("[┃│]", line) for line in capsys.readouterr().out.splitlines()]
+    head, row = ([cell.strip() for cell in line] for line in lines if len(line) > 1)
+    assert {name: cell for name, cell in zip(head, row, strict=True) if name} == {
+        "strategy": "fedbuff, simulated",
+        "seeds": "2",
+        "final accuracy": "68.00 % ± 18.38 %",
+        "final loss": "0.450 ± 0.0707",
+        "time to target": "83.1 s",
+        "updates": "32 ± 3",
+        "uplink": "82.0 kB ± 2.83 kB",
+        "downlink": "5.00 kB ± 1.41 kB",
+    }
+
+
+def test_settings_that_all_runs_share_are_told_once(record: Callable[..., Result]) -> None:
+    runs = [record(config={"client": {"epochs": 3, "learning_rate": rate}}) for rate in (0.1, 0.2)]
+    shared = compare_html(runs).split("Settings that all of these runs share")[1].split("</details>")[0]
+    assert "epochs" in shared
+    assert "learning_rate" not in shared
 
 
 def test_rows_keep_strategies_workloads_and_kinds_apart(record: Callable[..., Result]) -> None:
@@ -240,6 +334,13 @@ def test_seeds_without_a_stretch_in_common_are_lines_of_their_own(record: Callab
 def test_one_chart_as_a_file(record: Callable[..., Result]) -> None:
     svg = comparison_svg([record(seed=s) for s in range(2)], "bytes")
     assert ET.fromstring(svg).get("aria-label") == "accuracy against uplink + downlink"
+    assert ">target 60 %<" in svg
+    assert 'data-log="0"' in svg
+    other = record(target=0.7, strategy="fedavg")
+    cheap = tuple(replace(p, uplink_bytes=0, downlink_bytes=p.downlink_bytes // 9) for p in other.history)
+    svg = comparison_svg([record(), replace(other, history=cheap)], "bytes")
+    assert ">target" not in svg, "they have not the same"
+    assert 'data-log="1"' in svg, "else the cheap one would be a sliver"
     with pytest.raises(DataError, match="one workload"):
         comparison_svg([record(), record(kind="live")])
     with pytest.raises(DataError, match="these are of none"):

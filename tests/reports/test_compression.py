@@ -119,6 +119,7 @@ def test_only_a_change_is_recorded(tmp_path: Path) -> None:
         for now, version, uplink in ((1.0, 0, "raw"), (2.0, 0, "raw"), (3.0, 4, "int8"), (4.0, 5, "int8")):
             recorder.compressed(now, version, uplink, "log(1)")
         recorder.downloaded(5.0, "a", 10, 100)
+        recorder.downloaded(5.5, "a", 30)  # whole, as it is
         recorder.decided(6.0, "a", 5, Decision(Verdict.HELD, 0, 1.0), 7, 1, 70)
         recorder.decided(7.0, "a", 5, Decision(Verdict.HELD, 0, 1.0), 30, 1)
     result = recorder.result("", "", 0.0)
@@ -127,7 +128,7 @@ def test_only_a_change_is_recorded(tmp_path: Path) -> None:
         CompressionStep(4, 3.0, "int8", "log(1)", "schedule"),
     )
     assert (result.uplink_bytes, result.uplink_bytes_raw) == (37, 100)
-    assert (result.downlink_bytes, result.downlink_bytes_full_equivalent) == (10, 100)
+    assert (result.downlink_bytes, result.downlink_bytes_full_equivalent) == (40, 130)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [e["version"] for e in lines if e["kind"] == "compression"] == [0, 4]
 

@@ -20,6 +20,7 @@ from anabranch.reports.compare import compare_html
 from anabranch.reports.drawings import plain_svg
 from anabranch.reports.equal import at_equal
 from anabranch.reports.latex import comparison_latex, escaped
+from anabranch.reports.result import Result
 
 SMALL: dict[str, Any] = {
     "fleet": ab.Fleet(clients=4, examples_per_client=40, speed=ab.Levels(ratio=4)),
@@ -94,6 +95,23 @@ def test_a_table_of_latex_is_whole(found: ab.Comparison, tmp_path: Path) -> None
     assert not re.search(r"(?<!\\)%", "\n".join(rows)), "else the rest of a line would be a remark"
     assert "after 12 updates" not in text
     assert re.search(r"after [\d.]+ s ", text)
+
+
+def test_a_table_of_latex_has_each_figure_under_its_head(two_seeds: list[Result]) -> None:
+    """At equal traffic the second seed's is that of its first version, for it sends twice as much."""
+    lines = [line for line in comparison_latex(two_seeds).splitlines() if line.endswith(r"\\")]
+    head, row = (line.removesuffix(r" \\").split(" & ") for line in lines)
+    assert dict(zip(head, row, strict=True)) == {
+        "strategy": "fedbuff",
+        "seeds": "2",
+        "metric": "accuracy",
+        "final": r"68.00 \% $\pm$ 18.38 \%",
+        "after 90.0 s": r"68.00 \% $\pm$ 18.38 \%",
+        "after 9.09 kB": r"60.50 \% $\pm$ 28.99 \%",
+        "time to target": "83.1 s",
+        "uplink": r"82.0 kB $\pm$ 2.83 kB",
+        "downlink": r"5.00 kB $\pm$ 1.41 kB",
+    }
 
 
 HARD = r"a_b & 50% of {x} ~ #1 $2 ^3 \n <|> ±"

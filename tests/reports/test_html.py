@@ -89,6 +89,34 @@ def test_the_page_shows_the_run(record: Callable[..., Result]) -> None:
         assert shown in page
 
 
+def key_figures(page: str) -> dict[str, tuple[str, str]]:
+    """The tiles by their names: the figure, and the remark below it."""
+    tile = r'<div class="tile"><span>(.*?)</span><strong>(.*?)</strong>(?:<small>(.*?)</small>)?</div>'
+    return {name: (figure, remark) for name, figure, remark in re.findall(tile, page)}
+
+
+def test_the_key_figures_are_those_of_the_run(figured: Result) -> None:
+    assert key_figures(report_html(figured)) == {
+        "Final accuracy": ("81.00 %", "at version 9"),
+        "Best accuracy": ("90.00 %", "at version 6"),
+        "Time to 60 %": ("83.1 s", "virtual"),
+        "Traffic to 60 %": ("50.0 kB", "up and down"),
+        "Versions": ("9", "published"),
+        "Updates applied": ("30", "3 of 4 devices"),
+        "Updates rejected": ("10", "25.00 % of all"),
+        "Uplink": ("80.0 kB", "2.00 kB an update, 3.00x fewer"),
+        "Downlink": ("4.00 kB", "100 B an update"),
+        "Mean staleness": ("1.50", "versions"),
+        "Greatest staleness": ("7", "versions"),
+        "Wall time": ("1.50 s", "10.0 min virtual"),
+    }
+    told = key_figures(report_html(replace(figured, metric="loss", mode="min", target=0.1, kind="live")))
+    assert (told["Final loss"], told["Best loss"]) == (("0.400", "at version 9"), ("0.200", "at version 6"))
+    assert told["Time to loss 0.1"] == ("83.1 s", "since the start")
+    rolled_back = report_html(replace(figured, kind="live", updates_left_out=4))
+    assert key_figures(rolled_back)["Updates applied"] == ("30", "4 left out by rollbacks")
+
+
 PROMISE = PrivacyTable(clip=0.5, epsilon=8.0, participations=8, separation=3).promise(9)
 
 

@@ -106,6 +106,35 @@ def test_an_evaluation_that_overtakes_its_publication_is_dated_by_the_publicatio
     assert r.result("", "", 0.0).history[0].time_s == 1.5
 
 
+def test_what_a_rule_has_heard_of_a_device_is_the_mean_over_its_updates() -> None:
+    r = recorder()
+    r.published(1.0, 1, [("a", 0.5), ("b", 1.0), ("a", 0.0)])
+    r.published(2.0, 2, [("a", 1.0)])
+    r.granted(3.0, "c", "t1", 2)
+    shares = r.result("", "", 0.0).clients
+    assert {name: share.heard for name, share in shares.items()} == {"a": 0.5, "b": 1.0, "c": None}
+
+
+def test_versions_that_are_taken_back_are_measured_no_more() -> None:
+    """Their numbers come again, and then mean other models."""
+    r = recorder()
+    for version in (1, 2, 3):
+        r.decided(float(version), "a", version, published(), 10, 1)
+        r.published(float(version), version)
+        r.evaluated(version + 0.5, version, {"accuracy": version / 10})
+    r.taken_back(4.0, 1, 2, 5)
+    got = r.result("", "", 0.0)
+    assert [(p.version, p.time_s, p.accuracy) for p in got.history] == [(1, 1.0, 0.1)]
+    assert (got.versions, got.updates_left_out) == (1, 2 + 5)
+    r.decided(5.0, "a", 2, published(), 10, 1)
+    r.published(5.0, 2)
+    r.evaluated(5.5, 2, {"accuracy": 0.4})
+    r.taken_back(6.0, 1, 1, 4)
+    got = r.result("", "", 0.0)
+    assert [p.version for p in got.history] == [1]
+    assert got.updates_left_out == 2 + 1 + 4, "what is lost adds up; of those left out the newest word counts"
+
+
 @pytest.mark.parametrize(("target", "reached"), [(0.0, None), (0.5, 1.0), (0.51, None)])
 def test_the_target(target: float, reached: float | None) -> None:
     r = recorder(target)
