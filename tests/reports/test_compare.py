@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from page_tables import cells_of
 
 from anabranch.api.comparing import Comparison
 from anabranch.cli.output import Output
@@ -75,12 +76,7 @@ def test_each_figure_of_a_row_is_its_own(two_seeds: list[Result]) -> None:
 
 def figures(page: str) -> dict[str, str]:
     """The table's only row, by the heads of its columns."""
-    table = page.split("<h2>Figures</h2>")[1].split("</table>")[0]
-    told = [
-        [re.sub("<.*?>", "", cell) for cell in re.findall(rf"<{kind}>(.*?)</{kind}>", table)]
-        for kind in ("th", "td")
-    ]
-    return dict(zip(*told, strict=True))
+    return dict(zip(*cells_of(page, "Figures"), strict=True))
 
 
 def test_the_table_of_the_page_has_them_in_units_that_suit(two_seeds: list[Result]) -> None:

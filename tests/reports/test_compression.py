@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from page_tables import cells_of
 
 from anabranch.core.config.goal import Goal
 from anabranch.core.model.updates import Decision, Verdict
@@ -68,6 +69,14 @@ def test_the_page_shows_what_was_saved_and_every_decision(record: Callable[..., 
     assert page.count("40.0x fewer") == page.count("10.0x fewer") == 2
     for step in STEPS:
         assert page.count(f"<code>{step.uplink}</code>") == 1
+    assert cells_of(page, "Compression") == [
+        ["", "sent", "uncompressed", "saved"],
+        ["uplink", "30.0 kB", "1.20 MB", "40.0x fewer"],
+        ["downlink", "60.0 kB", "600 kB", "10.0x fewer"],
+    ]
+    step = STEPS[1]
+    _, _, second, _ = cells_of(page, "Compression", 1)
+    assert second == ["10", "3.00 s", step.uplink, step.downlink, "schedule"]
     root = picture(page)
     assert root is not None
     texts = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]

@@ -9,6 +9,7 @@ from math import sqrt
 from pathlib import Path
 
 import pytest
+from page_tables import cells_of
 
 from anabranch.core.config.goal import AUTO_GOAL, Goal
 from anabranch.core.model.updates import Decision, Reason, Verdict
@@ -124,8 +125,10 @@ def test_the_pages_have_it() -> None:
         for i in (0, 2)
     ]
     page = report_html(runs[0])
-    assert "Fairness" in page
-    assert "2 devices" in page
+    assert cells_of(page, "Fairness") == [
+        ["metric", "over", "mean", "worst tenth", "deviation", "Jain's index", "least", "greatest"],
+        ["Loss", "2 devices", "2.00", "3.00", "1.00", "0.800", "1.00", "3.00"],
+    ]
     (row,) = compare(runs)
     assert row.worst_tenths["loss over devices"].mean == 4.0
     assert row.deviations["loss over devices"].mean == 1.0

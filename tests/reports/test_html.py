@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from page_tables import cells_of
 
 from anabranch.core.config.privacy import PrivacyTable, Promise
 from anabranch.core.config.secagg import SecaggSummary
@@ -19,7 +20,7 @@ from anabranch.reports.compare import compare_html
 from anabranch.reports.devices import spread_text
 from anabranch.reports.html import report_html, write_report
 from anabranch.reports.metrics import final_text
-from anabranch.reports.result import Result
+from anabranch.reports.result import ClientShare, Result
 
 VOID = {"meta", "link", "br", "wbr"}
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(2)'>"
@@ -166,6 +167,16 @@ def test_whom_a_rule_has_heard(record: Callable[..., Result]) -> None:
     _, _, bars = page.partition("share of each device&#x27;s updates that the rule heard")
     assert re.findall(r">(b|a|90|4)</text>", bars)[:4] == ["b", "4", "a", "90"], "the least first"
     assert "median 47.00 %" in page
+
+
+def test_the_table_of_devices_has_each_figure_under_its_head(figured: Result) -> None:
+    busy, idle = ClientShare(12, 3, 480, 1.25, 60_000, 7_000), ClientShare(0, 1, 0, 0.0, 500, 900, heard=0.5)
+    page = report_html(replace(figured, clients={"idle": idle, "busy": busy}))
+    assert cells_of(page, "Contribution of each device") == [
+        ["device", "applied", "rejected", "examples", "mean staleness", "uplink", "downlink", "heard"],
+        ["busy", "12", "3", "480", "1.25", "60.0 kB", "7.00 kB", "\N{EN DASH}"],
+        ["idle", "0", "1", "0", "\N{EN DASH}", "500 B", "900 B", "50.00 %"],
+    ]
 
 
 def test_the_page_fetches_nothing(record: Callable[..., Result]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_tables import cells_of
 
 from anabranch.core.config.goal import Goal
 from anabranch.core.model.updates import Decision, Reason, Verdict
@@ -62,6 +63,19 @@ def test_it_shows_every_task_of_a_small_run(tmp_path: Path) -> None:
     assert [v for v, _ in river["versions"]] == list(range(result.versions + 1))
     assert (river["version"], river["now_s"], river["units"]) == (96, 119.0, "virtual")
     assert "drawn by lot" not in page
+
+
+def test_who_sees_no_figure_reads_of_the_newest_tasks_first(tmp_path: Path) -> None:
+    page = write_report(written(tmp_path, devices=2, tasks=10), tmp_path).read_text()
+    head, *rows = cells_of(page, "The river")
+    assert head == ["device", "left version", "at", "counted in", "at", "verdict", "staleness", "weight"]
+    none = "\N{EN DASH}"
+    assert rows[:2] == [
+        ["device-1", "7", "9.00 s", none, none, "still out", none, none],
+        ["device-0", "7", "8.00 s", "8", "8.50 s", "applied", "0", "0.500"],
+    ]
+    assert rows[5] == ["device-0", "4", "4.00 s", none, "4.50 s", "rejected", "0", none]
+    assert len(rows) == 10
 
 
 def test_many_devices_and_tasks_are_drawn_by_lot_and_the_page_says_so(tmp_path: Path) -> None:
