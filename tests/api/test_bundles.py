@@ -108,19 +108,23 @@ def test_an_app_that_cannot_run_elsewhere_is_not_signed(work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("app", "error"),
+    ("app", "error", "said"),
     [
-        ("app.py", ConfigError),
-        ("app:Mine", ConfigError),
-        ("synthetic", ConfigError),
-        ("flower:app", ConfigError),
-        ("nowhere.py:Mine", AppError),
-        ("app.py:Yours", AppError),
+        *((app, ConfigError, "made of path/to/file.py:App") for app in ("app.py", "app:Mine", "app.py:a b")),
+        ("nowhere.py:Mine", AppError, "nowhere.py: there is no such file"),
+        ("app.py:Yours", AppError, "has no attribute 'Yours'"),
     ],
 )
-def test_what_no_bundle_is_made_of(work: Path, app: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
+def test_what_no_bundle_is_made_of(work: Path, app: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
         made(work, app)
+    assert not (work / "out.bundle").exists()
+
+
+@pytest.mark.parametrize("app", ["synthetic", "flower:app"])
+def test_no_bundle_is_made_of_an_app_without_a_file_of_its_own(work: Path, app: str) -> None:
+    with pytest.raises(ConfigError, match=f"App '{app}': a bundle is made of path/to/file.py:App"):
+        make_bundle(app, work / "signer.key", work / "out.bundle")
 
 
 def test_links_are_not_followed(work: Path, tmp_path: Path) -> None:

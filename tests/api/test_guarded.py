@@ -17,8 +17,6 @@ from anabranch.core.errors import ConfigError, NotAuthenticated
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind
 
-LONG_S = 600.0
-
 
 class Federation:
     """A guarded server of a model, and its authority."""

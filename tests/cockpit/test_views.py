@@ -102,7 +102,12 @@ def test_the_series(browser: Browser, folder: Path, events: list[Event]) -> None
     assert found["time"] == [e["time_s"] for e in judged]
     assert found["updates"] == list(range(1, len(judged) + 1))
     assert found["staleness"] == [e["staleness"] for e in judged]
-    assert found["up"][-1] <= Result.read(folder).uplink_bytes
+    up, down, then = 0, 0, []
+    for e in events:
+        up += e["uplink_bytes"] if e["kind"] == "decided" else 0
+        down += e["bytes"] if e["kind"] == "downloaded" else 0
+        then += [(e["version"], up, down)] if e in judged else []
+    assert list(zip(found["version"], found["up"], found["down"], strict=True)) == then
     history = Result.read(folder).history
     accuracy = found["metrics"]["accuracy"]
     assert accuracy["value"] == [p.accuracy for p in history]

@@ -25,7 +25,6 @@ from anabranch.workloads import load_app
 from anabranch.workloads.model_graph import find_units, units_and_widths
 from anabranch.workloads.submodule import smaller
 from anabranch.workloads.torch_trainer import TorchTrainer
-from anabranch.workloads.trainer import NO_UNITS
 from anabranch.workloads.unit_values import Variable
 
 Array = np.ndarray[Any, Any]
@@ -219,5 +218,4 @@ def test_a_trainer_says_which_layers_stay_whole() -> None:
     trainer = TorchTrainer(load_app("examples/gated.py:Gated"))
     assert [(g.name, g.size) for g in trainer.spec.groups] == [(f"blocks.{i}.mlp.gate", 64) for i in range(2)]
     assert trainer.whole_because == ""
-    assert NO_UNITS
     assert ("blocks.0.mlp.down", 32, "add") in [(w.name, w.units, w.because) for w in trainer.whole_widths]

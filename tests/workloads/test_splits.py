@@ -118,11 +118,10 @@ def test_draws_mix_classes_as_alpha_says_and_have_the_shares_of_all(alpha: float
     parts = partition(labels, 300, fleet, seed)
     shares = np.array([np.bincount(labels[rows], minlength=3) / 30 for rows in parts])
     np.testing.assert_allclose(shares.mean(0), [0.25, 0.5, 0.25], atol=0.12)
-    # Of a Dirichlet of concentrations a_c = alpha C p_c: E[max] runs from 1 (one class each) to max p.
-    if alpha <= 0.001:
-        assert shares.max(1).mean() > 0.97
-    if alpha >= 1e4:
-        assert shares.max(1).mean() < 0.62
+    # Of n draws of a mix from Dirichlet(a p), a = alpha C, shares vary by p (1 - p) (n + a) / (n (1 + a)).
+    of_all, a = np.array([0.25, 0.5, 0.25]), 3 * alpha
+    varied = ((shares - of_all) ** 2).sum(1).mean()
+    assert varied == pytest.approx((of_all * (1 - of_all)).sum() * (30 + a) / (30 * (1 + a)), abs=0.07)
 
 
 def test_one_device_s_draw_is_that_of_the_whole_partition() -> None:

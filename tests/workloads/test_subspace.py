@@ -209,6 +209,18 @@ def test_numbers_are_dealt_by_the_roots_of_sizes(sizes: list[int], data: st.Data
     assert all(1 <= k <= size for k, size in zip(found, sizes, strict=True))
     order = np.argsort(sizes, kind="stable")
     assert (np.diff(np.array(found)[order]) >= -1).all()
+    roots = np.sqrt(sizes)
+    wanted = dimension * roots / roots.sum()
+    if (wanted >= 1).all() and (wanted <= sizes).all():
+        assert (np.abs(found - wanted) < 1).all()
+
+
+def test_a_tensor_has_no_more_numbers_than_weights_and_one_at_least() -> None:
+    assert dealt(17, [100, 25, 4]) == [10, 5, 2]
+    assert dealt(20, [4, 100]) == [3, 17], "of 3.33 and 16.67"
+    assert dealt(20, [1, 1, 100]) == [1, 1, 18], "no tensor has more than its size"
+    assert dealt(3, [1, 1, 400]) == [1, 1, 1]
+    assert dealt(4, [1, 400, 400]) == [1, 2, 1], "nor fewer than one, of 0.10 and 1.95 each"
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)

@@ -540,12 +540,25 @@ class Widened(torch.nn.Module):
         return scores
 
 
+class Recurrent(torch.nn.Module):
+    """A recurrent layer, whose products torch does not count, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = torch.nn.LSTM(6, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.out(self.layer(x[None])[0][0])
+        return scores
+
+
 def test_the_cost_of_a_step_counts_operations_or_else_parameters() -> None:
     perceptron = trainer_for(Own(*PERCEPTRON))
     # Of 6-8-3, no gradient of the input is taken: 2 (6 h) + 3 (3 h) multiplications for h hidden units.
     assert perceptron.step_cost(half(perceptron), EXAMPLES) == pytest.approx(0.5)
-    recurrent = trainer_for(Own(lambda: torch.nn.ModuleList([torch.nn.LSTM(6, 4)]), lambda model: None))
-    assert recurrent.spec.groups == ()
+    recurrent = trainer_for(Own(Recurrent))
+    head = tensor_set(recurrent.spec, [4, 5])
+    assert recurrent.step_cost(head, EXAMPLES) == head.size / recurrent.spec.size == 15 / (16 * 12 + 15)
     app = Synthetic()
     numpy = trainer_for(app)
     chosen = half(numpy)
@@ -578,6 +591,7 @@ def test_units_may_be_declared() -> None:
     assert trainer.spec.groups == ()
     assert "control flow" in trainer.whole_because
     assert "model of numpy arrays needs units" in trainer_for(Own(lambda: {"w": np.zeros(3)})).whole_because
+    assert "every layer of the model" in trainer_for(Own(lambda: torch.nn.Linear(6, 3))).whole_because
     declared = trainer_for(Declared(Reversing))
     assert [(g.name, g.size) for g in declared.spec.groups] == [("mine", 4)]
     assert declared.whole_because == ""
