@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 from machines import SPEC, Bench, part
 from rollbacks import World
 
@@ -242,7 +243,7 @@ def test_what_is_too_old_for_aced_counts_never_again_and_takes_no_memory() -> No
 
 
 @given(
-    sent=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=60),
+    sent=lists_up_to(60, st.tuples(st.integers(0, 6), st.integers(0, 4))),
     bound=st.integers(1, 5),
     data=st.data(),
 )

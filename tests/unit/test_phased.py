@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 from machines import Bench, decision, vector
 
 import anabranch
@@ -186,15 +187,7 @@ def test_who_was_drawn_has_its_turn_though_another_turns_out_to_be_faster() -> N
     raise AssertionError("d was never drawn")
 
 
-@st.composite
-def works(draw: Any) -> list[tuple[str, bool]]:
-    """Who asks, and who answers, in any order."""
-    found: list[tuple[str, bool]] = draw(
-        st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60)
-    )
-    return found
-
-
+WORKS = lists_up_to(60, st.tuples(st.sampled_from("abcd"), st.booleans()))  # who asks or, if true, answers
 KINDS = {
     "rounds, then a buffer": [{**ROUND, "until_updates": 5}, BUFFER],
     "a buffer, then rounds": [{**BUFFER, "buffer_size": 3, "until_updates": 4},
@@ -208,7 +201,7 @@ KINDS = {
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(list(KINDS)), works(), st.integers(0, 60))
+@given(st.sampled_from(list(KINDS)), WORKS, st.integers(0, 60))
 def test_every_update_that_was_taken_is_in_one_version_or_waits(kind: str, events: Any, cut: int) -> None:
     bench = phased(*KINDS[kind])
     published: list[str] = []

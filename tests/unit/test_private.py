@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 from machines import SPEC, decision, vector
 from private_bench import KEY, PrivateBench, private_config
 
@@ -187,7 +188,7 @@ def test_rounds_count_every_device_once_whatever_examples_it_claims() -> None:
 
 # --- one device in and zeroed ----------------------------------------------------------------------------
 
-WORK = st.lists(st.tuples(st.sampled_from("abcdef"), UPDATES, st.booleans()), min_size=1, max_size=24)
+WORK = lists_up_to(24, st.tuples(st.sampled_from("abcdef"), UPDATES, st.booleans()))
 
 
 @settings(max_examples=150, deadline=None)
@@ -242,9 +243,8 @@ def test_nobody_hears_what_a_device_measured() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.sampled_from("abcdef"), st.sampled_from(["work", "ask", "late", "resend", "wait"])),
-        max_size=80,
+    lists_up_to(
+        60, st.tuples(st.sampled_from("abcdef"), st.sampled_from(["work", "ask", "late", "resend", "wait"]))
     ),
     st.integers(1, 3),
     st.integers(1, 3),

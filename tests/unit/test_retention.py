@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 
 from anabranch.core.errors import ConfigError
 from anabranch.core.retention import DAY_S, SNAPSHOTS_KEPT, Keep, SnapshotPoint, kept
@@ -88,7 +89,7 @@ def test_the_snapshot_of_a_rollback_is_kept_until_it_can_be_the_base() -> None:
 
 
 @given(
-    steps=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    steps=lists_up_to(60, st.integers(0, 4), least=1),
     keep=st.builds(Keep, versions=st.integers(1, 12)),
 )
 def test_at_least_what_is_asked_for_and_at_most_twice_as_much(steps: list[int], keep: Keep) -> None:

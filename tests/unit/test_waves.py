@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 from machines import SPEC, Bench, decision
 
 from anabranch.compress.delta_log import DeltaLog
@@ -64,7 +65,7 @@ class Reference:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(CLIENTS), st.sampled_from("aaaaan"), st.integers(-8, 8)), max_size=80),
+    lists_up_to(80, st.tuples(st.sampled_from(CLIENTS), st.sampled_from("aaaaan"), st.integers(-8, 8))),
     st.sampled_from([(0.5, 99), (0.75, 99), (1.0, 99), (0.75, 3)]),
 )
 def test_a_path_is_the_references(script: list[tuple[str, str, int]], shape: tuple[float, int]) -> None:
