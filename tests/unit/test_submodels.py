@@ -74,15 +74,10 @@ def test_the_coordinates_are_those_of_the_tensors_cut_by_hand(kept: UnitMap) -> 
 
 
 @given(maps())
-def test_gather_after_scatter_is_the_identity_and_the_rest_stays(kept: UnitMap) -> None:
-    vector, values = SPEC.flatten(tensors()), np.arange(kept.size, dtype=np.float32)
-    after = vector.copy()
-    after[kept.indices] = values
-    assert np.array_equal(after[kept.indices], values)
-    outside = np.setdiff1d(np.arange(SPEC.size), kept.indices)
-    assert np.array_equal(after[outside], vector[outside])
+def test_the_coordinates_of_a_map_are_in_order_each_once_and_within_the_model(kept: UnitMap) -> None:
     kept.check(SPEC)
-    Coordinates(kept.indices).check(SPEC)  # increasing, unique and in range
+    Coordinates(kept.indices).check(SPEC)
+    assert kept.indices.tolist() == sorted(set(kept.indices.tolist()) & set(range(SPEC.size)))
 
 
 @given(maps(), st.integers(1, 9), st.randoms(use_true_random=False))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pages import ROOT
 
 from anabranch.core.errors import DataError
+from anabranch.workloads import traces
 from anabranch.workloads.trace_forms import synthetic
 from anabranch.workloads.traces import (
-    TOLD_ROWS,
     DeviceMoment,
     DeviceTrace,
     Trace,
@@ -128,12 +128,13 @@ def test_bad_columns_are_named(head: str, says: str) -> None:
     assert says in str(error.value)
 
 
-def test_who_waits_hears_how_far_the_reading_is(tmp_path: Path) -> None:
+def test_who_waits_hears_how_far_the_reading_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "TOLD_ROWS", 10)
     told: list[int] = []
-    rows = "".join(f"a,{second},{'off' if second % 2 else 'on'}\n" for second in range(TOLD_ROWS * 2 + 1))
+    rows = "".join(f"a,{second},{'off' if second % 2 else 'on'}\n" for second in range(21))
     (tmp_path / "long.csv").write_text(f"device,time_s,state\n{rows}")
     (device,) = read_trace(str(tmp_path / "long.csv"), told.append).devices
-    assert (told, len(device.moments)) == ([TOLD_ROWS, 2 * TOLD_ROWS], 2 * TOLD_ROWS + 1)
+    assert (told, len(device.moments)) == ([10, 20], 21)
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
@@ -150,23 +151,25 @@ def test_speeds_are_asked_of_every_device() -> None:
         table("a,0,,,,,2", "b,0,,,,,").step_times_s()
 
 
-rates = st.one_of(st.none(), st.floats(0.001, 1000.0))
+numbers = st.one_of(st.none(), st.floats(0.001, 1000.0))
+links = st.tuples(numbers, numbers, numbers)
+own = st.tuples(numbers, st.one_of(st.none(), st.floats(0.001, 1.0)), numbers, numbers, numbers)
 
 
 @st.composite
 def devices(draw: st.DrawFn, name: str) -> DeviceTrace:
     """One whose rates, once given, stay given."""
     times = sorted(draw(st.sets(st.floats(0.001, 1e6), max_size=5)))
-    found, up = [DeviceMoment(0.0, draw(st.booleans()), draw(rates))], None
+    found = [DeviceMoment(0.0, draw(st.booleans()), *draw(links))]
     for time_s in times:
-        up = draw(rates) or found[-1].up_mbps
-        moment = DeviceMoment(float(time_s), draw(st.booleans()), up)
+        rates = (new or old for new, old in zip(draw(links), found[-1].rates, strict=True))
+        moment = DeviceMoment(float(time_s), draw(st.booleans()), *rates)
         if not moment.same_as(found[-1]):
             found.append(moment)
     again_s = draw(st.sampled_from([math.inf, 2e6]))
     if not any(m.on for m in found):
         found = [DeviceMoment(on=False)]
-    return DeviceTrace(name, tuple(found), again_s, draw(rates))
+    return DeviceTrace(name, tuple(found), again_s, *draw(own))
 
 
 @given(st.data())

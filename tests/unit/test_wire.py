@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,7 @@ from anabranch.core.errors import (
     ManifestMismatch,
     TooLarge,
     WireError,
-    outcome_of,
 )
-from anabranch.core.ids import checked_id
 from anabranch.core.model.params import ParamSpec, TensorSpec
 from anabranch.core.model.submodels import CoordinateRuns, Coordinates
 from anabranch.core.model.updates import Capability, Decision, LocalPlan, Reason, Task, Verdict
@@ -92,11 +91,14 @@ def test_runs_that_cannot_be(starts: Any, lengths: Any) -> None:
 @pytest.mark.parametrize("submodel", [None, Coordinates(np.array([0, 1, 4]))])
 def test_a_task_there_and_back(submodel: Any) -> None:
     plan = LocalPlan(2, 7, 64, 0.1, 0.9, 1e-4, 0.3)
-    task = Task("t", "c", 5, 100.0, 160.0, 60.0, 2**63 - 1, plan, submodel=submodel)
+    task = Task("t", "c", 5, 100.0, 160.0, 60.0, 2**63 - 1, plan, "topk(0.1)|int8", submodel)
     back = convert.task_from_proto(convert.task_to_proto(task, model.Part()), "c", SPEC)
-    assert back.local == plan
-    assert (back.task_id, back.base_version, back.expires_at, back.seed) == ("t", 5, 160.0, 2**63 - 1)
-    assert (back.submodel is None) == (submodel is None)
+    assert replace(back, submodel=None) == replace(task, submodel=None)
+    if submodel is None:
+        assert back.submodel is None
+    else:
+        assert back.submodel is not None
+        assert back.submodel.indices.tolist() == submodel.indices.tolist()
 
 
 @pytest.mark.parametrize(
@@ -139,17 +141,6 @@ def test_stages_that_are_none(codecs: tuple[str, ...]) -> None:
         convert.capability_from_proto(devices.Capability(codecs=codecs))
 
 
-@pytest.mark.parametrize("good", ["a", "device-3", "A.b_c-9", "x" * 64])
-def test_ids(good: Any) -> None:
-    assert checked_id(good, "client_id") == good
-
-
-@pytest.mark.parametrize("bad", ["", "../x", "a/b", "-a", "ä", "a b", "a\n", "x" * 65, "\x00"])
-def test_ids_that_are_none(bad: Any) -> None:
-    with pytest.raises(InvalidUpdate, match="client_id must be"):
-        checked_id(bad, "client_id")
-
-
 def test_digests_and_sizes() -> None:
     assert convert.checked_digest(bytes(32), "sha256") == "00" * 32
     with pytest.raises(InvalidUpdate, match="sha256 must be"):
@@ -173,7 +164,7 @@ def test_a_part_of_an_update_has_one_digest() -> None:
             convert.checked_payload_digest(bad, "parts[0]")
 
 
-def test_every_leaf_of_the_error_tree_has_an_outcome() -> Any:
+def test_every_leaf_of_the_error_tree_has_an_outcome() -> None:
     def leaves(cls: type[AnabranchError]) -> list[type[AnabranchError]]:
         below = cls.__subclasses__()
         return [leaf for sub in below for leaf in leaves(sub)] if below else [cls]
@@ -181,6 +172,3 @@ def test_every_leaf_of_the_error_tree_has_an_outcome() -> Any:
     assert all(
         leaf in OUTCOMES for leaf in leaves(AnabranchError) if leaf.__module__.startswith("anabranch.core")
     )
-    codes = [o.exit_code for o in OUTCOMES.values()]
-    assert len(set(codes)) == len(codes)
-    assert outcome_of(ValueError()).grpc_status == "INTERNAL"

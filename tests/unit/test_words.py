@@ -25,7 +25,7 @@ def test_ids_that_are_safe(text: str) -> None:
     assert checked_id(text, "task_id") == text
 
 
-@pytest.mark.parametrize("text", ["", "x" * 65, "-a", ".a", "_a", "a/b", "a b", "a\n", "ä"])
+@pytest.mark.parametrize("text", ["", "x" * 65, "-a", ".a", "../x", "_a", "a/b", "a b", "a\n", "a\x00", "ä"])
 def test_ids_that_are_not(text: str) -> None:
     with pytest.raises(errors.InvalidUpdate, match="task_id must be 1 to 64 ASCII letters, digits"):
         checked_id(text, "task_id")
