@@ -213,7 +213,7 @@ def test_a_word_to_be_given_again_is_for_the_database_that_is_served(tmp_path: P
         read_restored(tmp_path, "postgresql:///runs", store, INFO, None)
 
 
-def test_another_authority_is_not_believed(tmp_path: Path) -> None:
+def test_another_authority_is_not_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with federation(tmp_path) as guarded, Authority.create(tmp_path / "other") as other:
         wallet = guarded.joined("device-1")
         works(guarded, guarded.joined("device-2"), 2)
@@ -223,14 +223,12 @@ def test_another_authority_is_not_believed(tmp_path: Path) -> None:
         header, _ = device.fetch()
         memory.check(header, lambda after, to: b"")
         guarded.served.close()
-        forged = attest(guarded.data_dir, "", other)
-        (guarded.data_dir / FILE).unlink()
-        header.restored.CopyFrom(forged.to_proto())
-        header.restored.number += 1 << 40
-        older = type(header)()
-        older.CopyFrom(header)
-        memory.check(older, lambda after, to: b"")  # it says nothing, and nothing is remembered of it
-        assert memory._seen[header.run_id].restored == 0
+        for authority, is_believed in ((other, False), (guarded.authority, True)):
+            made = attest(guarded.data_dir, "", authority)
+            header.restored.CopyFrom(made.to_proto())
+            memory.check(header, lambda after, to: b"")
+            assert memory._seen[header.run_id].restored == (made.number if is_believed else 0)
+            assert caplog.text.count("is attested by somebody else than the authority") == 1
 
 
 # --- the base of a training -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import stat
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_no_made_up_token_is_good(authority: Authority, text: str) -> None:
     for token in (text, f"{token_id}.{text}", token_id, ""):
         with pytest.raises(NotAuthenticated, match="not known"):
             authority.admit(token, request(), DAY_S)
+
+
+def test_a_token_that_is_too_long_is_refused_without_a_look_at_the_register(authority: Authority) -> None:
+    with closing(sqlite3.connect(authority.folder / "register.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")  # whoever has to look waits for that, and fails
+        with pytest.raises(NotAuthenticated, match="not known"):
+            authority.admit("x" * 129, request(), DAY_S)
 
 
 def test_tokens_are_written_down_as_digests_alone(authority: Authority) -> None:
@@ -158,12 +166,20 @@ def _forged() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "bad", [b"", b"junk", b"\x30" * 5000, _rsa_request(), _other_curve(), _forged()],
-    ids=["empty", "junk", "long", "rsa", "curve", "forged"],
-)  # fmt: skip
-def test_a_bad_signing_request_does_not_use_the_token_up(authority: Authority, bad: bytes) -> None:
+    ("bad", "why"),
+    [
+        pytest.param(b"", "cannot be read", id="empty"),
+        pytest.param(b"junk", "cannot be read", id="junk"),
+        pytest.param(b"\x30" * 4096, "cannot be read", id="longest"),
+        pytest.param(b"\x30" * 4097, "has 4097 bytes, 4096 are the most", id="too long"),
+        pytest.param(_rsa_request(), "by its own key, of P-256", id="rsa"),
+        pytest.param(_other_curve(), "by its own key, of P-256", id="curve"),
+        pytest.param(_forged(), "by its own key, of P-256", id="forged"),
+    ],
+)
+def test_a_bad_signing_request_does_not_use_the_token_up(authority: Authority, bad: bytes, why: str) -> None:
     token = authority.invite("device-1", DAY_S)
-    with pytest.raises(NotAuthenticated, match="signing request"):
+    with pytest.raises(NotAuthenticated, match=f"signing request .*{why}"):
         authority.admit(token, bad, DAY_S)
     assert authority.admit(token, request(), DAY_S)[0] == "device-1"
 
@@ -268,6 +284,26 @@ def test_the_list_of_members(authority: Authority, tmp_path: Path) -> None:
     authority.revoke("b")
     found = [(m.kind, m.name, m.revoked, m.expires_at > time.time()) for m in authority.members()]
     assert found == [("device", "b", True, True), ("operator", "a", False, True)]
+
+
+def test_a_device_shuts_out_no_operator_of_its_name_and_a_revocation_both(
+    authority: Authority, tmp_path: Path
+) -> None:
+    made = [
+        issued(authority, kind, "alice", tmp_path / f"{n}").peer
+        for n, kind in enumerate((Kind.OPERATOR, Kind.OPERATOR, Kind.DEVICE, Kind.DEVICE))
+    ]
+    with pytest.raises(NotAuthenticated, match="is revoked"):
+        authority.check(made[2])
+    for peer in (*made[:2], made[3]):
+        authority.check(peer)
+    members = [("device", "alice"), ("operator", "alice")]
+    assert [(m.kind, m.name) for m in authority.members() if not m.revoked] == members
+    assert authority.revoke("alice") == 3
+    for peer in made:
+        with pytest.raises(NotAuthenticated, match="is revoked"):
+            authority.check(peer)
+    assert [(m.kind, m.name) for m in authority.members() if m.revoked] == members
 
 
 # --- what a member has ------------------------------------------------------------------------------

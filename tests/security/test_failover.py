@@ -70,7 +70,7 @@ def test_a_device_goes_on_with_the_standby_and_its_memory_of_the_history(
                 seen = newest_seen(tmp_path / "a")
                 refuses(addresses[1], tmp_path / "a")
                 servers[0].kill()
-                summary = device.result(200)
+                summary = device.result(BACK_S)
             assert (summary.answered, summary.applied) == (TASKS, TASKS)
             assert json.loads(servers[1].stdout.readline())["kind"] == "serving"
             after = newest_seen(tmp_path / "a")

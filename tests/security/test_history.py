@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guarded import Federation, SigningDevice, federation, issued
+from guarded import Federation, SigningDevice, federation, issued, yesterday
 from hypothesis import given
 from hypothesis import strategies as st
 from wire import Served
 
 from anabranch.client.history import SeenHistory
-from anabranch.core.errors import ConfigError, HistoryMismatch, NotAuthenticated, NotPermitted
+from anabranch.core.errors import ClocksDisagree, ConfigError, HistoryMismatch, NotAuthenticated, NotPermitted
 from anabranch.core.model.updates import Capability
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind, certificate_der
@@ -157,15 +157,32 @@ def test_a_head_that_the_server_did_not_sign(
     assert not (tmp_path / "device").exists()
 
 
+@pytest.mark.parametrize("days", [30.0, -30.0])
+def test_a_head_that_was_signed_by_a_certificate_of_another_time(
+    seen: SeenHistory, server: ServerIdentity, authority: Authority, days: float
+) -> None:
+    """Whoever has found the key of a server of then cannot speak for the server of now."""
+    with yesterday(authority, days) as other, pytest.raises(ClocksDisagree, match="by this machine's clock"):
+        seen.check(header(ServerIdentity(other, DAY_S), 9), links)
+    seen.check(header(server, 1), links)  # and nothing was remembered of it
+
+
 def test_what_is_remembered_is_evidence_and_private(
     seen: SeenHistory, server: ServerIdentity, authority: Authority, tmp_path: Path
 ) -> None:
-    for run in range(20):
+    for run in range(16):
+        seen.check(header(server, 1, run_id=f"run-{run}"), links)
+    seen.check(header(server, 2, run_id="run-0"), links)
+    for run in range(16, 20):
         seen.check(header(server, 1, run_id=f"run-{run}"), links)
     path = tmp_path / "device" / "history.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     kept = json.loads(path.read_bytes())
-    assert len(kept) == 16
+    assert [*kept] == [
+        *(f"run-{run}" for run in range(5, 16)),
+        "run-0",
+        *(f"run-{run}" for run in range(16, 20)),
+    ]
     assert bytes.fromhex(kept["run-19"]["message"]).startswith(b"anabranch head 1\n")
     path.write_bytes(b"junk")
     with pytest.raises(ConfigError, match=r"history\.json is damaged"):

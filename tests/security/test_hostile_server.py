@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from anabranch.core.errors import (
     Overloaded,
     ProtocolError,
     TooLarge,
+    Unavailable,
 )
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Capability
@@ -56,6 +58,15 @@ NO_WINDOWS = [
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
 
+RAW, VALUES = model.Encoding(codec="raw"), bytes(range(16))
+
+
+def header_of(data: bytes) -> devices.ModelHeader | None:
+    """What version 1 is said to be, of these bytes."""
+    sha256 = hashlib.sha256(data).digest()
+    return devices.ModelHeader(version=1, part=model.Part(size_bytes=len(data), sha256=sha256, encoding=RAW))
+
+
 class Server(DevicesServicer, JobsServicer):
     """Says what it is told to."""
 
@@ -63,6 +74,7 @@ class Server(DevicesServicer, JobsServicer):
         self.config, self.window, self.retry = "{}", (1.0, 2.0), ""
         self.task: devices.Task | None = None
         self.size_bytes, self.job = 16, "ward"
+        self.header, self.chunks = header_of(VALUES), list[tuple[int, bytes]]()
 
     def Enrol(self, request: Any, context: Any) -> devices.EnrolResponse:  # noqa: N802 - gRPC's name
         return devices.EnrolResponse(run_id="r", manifest=manifest_to_proto(SPEC), config_json=self.config)
@@ -76,9 +88,14 @@ class Server(DevicesServicer, JobsServicer):
         return devices.AskTaskResponse(refusal=devices.Refusal(reason="paused", retry_after=self._window))
 
     def FetchModel(self, request: Any, context: Any) -> Iterator[devices.FetchModelResponse]:  # noqa: N802
-        part = model.Part(size_bytes=self.size_bytes, sha256=bytes(32), encoding=model.Encoding(codec="raw"))
-        part.part_id = request.part_id
-        yield devices.FetchModelResponse(header=devices.ModelHeader(part=part), data=bytes(16))
+        if not self.chunks:
+            part = model.Part(size_bytes=self.size_bytes, sha256=bytes(32), encoding=RAW)
+            part.part_id = request.part_id
+            yield devices.FetchModelResponse(header=devices.ModelHeader(part=part), data=bytes(16))
+        header = self.header
+        for at, data in [(at, data) for at, data in self.chunks if at >= request.offset] or [(16, b"")]:
+            yield devices.FetchModelResponse(header=header, offset=at, data=data)
+            header = None
 
     def ListJobs(self, request: Any, context: Any) -> jobs.ListJobsResponse:  # noqa: N802
         return jobs.ListJobsResponse(jobs=[jobs.Job(name=self.job)], look_again=self._window)
@@ -173,7 +190,6 @@ def test_a_window_is_one_or_none(earliest_s: float, latest_s: float) -> None:
         low, high = found
         assert 0 <= low <= high <= LATEST_S
         assert high > 0
-        assert threading.Event().wait(0) is False
     assert (found is None) == (not (0 <= earliest_s <= latest_s < INF) or latest_s == 0)
 
 
@@ -212,6 +228,46 @@ def test_a_model_is_no_longer_than_its_numbers_need(hostile: Any) -> None:
     transport.enrol(Capability())
     with pytest.raises(TooLarge, match="the run's model needs 1048640 at most"):
         transport.fetch(SPEC.layout_hash, 0)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error", "words"),
+    [
+        ([(0, VALUES[:8]), (8, bytes(8))], Unavailable, "version 1 was damaged on the way: its SHA-256"),
+        ([(0, VALUES[:8])], Unavailable, "ended early"),
+        ([(0, VALUES[:8]), (9, VALUES[9:])], InvalidUpdate, "a chunk at 9 of 16 bytes: expected 8"),
+        ([(0, VALUES), (16, b"x")], InvalidUpdate, "a chunk at 16 of 16 bytes: expected 16"),
+    ],
+    ids=["damaged", "short", "with a hole", "too long"],
+)
+def test_a_model_is_taken_whole_and_as_its_digest_says_or_not_at_all(
+    hostile: Any, chunks: list[tuple[int, bytes]], error: type[AnabranchError], words: str
+) -> None:
+    servicer, transport, _ = hostile
+    servicer.chunks = chunks
+    with pytest.raises(error, match=words):
+        transport.fetch(SPEC.layout_hash, 1)
+    servicer.chunks = [(0, VALUES[:8]), (8, VALUES[8:])]
+    assert transport.fetch(SPEC.layout_hash, 1).data == VALUES
+
+
+def test_a_model_without_a_header_is_none(hostile: Any) -> None:
+    servicer, transport, _ = hostile
+    servicer.header, servicer.chunks = None, [(0, VALUES)]
+    with pytest.raises(InvalidUpdate, match="began without a header"):
+        transport.fetch(SPEC.layout_hash, 1)
+
+
+def test_no_model_is_put_together_of_two(hostile: Any) -> None:
+    """By what it has of the first a device asks for the rest, and by now the server has another one."""
+    servicer, transport, _ = hostile
+    servicer.chunks = [(0, VALUES[:8])]
+    with pytest.raises(Unavailable, match="ended early"):
+        transport.fetch(SPEC.layout_hash, 1)
+    servicer.header, servicer.chunks = header_of(VALUES[::-1]), [(0, VALUES[:7:-1]), (8, VALUES[7::-1])]
+    with pytest.raises(Unavailable, match="version 1 changed while it was fetched: fetch it anew"):
+        transport.fetch(SPEC.layout_hash, 1)
+    assert transport.fetch(SPEC.layout_hash, 1).data == VALUES[::-1]
 
 
 @pytest.mark.parametrize("name", ["../../x", "/tmp/x", "..", "a/b", "a,10.0.0.9:7070", "a\n", "-x", "x" * 65])

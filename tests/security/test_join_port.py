@@ -18,7 +18,7 @@ from wire import CALL_S, QUICK
 
 from anabranch.client.channel import error_of, secure_channel
 from anabranch.client.joining import join
-from anabranch.core.engine.rates import KEPT, Rates
+from anabranch.core.engine.rates import Rates
 from anabranch.core.errors import AnabranchError, NotAuthenticated, Overloaded, Unavailable
 from anabranch.core.limits import KIB, Limits
 from anabranch.identity.authority import DAY_S, REGISTER
@@ -61,12 +61,21 @@ def test_who_fails_too_often_is_not_listened_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "size"), [("", 900 * KIB), ("", 4097), ("x" * 900 * KIB, 64), ("a." + "b" * 200, 64)]
+    ("token", "size", "why"),
+    [
+        ("", 900 * KIB, f"has {900 * KIB} bytes, 4096 are the most"),
+        ("", 4097, "has 4097 bytes, 4096 are the most"),
+        ("x" * 900 * KIB, 0, "the token is not known here"),
+        ("a." + "b" * 200, 0, "the token is not known here"),
+    ],
+    ids=["request", "request, just", "token", "token, just"],
 )
-def test_what_is_too_large_is_refused_unread(guarded: Federation, token: str, size: int) -> None:
-    good = guarded.authority.invite("device-1", DAY_S)
-    found = refusal(JoiningStub(stranger(guarded)), token or good, b"\x30" * size)
+def test_what_is_too_large_is_refused_unread(guarded: Federation, token: str, size: int, why: str) -> None:
+    """That no look is taken for such a token: test_authority.py."""
+    good, request = guarded.authority.invite("device-1", DAY_S), signing_request(new_key())
+    found = refusal(JoiningStub(stranger(guarded)), token or good, b"\x30" * size or request)
     assert isinstance(found, NotAuthenticated)
+    assert why in str(found)
     assert len(str(found)) < 200
     assert guarded.joined("device-1", good).name == "device-1"  # the token was not used up
 
@@ -85,41 +94,62 @@ def test_strangers_hear_nothing_of_the_servers_folders(
     assert f"{register} cannot be written: " in line
 
 
+def silent(guarded: Federation, over: threading.Event) -> Any:
+    """The call of a stranger of which no request comes until the event."""
+
+    def silence() -> Iterator[Any]:
+        over.wait(CALL_S)
+        yield from ()
+
+    return stranger(guarded).stream_unary(JOIN).future(silence())
+
+
 def test_who_calls_and_sends_nothing_is_cut_off(tmp_path: Path) -> None:
     limits = Limits(joins_at_once_max=4, join_connection_s_max=4.0)  # which is time enough to join
     with federation(tmp_path, TENSORS, limits) as guarded:
         over = threading.Event()
-
-        def silence() -> Iterator[Any]:
-            over.wait(CALL_S)
-            yield from ()
-
-        stalled: list[Any] = [stranger(guarded).stream_unary(JOIN).future(silence()) for _ in range(8)]
-        for call in stalled:  # each of them ends, though its caller does nothing
+        for call in [silent(guarded, over) for _ in range(8)]:  # each ends, though its caller does nothing
             assert call.exception(CALL_S) is not None
         over.set()
         assert guarded.joined("device-1").name == "device-1"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=200))
-def test_a_source_may_fail_so_often_in_any_minute_and_twice_that(attempts: list[tuple[int, float]]) -> None:
+def test_few_join_at_a_time(tmp_path: Path) -> None:
+    limits = Limits(joins_at_once_max=2, join_connection_s_max=600.0, join_failures_per_minute=1e6)
+    with federation(tmp_path, TENSORS, limits) as guarded:
+        over, ended = threading.Event(), threading.Semaphore(0)
+        calls = [silent(guarded, over) for _ in range(4)]
+        for call in calls:
+            call.add_done_callback(lambda _: ended.release())
+        assert all(ended.acquire(timeout=CALL_S) for _ in range(2))
+        refused = [call for call in calls if call.done()]
+        assert [call.code() for call in refused] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+        stub, request = JoiningStub(stranger(guarded)), signing_request(new_key())
+        assert isinstance(refusal(stub, "a.guess", request), Overloaded)
+        for call in calls:
+            call.cancel()
+        over.set()
+        while isinstance(refusal(stub, "a.guess", request), Overloaded):  # until the server hears of that
+            pass
+        assert guarded.joined("device-1").name == "device-1"
+
+
+# So short on the average that a bucket fills, and some that let much out.
+GAPS_S = st.sampled_from([*[0.0] * 6, 1.0, 3.0, 6.1, 20.0])
+
+
+@given(st.lists(st.tuples(st.sampled_from("aab"), GAPS_S), min_size=60, max_size=100))
+def test_a_source_may_fail_so_often_in_any_minute_and_twice_that(attempts: list[tuple[str, float]]) -> None:
     failures, now, heard = Rates(10.0, 10.0), 0.0, []
     for source, passed in attempts:
         now += passed
-        if not failures.wait_s(str(source), now):
-            failures.add(str(source), now)
+        if not (wait_s := failures.wait_s(source, now)):
+            failures.add(source, now)
             heard.append((source, now))
         else:
-            assert not failures.wait_s(str(source), now + failures.wait_s(str(source), now) + 1e-6)
+            assert not failures.wait_s(source, now + wait_s + 1e-6)
     for source, begin in heard:
         assert sum(s == source and begin <= t <= begin + 60 for s, t in heard) <= 20
-
-
-def test_the_memory_of_strangers_is_bounded() -> None:
-    failures = Rates(1.0, 1.0)
-    for n in range(2 * KEPT):
-        failures.add(str(n), float(n))
-    assert len(failures._levels) == KEPT
 
 
 @pytest.mark.parametrize(

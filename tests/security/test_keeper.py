@@ -616,9 +616,9 @@ def test_what_is_no_cohort_is_an_error(place: Remote, requests: Any, error: type
     assert said["anabranch-error"] == error.__name__
 
 
-def test_no_member_has_more_bytes_than_a_run_reckons_with(tmp_path: Path) -> None:
+def test_no_member_has_more_bytes_than_a_run_reckons_with(authority: Authority, tmp_path: Path) -> None:
     """By that a run knows whether keepers take its sums; it is no great deal more either."""
-    longest, authority = "x" * 64, Authority.create(tmp_path / "ca")
+    longest = "x" * 64
     for count in (1, 5):
         papers = [make_papers(tmp_path / f"{count}-{i}", authority.pem, Floors(), 1e9) for i in range(count)]
         wallet = issued(authority, Kind.DEVICE, longest, tmp_path / f"d-{count}")

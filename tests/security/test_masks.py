@@ -172,7 +172,8 @@ def difference(ward: Ward, keeper: Keeper) -> Integers | None:
     sent = ward.sent()
     whole = asked(keeper, cohort_of("r", ward.terms, sent), sent)
     less = asked(keeper, cohort_of("r", ward.terms, sent[1:], number=2), sent[1:])
-    if whole is None or less is None:
+    assert whole is not None
+    if less is None:
         return None
     found = (whole - less) // sent[0].member.weight
     assert found.tolist() == sent[0].integers.tolist()
