@@ -166,11 +166,21 @@ def test_no_mixture_of_faults_costs_or_doubles_an_update(seed: int, tmp_path: Pa
 
 
 def test_a_push_that_fails_for_long_is_repeated_with_the_same_bytes(federation: Federation) -> None:
+    sent: list[bytes] = []
+
+    class Listening(FaultyTransport):
+        def push(self, entry: UpdateEntry) -> PushAnswer:
+            sent.append(whole(entry))
+            return super().push(entry)
+
     faults = [Fault("push", n, FaultKind.LOST) for n in range(1, 8)]
-    transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)
-    summary = federation.agent(transport, tasks_max=1).run()
+    summary = federation.agent(Listening(LocalTransport(federation.server, "a"), faults), tasks_max=1).run()
     assert (summary.failures, summary.answered) == (7, 1)
-    assert all(0 <= s <= 0.5 * 2**n for n, s in enumerate(federation.time.rests, 1))
+    assert sent == [sent[0]] * 8
+    rests = federation.time.rests
+    assert len(rests) == 7
+    assert all(0 <= s <= 0.5 * 2**n for n, s in enumerate(rests, 1))
+    assert max(rests) > 0.5 * 2**4, "they get longer"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from anabranch.client.agent import Agent
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.operator import OperatorClient
 from anabranch.client.run import ClientOptions, run_client
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.model.params import digest
 from anabranch.core.rng import seed_of
 from anabranch.core.rules import NEWEST
@@ -195,10 +195,13 @@ def test_weights_without_a_seed_are_refused() -> None:
 
 def test_other_weights_are_not_taken_for_version_0() -> None:
     trainer = trainer_for(Synthetic())
-    first = FirstModel.of(trainer.spec, trainer.initial(4), 4, "raw")
-    assert np.array_equal(
-        first.read(trainer.spec, trainer.initial(4)), trainer.spec.flatten(trainer.initial(4))
-    )
+    spec, own = trainer.spec, trainer.initial(4)
+    first = FirstModel.of(spec, own, 4, "raw")
+    assert np.array_equal(first.read(spec, own), spec.flatten(own))
+    other = {name: array.copy() for name, array in own.items()}
+    other["output.bias"][-1] = np.nextafter(other["output.bias"][-1], np.float32(1))
+    with pytest.raises(InvalidUpdate, match="is not version 0: its SHA-256 differs"):
+        first.read(spec, other)
 
 
 @pytest.mark.parametrize("connection", ["calls", "stream"])

@@ -60,6 +60,25 @@ def test_a_call_is_repeated_while_its_errors_pass() -> None:
     assert 0 <= third <= 4
 
 
+def test_pauses_double_up_to_their_cap_and_each_is_drawn_anew() -> None:
+    """Of thirty devices, as of each one: none waits longer than it may, and they do not come at a time."""
+
+    def rests(seed: int) -> list[float]:
+        time, heard = VirtualTime(), list[AnabranchError]()
+
+        def call() -> None:
+            if len(heard) < 5:
+                raise Unavailable("away")
+
+        persist(call, time.bell, seed, 0.5, 6.0, heard.append)
+        return time.rests
+
+    for each, most in zip(zip(*map(rests, range(30)), strict=True), (1.0, 2.0, 4.0, 6.0, 6.0), strict=True):
+        assert len(set(each)) == 30
+        assert min(each) < 0.3 * most
+        assert 0.7 * most < max(each) <= most
+
+
 def test_an_error_that_does_not_pass_is_raised() -> None:
     def call() -> None:
         raise InvalidUpdate("no")
