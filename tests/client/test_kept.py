@@ -6,15 +6,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from agents import Crash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.client.kept import Keepsake, KeptState
 from anabranch.client.outbox import Outbox, UpdateEntry
-
-
-class Crash(Exception):
-    """The process is gone."""
 
 
 def both(kept: bytes) -> Keepsake:
