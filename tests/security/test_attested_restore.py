@@ -58,14 +58,6 @@ buffer_size = 1
 """
 
 
-@contextmanager
-def started_again(guarded: Federation) -> Iterator[Served]:
-    """The server on the data as they are now."""
-    guarded.served = Served(guarded.served.config, guarded.served.manifest)
-    with guarded.served as served:
-        yield served
-
-
 def take_back(guarded: Federation, backup: Path) -> None:
     """Stop the server and put its data back as they were."""
     guarded.served.close()
@@ -92,7 +84,7 @@ def believed(
     """Put the backup of version 1 back, attested, serve three versions more: a device comes to follow."""
     take_back(guarded, backup)
     attest(guarded.data_dir, "", authority)
-    with started_again(guarded):
+    with guarded.started_again():
         works(guarded, worker, 3, value)
         with pytest.raises(HistoryRestored, match="restored to version 1"):
             fetch(guarded.transport(wallet), guarded)
@@ -105,12 +97,12 @@ def test_a_restore_that_the_authority_attests_is_believed_once(tmp_path: Path) -
         wallet, other = guarded.joined("device-1"), guarded.joined("device-2")
         works(guarded, other, 1)
         back_up(guarded, tmp_path / "backup")
-        with started_again(guarded):
+        with guarded.started_again():
             works(guarded, other, 2)
             seen = fetch(guarded.transport(wallet), guarded)
             assert seen == 3
         take_back(guarded, tmp_path / "backup")
-        with started_again(guarded):
+        with guarded.started_again():
             works(guarded, other, 1, 5.0)  # another version 2
             with pytest.raises(HistoryMismatch, match="attest-restore"):
                 fetch(guarded.transport(wallet), guarded)
@@ -119,7 +111,7 @@ def test_a_restore_that_the_authority_attests_is_believed_once(tmp_path: Path) -
             assert fetch(guarded.transport(fresh), guarded) == 4
         take_back(guarded, tmp_path / "backup")
         assert not (guarded.data_dir / FILE).exists()
-        with started_again(guarded), pytest.raises(HistoryMismatch):
+        with guarded.started_again(), pytest.raises(HistoryMismatch):
             fetch(guarded.transport(wallet), guarded)  # nobody has attested this one
 
 
@@ -128,7 +120,7 @@ def test_a_second_restore_is_believed_though_the_clock_was_set_back(tmp_path: Pa
         wallet, other = guarded.joined("device-1"), guarded.joined("device-2")
         works(guarded, other, 1)
         back_up(guarded, tmp_path / "backup")
-        with started_again(guarded):
+        with guarded.started_again():
             works(guarded, other, 2)
             assert fetch(guarded.transport(wallet), guarded) == 3
         an_hour_ago = guarded.authority.now() - 3600.0
@@ -173,11 +165,11 @@ def test_an_attestation_that_was_told_before_takes_nobody_back(tmp_path: Path) -
         guarded.served.close()
         attest(guarded.data_dir, "", guarded.authority)
         shutil.copytree(guarded.data_dir, tmp_path / "backup")
-        with started_again(guarded):
+        with guarded.started_again():
             works(guarded, other, 2)
             assert fetch(guarded.transport(wallet), guarded) == 3  # it hears of the restore, and needs it not
         take_back(guarded, tmp_path / "backup")  # with the attestation of then
-        with started_again(guarded), pytest.raises(HistoryMismatch) as refused:
+        with guarded.started_again(), pytest.raises(HistoryMismatch) as refused:
             fetch(guarded.transport(wallet), guarded)
         assert not isinstance(refused.value, HistoryRestored)
 
@@ -193,7 +185,7 @@ def test_a_server_does_not_start_on_what_the_authority_did_not_sign(
         path = guarded.data_dir / FILE
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
         mend = f"attest-restore --data-dir {guarded.data_dir} --folder {guarded.authority.folder}"
-        with pytest.raises(ConfigError, match=re.escape(mend)), started_again(guarded):
+        with pytest.raises(ConfigError, match=re.escape(mend)), guarded.started_again():
             pass
 
 
@@ -310,10 +302,10 @@ def test_a_device_that_holds_a_lost_version_finds_out_at_the_grant(tmp_path: Pat
             return Agent(Synthetic(), guarded.transport(wallet), name, shard, folder, tasks_max=2)
 
         back_up(guarded, tmp_path / "backup")
-        with started_again(guarded):
+        with guarded.started_again():
             assert agent("device-1", wallet).run().answered == 2  # it holds version 1, and has its head
         take_back(guarded, tmp_path / "backup")
-        with started_again(guarded):
+        with guarded.started_again():
             works(guarded, other, 1, 64.0)
             with pytest.raises(HistoryMismatch, match="version 1 has another history"):
                 agent("device-1", wallet).run()

@@ -18,8 +18,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import pytest
 from cockpits import Browser, Printed, cockpit
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import hashes
 from nursery import COMMAND, run
 
 from anabranch.cockpit.folder import RunFolder
@@ -27,6 +26,7 @@ from anabranch.cockpit.ordering import CONFIRM_S, Ordering
 from anabranch.cockpit.runs import ShownRun
 from anabranch.cockpit.visitors import SESSION_S, Visitor, Visitors
 from anabranch.core.errors import NotPermitted
+from anabranch.identity.certificates import certificate_pem, key_pem, new_key
 
 PATHS = (
     *("/api/session", "/api/runs", "/api/runs/one", "/api/runs/one/series", "/api/runs/one/river"),
@@ -314,11 +314,6 @@ def test_sessions_end() -> None:
     assert [bool(visitors.find(s)) for s in many] == [False] * 36 + [True] * 64
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    plain = serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-
-
 @pytest.fixture(scope="module")
 def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and a certificate and key of it for `cockpit.example` at 127.0.0.1, and for a browser."""
@@ -326,14 +321,14 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     now = dt.datetime.now(dt.UTC)
     day = dt.timedelta(days=1)
     root_key, root = (
-        ec.generate_private_key(ec.SECP256R1()),
+        new_key(),
         x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "root")]),
     )
     names = x509.SubjectAlternativeName(
         [x509.DNSName("cockpit.example"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     )
     for name, of in (("root", None), ("cockpit", names), ("browser", names)):
-        key = root_key if of is None else ec.generate_private_key(ec.SECP256R1())
+        key = root_key if of is None else new_key()
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         made = x509.CertificateBuilder().subject_name(subject).issuer_name(root).public_key(key.public_key())
         made = (
@@ -344,8 +339,8 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made = made.add_extension(x509.BasicConstraints(of is None, None), critical=True)
         made = made if of is None else made.add_extension(of, critical=False)
         signed = made.sign(root_key, hashes.SHA256())
-        (folder / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        (folder / f"{name}.key").write_bytes(_pem(key))
+        (folder / f"{name}.pem").write_bytes(certificate_pem(signed))
+        (folder / f"{name}.key").write_bytes(key_pem(key))
     return folder
 
 

@@ -15,7 +15,6 @@ import pytest
 from guarded import Federation, SigningDevice, federation, issued, yesterday
 from hypothesis import given
 from hypothesis import strategies as st
-from wire import Served
 
 from anabranch.client.history import SeenHistory
 from anabranch.core.errors import ClocksDisagree, ConfigError, HistoryMismatch, NotAuthenticated, NotPermitted
@@ -224,9 +223,7 @@ def test_a_devices_history_goes_on_through_restarts(tmp_path: Path, monkeypatch:
             device.work()
         assert fetch(guarded, wallet) == 5
         for n in range(2):
-            guarded.served.close()
-            guarded.served = Served(guarded.served.config, guarded.served.manifest)
-            with guarded.served:
+            with guarded.started_again():
                 device = worker(guarded, other)
                 for _ in range(4):
                     device.work()
@@ -252,14 +249,12 @@ def test_a_server_that_was_taken_back_is_refused(tmp_path: Path) -> None:
         device.work()
         guarded.served.close()
         shutil.copytree(guarded.data_dir, tmp_path / "backup")
-        guarded.served = Served(guarded.served.config, guarded.served.manifest)
-        with guarded.served:
+        with guarded.started_again():
             worker(guarded, other).work()
             assert fetch(guarded, wallet) == 2
         shutil.rmtree(guarded.data_dir)
         (tmp_path / "backup").rename(guarded.data_dir)
-        guarded.served = Served(guarded.served.config, guarded.served.manifest)
-        with guarded.served:
+        with guarded.started_again():
             with pytest.raises(HistoryMismatch, match="back to version 1"):
                 fetch(guarded, wallet)
             worker(guarded, other).work(5.0)  # of the same length, but not the same
@@ -294,8 +289,7 @@ def test_a_rollback_is_a_way_on_and_the_only_way_back(tmp_path: Path) -> None:
         assert fetch(guarded, wallet) == 4  # it has seen version 3, and the links lead on from there
         assert np.frombuffer(good.fetch()[1], np.float32).tolist() == [6.0] * 8
         guarded.served.close()
-        guarded.served = Served(guarded.served.config, guarded.served.manifest)
-        with guarded.served:
+        with guarded.started_again():
             worker(guarded, guarded.joined("good-2")).work(1.0)
             assert fetch(guarded, wallet) == 5
     assert verify(guarded.data_dir).problems == ()

@@ -17,7 +17,7 @@ from wire import Served, chunks, requests, server_config
 
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.records import Record, write_record
-from anabranch.client.state import HELD, MEMORY, locked
+from anabranch.client.state import HELD, MEMORY, device_id, locked
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import Authority
 from anabranch.server.manifest import write_manifest
@@ -103,3 +103,10 @@ def test_a_devices_folder(tmp_path: Path) -> None:
         open_to_all(folder)
     with locked(folder):
         assert loose(folder) == []
+
+
+def test_a_devices_folder_that_was_not_there(tmp_path: Path) -> None:
+    device_id(tmp_path / "named")
+    with locked(tmp_path / "nameless"):
+        for name in ("named", "nameless"):
+            assert loose(tmp_path / name) == []

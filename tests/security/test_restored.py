@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import grpc
 import pytest
 from commands import anabranch, answer
 from guarded import Federation, federation, issued
-from wire import Served
 
 from anabranch.client.agent import Agent
 from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError, Unavailable
@@ -24,15 +22,6 @@ from anabranch.identity.certificates import Kind, new_key, signing_request
 from anabranch.testing.federation import BASE, first_weights
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
-
-
-@contextmanager
-def again(guarded: Federation) -> Iterator[Served]:
-    """The server, started again; `guarded` speaks to it from now on."""
-    guarded.served.close()
-    guarded.served = Served(guarded.served.config, guarded.served.manifest)
-    with guarded.served as served:
-        yield served
 
 
 def take_back(guarded: Federation, backup: Path) -> None:
@@ -50,11 +39,11 @@ def test_a_server_does_not_start_on_an_older_register(tmp_path: Path) -> None:
         guarded.authority.revoke("device-1")
         guarded.served.close()
         take_back(guarded, Path(backup))
-        with pytest.raises(ConfigError, match="older than this server has seen it"), again(guarded):
+        with pytest.raises(ConfigError, match="older than this server has seen it"), guarded.started_again():
             pass
         answer(anabranch(tmp_path, "admin", "ca", "restored", "--folder", "ca", "--json"))
         answer(anabranch(tmp_path, "admin", "revoke", "device-1", "--folder", "ca", "--json"))
-        with again(guarded), Authority.open(tmp_path / "ca") as authority:
+        with guarded.started_again(), Authority.open(tmp_path / "ca") as authority:
             with pytest.raises(NotAuthenticated, match="was revoked"):
                 authority.admit(token, signing_request(new_key()), DAY_S)
             wallet = issued(authority, Kind.DEVICE, "device-2", tmp_path / "device-2")
@@ -109,7 +98,7 @@ def test_a_register_that_is_replaced_under_a_server_lets_nobody_in(
         assert any("was replaced: restart the server" in line for line in caplog.messages)
         with pytest.raises(StoreError, match="was replaced: restart the server"):
             guarded.operators(operator).status()
-        with again(guarded):
+        with guarded.started_again():
             guarded.device(device.wallet).enrol()
 
 
@@ -131,10 +120,10 @@ def test_a_register_over_which_a_backup_is_copied_lets_nobody_in_who_was_revoked
                 device.ask()
         with pytest.raises(StoreError, match="was taken back to an older one under the server: stop it"):
             guarded.operators(operator).status()
-        with pytest.raises(ConfigError, match="older than this server has seen it"), again(guarded):
+        with pytest.raises(ConfigError, match="older than this server has seen it"), guarded.started_again():
             pass
         answer(anabranch(tmp_path, "admin", "ca", "restored", "--folder", "ca", "--json"))
-        with again(guarded):
+        with guarded.started_again():
             guarded.device(kept.wallet).enrol()
 
 
@@ -153,18 +142,18 @@ def test_an_older_register_is_noticed_although_it_was_written_to_since(tmp_path:
         lost = guarded.joined("device-1")
         backup = register.read_bytes()
         guarded.authority.revoke("device-1")
-        with again(guarded):
+        with guarded.started_again():
             pass
         forked(register, backup)
-        with pytest.raises(ConfigError, match="its change 4 is another one"), again(guarded):
+        with pytest.raises(ConfigError, match="its change 4 is another one"), guarded.started_again():
             pass
         answer(anabranch(tmp_path, "admin", "ca", "restored", "--folder", "ca", "--json"))
         answer(anabranch(tmp_path, "admin", "revoke", "device-1", "--folder", "ca", "--json"))
-        with again(guarded):
+        with guarded.started_again():
             with pytest.raises(grpc.RpcError, match="is revoked"):
                 guarded.device(lost).ask()
             guarded.device(guarded.joined("device-2")).enrol()
-        with again(guarded):
+        with guarded.started_again():
             pass
 
 
@@ -179,7 +168,7 @@ def test_a_register_with_a_backup_over_it_that_was_written_to_lets_nobody_in(tmp
         forked(register, backup)
         with pytest.raises(grpc.RpcError, match="the server's store cannot do it now"):
             lost.ask()
-        with pytest.raises(ConfigError, match="older than this server has seen it"), again(guarded):
+        with pytest.raises(ConfigError, match="older than this server has seen it"), guarded.started_again():
             pass
 
 
@@ -196,7 +185,7 @@ def test_a_server_that_is_killed_has_noted_how_far_the_register_was(tmp_path: Pa
         guarded.served.close()
         noted.write_bytes(at_the_kill)
         register.write_bytes(backup)
-        with pytest.raises(ConfigError, match="older than this server has seen it"), again(guarded):
+        with pytest.raises(ConfigError, match="older than this server has seen it"), guarded.started_again():
             pass
 
 
@@ -233,19 +222,22 @@ def test_a_register_and_a_note_of_an_earlier_program_go_on(tmp_path: Path) -> No
         sha256, changes = guarded.authority.sha256, guarded.authority.point.changes
         assert guarded.authority.point.mark == ""
         noted.write_text(json.dumps({sha256: changes}))
-        with again(guarded):
+        with guarded.started_again():
             guarded.device(device.wallet).enrol()
             backup = register.read_bytes()
             guarded.authority.revoke("device-1")
             with pytest.raises(grpc.RpcError, match="is revoked"):
                 guarded.device(device.wallet).ask()
         forked(register, backup)
-        with pytest.raises(ConfigError, match=f"its change {changes + 1} is another one"), again(guarded):
+        with (
+            pytest.raises(ConfigError, match=f"its change {changes + 1} is another one"),
+            guarded.started_again(),
+        ):
             pass
         noted.write_text(json.dumps({sha256: changes + 100}))
         with (
             pytest.raises(ConfigError, match=f"has {changes + 3} of {changes + 100} changes"),
-            again(guarded),
+            guarded.started_again(),
         ):
             pass
 
@@ -265,7 +257,7 @@ def test_a_register_that_is_said_to_be_restored_lets_nobody_in_before_a_start(tm
         answer(anabranch(tmp_path, "admin", "ca", "restored", "--folder", "ca", "--json"))
         with pytest.raises(grpc.RpcError, match="the server's store cannot do it now"):
             device.ask()
-        with again(guarded):
+        with guarded.started_again():
             guarded.device(device.wallet).enrol()
 
 
@@ -301,7 +293,7 @@ def test_with_a_new_authority_everybody_joins_anew_and_the_run_goes_on(tmp_path:
         shutil.rmtree(tmp_path / "ca")  # the key is lost
         with Authority.create(tmp_path / "ca") as other:
             guarded.authority = other
-            with again(guarded):
+            with guarded.started_again():
                 with pytest.raises(grpc.RpcError):
                     guarded.device(device.wallet).enrol()
                 joined = guarded.device(guarded.joined("device-1"))

@@ -93,6 +93,14 @@ class Federation:
         assert self.served.info is not None
         return SigningDevice(channel, spec, client_id or wallet.name, wallet, self.served.info.run_id)
 
+    @contextmanager
+    def started_again(self) -> Iterator[Served]:
+        """The server on the data as they are by now; it is spoken to from now on."""
+        self.served.close()
+        self.served = Served(self.served.config, self.served.manifest)
+        with self.served as served:
+            yield served
+
     def stub(self, channel: grpc.Channel) -> DevicesStub:
         """Calls over a channel of one's own."""
         return DevicesStub(self.served.keep(channel))
