@@ -38,6 +38,13 @@ def test_counters_are_never_averaged() -> None:
 
 def test_a_model_instead_of_a_delta() -> None:
     assert one(model={"weight": MODEL["weight"] + 2, "bias": MODEL["bias"]}).model["weight"][0, 0] == 2
+    # From version 0, 3.0, to 10: 7 more, on version 1, which is 5.0.
+    updates = [
+        Update("a", "t0", 0, delta={"w": np.array([2.0])}),
+        Update("b", "t1", 0, model={"w": np.array([10.0])}),
+    ]
+    params = {"buffer_size": 1, "staleness": {"name": "constant"}}
+    assert aggregate("fedbuff", params, {"w": np.array([3.0])}, updates).model["w"] == 12
 
 
 def test_any_earlier_version_may_be_a_base() -> None:
@@ -127,6 +134,14 @@ def test_what_is_wrong_with_the_call_itself_raises() -> None:
         aggregate("fedbuff", {}, {"n": np.array(1)}, [])
     with pytest.raises(ConfigError, match="did you mean 'fedbuff'"):
         one("fedbuf", delta=ZERO)
+
+
+@pytest.mark.parametrize(("clip", "moved"), [(2.0, [1.2, 1.6]), (0.0, [30.0, 40.0])])
+def test_an_update_is_cut_to_so_many_lengths_of_those_before_it(clip: float, moved: list[float]) -> None:
+    deltas = [*[[1.0, 0.0], [-1.0, 0.0]] * 5, [30.0, 40.0]]
+    updates = [Update("c", f"t{i}", i, delta={"w": np.array(delta)}) for i, delta in enumerate(deltas)]
+    result = aggregate("fedbuff", {"buffer_size": 1}, {"w": np.zeros(2)}, updates, robust={"clip": clip})
+    assert result.model["w"] == pytest.approx(moved)
 
 
 def test_rounds_take_whoever_the_call_names() -> None:

@@ -180,6 +180,7 @@ def test_a_late_chunk_cannot_change_what_was_checked(store: BlobStore) -> None:
     store.write("u1", 0, DATA)
     sealed = store.seal("u1", sha(DATA))
     store.write("u1", 0, b"something else")
+    assert store.received("u1") == len(b"something else"), "and not what another stream had sent"
     assert bytes(sealed) == DATA
     with pytest.raises(InvalidUpdate):
         store.seal("u1", sha(DATA))
@@ -498,9 +499,10 @@ def test_a_blob_that_is_on_its_way_stays_though_the_clock_is_set_forward(folder:
 # --- names -----------------------------------------------------------------------------------
 
 BAD_IDS = ["", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", "a\0b", "a b", "ü", "-x", "a\n", "x" * 65]
+BAD_NAMES = [*BAD_IDS, *(f"a{BETWEEN_IDS}{bad}" for bad in ("", "..", "x" * 65)), BETWEEN_IDS.join("abcd")]
 
 
-@pytest.mark.parametrize("update_id", BAD_IDS)
+@pytest.mark.parametrize("update_id", BAD_NAMES)
 def test_a_malformed_id_never_becomes_a_path(blobs: Blobs, folder: Path, update_id: str) -> None:
     with pytest.raises(InvalidUpdate):
         blobs.received(update_id)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from anabranch.core.errors import InvalidUpdate, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.server.calls import EARLY_PER_MINUTE, HELD_S_MAX, USELESS_S, Calls
+from anabranch.identity.certificates import Kind, Peer
+from anabranch.protos.v1.devices_pb2 import AskTaskRequest
+from anabranch.server import gate
+from anabranch.server.calls import EARLY_PER_MINUTE, HELD_S_MAX, USELESS_S, WAIT_S_MIN, Calls, in_turn
 
 
 class Caller:
@@ -30,6 +34,13 @@ class Caller:
             self.order.append(name)
             await self.ends[name].wait()
             self.order.append(f"{name} ends")
+
+    @in_turn
+    async def ask(self, request: AskTaskRequest, caller: gate.Caller) -> str:
+        """A call as of a servicer, which answers by its task's name."""
+        self.order.append(request.task_id)
+        await self.ends["all"].wait()
+        return request.task_id
 
     async def settle(self) -> None:
         """Let everybody come as far as possible."""
@@ -52,6 +63,46 @@ def test_calls_of_a_client_wait_for_each_other_and_nobody_for_another() -> None:
         assert not caller.calls._turns
 
     asyncio.run(run())
+
+
+def test_a_call_waits_for_those_of_its_own_device_whatever_name_it_says() -> None:
+    nobodys: Any = None
+    ward = gate.Caller(Peer(Kind.DEVICE, "ward", "1", 0.0, 9.0, nobodys))
+
+    async def run() -> None:
+        caller, nameless = Caller(), gate.Caller()
+        end = caller.ends["all"] = asyncio.Event()
+        said = [("1", "a", nameless), ("2", "a", nameless), ("of b", "b", nameless)]
+        said += [("the ward's", "a", ward), ("another of it", "b", ward)]
+        tasks = [
+            asyncio.ensure_future(caller.ask(AskTaskRequest(client_id=client_id, task_id=task_id), by))
+            for task_id, client_id, by in said
+        ]
+        await caller.settle()
+        assert caller.order == ["1", "of b", "the ward's"]
+        end.set()
+        assert await asyncio.gather(*tasks) == [task_id for task_id, _, _ in said]
+        assert not caller.calls._turns
+
+    asyncio.run(run())
+
+
+def test_calls_are_counted_by_kind_and_by_device_or_by_where_they_come_from() -> None:
+    calls = Calls(replace(DEFAULT_LIMITS, calls_per_minute=2.0), now=lambda: 100.0)
+    for port in (1, 2):
+        calls.take("GetLinks", "", gate.Caller(address=f"ipv4:10.0.0.1:{port}"))
+    with pytest.raises(Overloaded, match=r"'10\.0\.0\.1' calls GetLinks too often") as raised:
+        calls.take("GetLinks", "", gate.Caller(address="ipv4:10.0.0.1:3"))
+    assert raised.value.retry_after_s == (30.0, 60.0)
+    calls.take("GetLinks", "", gate.Caller(address="ipv4:10.0.0.2:3"))
+    calls.take("GetLinks", "a", gate.Caller(address="ipv4:10.0.0.1:3"))
+    calls.take("FetchModel", "", gate.Caller(address="ipv4:10.0.0.1:3"))
+    often = Calls(replace(DEFAULT_LIMITS, calls_per_minute=600.0), now=lambda: 100.0)
+    for _ in range(600):
+        often.take("GetLinks", "a", gate.Caller())
+    with pytest.raises(Overloaded) as raised:
+        often.take("GetLinks", "a", gate.Caller())
+    assert raised.value.retry_after_s == (WAIT_S_MIN, 2 * WAIT_S_MIN), "not at once"
 
 
 class Clock:
@@ -146,6 +197,8 @@ def test_those_that_wait_are_bounded_and_a_first_call_is_never_refused() -> None
         tasks.append(caller.call("of b", who="b"))
         await caller.settle()
         assert caller.order == ["1", "of b"]
+        with pytest.raises(Overloaded, match="'a' has 3 calls"):  # whoever came at once meanwhile
+            await caller.call("5")
         for end in caller.ends.values():
             end.set()
         await asyncio.gather(*tasks)

@@ -434,7 +434,7 @@ def test_what_waits_for_its_version_is_known_after_a_rollback_too(tmp_path: Path
         "submodel": {"name": "fragments", "parts": 3},
         "uplink": {"codec": "raw"},
     }
-    life, waiting = Life("", tmp_path, buffered), []
+    life, waiting, whole = Life("", tmp_path, buffered), [], []
     for number in range(80):
         life.play(number, number + 1)
         engine = life.books.engine
@@ -443,9 +443,12 @@ def test_what_waits_for_its_version_is_known_after_a_rollback_too(tmp_path: Path
             covered[tensor_set_of_bits(engine.spec, bytes.fromhex(bits)).indices] = True
         buffered_of = engine.state.covered
         assert np.array_equal(covered, buffered_of > 0 if buffered_of is not None else covered & False)
-        waiting.append(covered.any())
+        waiting.append(bool(covered.any()))
+        whole.append(engine.part_changes.of.count(ALL))
     life.close()
-    assert waiting[40] or waiting[75]  # where it was rolled back
+    around = (39, 40, 74, 75)  # before and after each of the rollbacks
+    assert [waiting[number] for number in around] == [True] * 4
+    assert [whole[number] for number in around] == [0, 1, 1, 2], "which change every part of the model"
 
 
 @pytest.mark.parametrize("strategy", ["fedasync", "fedbuff"])

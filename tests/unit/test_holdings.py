@@ -74,6 +74,7 @@ def test_a_part_covers_another_of_its_kind_that_has_no_coordinate_more(a: Part, 
 
 def test_units_cover_by_group() -> None:
     assert covers(ALL, LOW)
+    assert covers(units(range(6), [0, 2]), LOW)
     assert not covers(LOW, ALL)
     assert not covers(LOW, units(range(4), [1]))
     assert not covers(LOW, None)
