@@ -27,16 +27,24 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_later_layers_win_and_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting is in two layers that lie one upon the other, but for the lowest one's."""
     file = tmp_path / "run.toml"
     file.write_text('[run]\nseed = 1\nname = "file"\n[strategy]\nname = "fedbuff"\nbuffer_size = 3\n')
     monkeypatch.setenv("ANABRANCH_RUN_SEED", "2")
     monkeypatch.setenv("ANABRANCH_FLEET_CLIENTS", "5")
-    config = load_config(file, ["fleet.clients=7"])
-    assert (config.run.seed, config.run.name, config.fleet.clients) == (2, "file", 7)
+    presets: dict[str, Any] = {"client": {"batch_size": 9}, "run": {"name": "preset"}}
+    flags: dict[str, Any] = {"fleet": {"clients": 6}, "run": {"updates_max": 7}}
+    config = load_config(file, ["run.updates_max=8"], [("demo", presets)], [("--clients", flags)])
+    found = {
+        "client.batch_size": (config.client.batch_size, "demo"),
+        "run.name": (config.run.name, str(file)),
+        "run.seed": (config.run.seed, "ANABRANCH_RUN_SEED"),
+        "fleet.clients": (config.fleet.clients, "--clients"),
+        "run.updates_max": (config.run.updates_max, "--set"),
+    }
+    assert [value for value, _ in found.values()] == [9, "file", 2, 6, 8]
+    assert {key: config.sources[key] for key in found} == {key: source for key, (_, source) in found.items()}
     assert config.strategy.params == {"buffer_size": 3}
-    assert config.sources["run.seed"] == "ANABRANCH_RUN_SEED"
-    assert config.sources["fleet.clients"] == "--set"
-    assert config.sources["run.name"] == str(file)
 
 
 def test_a_configuration_survives_json() -> None:
