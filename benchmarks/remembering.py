@@ -36,11 +36,11 @@ from anabranch.core.snapshot import take_changes
 from anabranch.host.build import Blueprint
 from anabranch.server.store.base import RunInfo
 from anabranch.server.store.factory import open_store
+from anabranch.server.store.postgresql_store import PostgresqlStore
 from anabranch.server.store.quota import held_bytes
 from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.shelf import StoredRows
 from anabranch.server.store.snapshots import SnapshotFiles
-from anabranch.server.store.sql import SqlStore
 from anabranch.support.shelf import RowShelf
 
 SIZES = ("1000:100000", "10000:100000", "30000:100000")
@@ -118,7 +118,7 @@ def shelf_of(place: str, folder: Path) -> Iterator[RowShelf]:
         yield RowShelf(StoredRows(folder, 0))
         return
     store = open_store(place, folder)
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, PostgresqlStore)
     store.start(RunInfo("remembering", "remembering", {}, [], "", 0.0))
     yield store.shelf
     with store._database.beside() as connection:

@@ -48,7 +48,6 @@ from anabranch.server.store import mark as marks
 from anabranch.server.store import revision
 from anabranch.server.store.base import Entry
 from anabranch.server.store.blobs import BlobStore
-from anabranch.server.store.database import BUSY_TIMEOUT_MS
 from anabranch.server.store.ending import check_alone
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.files import (
@@ -68,6 +67,7 @@ from anabranch.server.store.packs import PackPlace, Packs
 from anabranch.server.store.rows import names_by_blake3
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
+from anabranch.server.store.sqlite import BUSY_TIMEOUT_MS
 from anabranch.server.verify import no_run, stored_config, verify
 from anabranch.support.folders import check_folder
 from anabranch.support.shelf import FOLDER as SHELF

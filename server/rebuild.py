@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import URL, insert
+from sqlalchemy import insert
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import (
@@ -48,7 +48,6 @@ from anabranch.server.proofs import AUTHORITIES
 from anabranch.server.recovery import recover
 from anabranch.server.store import revision, rows
 from anabranch.server.store.base import Mark, RunInfo
-from anabranch.server.store.database import BUSY_TIMEOUT_MS, Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.files import (
     ASIDE,
@@ -66,6 +65,7 @@ from anabranch.server.store.schema import runs
 from anabranch.server.store.segments import FOLDER as LOG
 from anabranch.server.store.segments import Segments
 from anabranch.server.store.snapshots import SnapshotFiles
+from anabranch.server.store.sqlite import BUSY_TIMEOUT_MS, SqliteDatabase
 from anabranch.server.verify import VerifyReport, verify
 from anabranch.support.folders import check_folder
 
@@ -259,7 +259,7 @@ def _from_note(staged: Path, mark: Mark) -> None:
 
 
 def _make_database(path: Path, info: RunInfo) -> None:
-    database = Database(URL.create("sqlite", database=str(path)))
+    database = SqliteDatabase(path)
     try:
         database.open(writes=True)
         with database.writing() as connection:

@@ -27,7 +27,7 @@ from anabranch.server.recovery import check_links, check_mark, check_versions
 from anabranch.server.store.base import Mark, Recovery, RunInfo, Store, VersionRow
 from anabranch.server.store.ending import check_end
 from anabranch.server.store.factory import open_data
-from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.sqlite_store import SqliteStore
 from anabranch.support.folders import check_folder, from_root
 from anabranch.support.shelf import ScratchShelf
 
@@ -229,7 +229,7 @@ def _replayed(
 ) -> Iterator[tuple[int, list[str]]]:
     """Every event's number with what is wrong after it; `seq`: of the one before the first."""
     # Before the replay: a server that goes on has a version in its log before there is a file of it.
-    ahead = store.unproved_snapshots() if isinstance(store, SqlStore) else {}
+    ahead = store.unproved_snapshots() if isinstance(store, SqliteStore) else {}
     recovery, mark, engine = store.load(), store.mark(), replayed.engine
     known = _KnownVersions(store).get
     for seq, record, effects in replayed:

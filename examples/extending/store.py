@@ -9,18 +9,15 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from sqlalchemy import URL
-
 from anabranch.core.limits import Limits
-from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.sqlite_store import SqliteStore
 
 
-class Elsewhere(SqlStore):
+class Elsewhere(SqliteStore):
     name: ClassVar[str] = "elsewhere"
 
     @classmethod
     def of(cls, database: str, data_dir: Path, limits: Limits, lease_s: float) -> Elsewhere:
         folder = Path(os.environ["STORE_FOLDER"])
         folder.mkdir(parents=True, exist_ok=True)
-        url = URL.create("sqlite", database=str(folder / "anabranch.db"))
-        return cls(url, data_dir, limits, lease_s)
+        return cls(folder / "anabranch.db", data_dir, limits)

@@ -12,7 +12,9 @@ from anabranch.core.journal import Record
 from anabranch.core.model.updates import Receipt
 from anabranch.server.store.archive import Archive
 from anabranch.server.store.base import Recovery
+from anabranch.server.store.postgresql_store import PostgresqlStore
 from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.sqlite_store import SqliteStore
 
 
 class ArchivedStore(SqlStore):
@@ -89,3 +91,11 @@ class ArchivedStore(SqlStore):
         if "_archived" in self.__dict__:
             self._archived.close()
         super().close()
+
+
+class ArchivedSqlite(ArchivedStore, SqliteStore):
+    """Of a run on SQLite."""
+
+
+class ArchivedPostgresql(ArchivedStore, PostgresqlStore):
+    """Of a run on PostgreSQL."""

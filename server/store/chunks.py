@@ -20,8 +20,8 @@ from anabranch.core.content import SHA256, ContentHash, algorithm_of
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import MIB, Limits
 from anabranch.server.store.blobs import BlobStore, check_digest
-from anabranch.server.store.database import Database
 from anabranch.server.store.packs import IN_A_FILE
+from anabranch.server.store.postgresql import PostgresqlDatabase
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.schema import chunks, updates
 from anabranch.server.store.snapshots import NO_ROWS, SnapshotFiles
@@ -34,7 +34,7 @@ PAYLOAD, SNAPSHOT = "payload", "snapshot"
 class Chunks:
     """Files of one kind. Raises `StoreError` and the like where the database fails."""
 
-    def __init__(self, database: Database, kind: str) -> None:
+    def __init__(self, database: PostgresqlDatabase, kind: str) -> None:
         self._database, self._kind = database, kind
 
     def has(self, sha256: str) -> bool:
@@ -80,7 +80,7 @@ def _piece(kind: str, sha256: str, number: int = 0) -> Select[Any]:
 class ChunkedBlobs(BlobStore):
     """Uploads on their way are files of this server; a large payload goes into the database."""
 
-    def __init__(self, database: Database, data_dir: Path, limits: Limits) -> None:
+    def __init__(self, database: PostgresqlDatabase, data_dir: Path, limits: Limits) -> None:
         super().__init__(data_dir, limits)
         self._database, self._chunks = database, Chunks(database, PAYLOAD)
         self._going: set[str] = set()  # what is removed at the moment
@@ -137,7 +137,7 @@ class ChunkedBlobs(BlobStore):
 class ChunkedSnapshots(SnapshotFiles):
     """A snapshot is made as a file of this server, and goes into the database."""
 
-    def __init__(self, database: Database, data_dir: Path, limits: Limits) -> None:
+    def __init__(self, database: PostgresqlDatabase, data_dir: Path, limits: Limits) -> None:
         super().__init__(data_dir, limits)
         self._database, self._chunks = database, Chunks(database, SNAPSHOT)
 

@@ -16,11 +16,12 @@ from anabranch.core.config.tables import ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.parts import PartKind, answer_text, is_code, members
-from anabranch.server.store.archived import ArchivedStore
+from anabranch.server.store.archived import ArchivedPostgresql, ArchivedSqlite
 from anabranch.server.store.base import Blobs, Store
 from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.store.memory import MemoryStore
-from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.postgresql_store import PostgresqlStore
+from anabranch.server.store.sqlite_store import SqliteStore
 from anabranch.support.code import let_in_one
 
 LEASE_S = ServerTable.leader_lease_s
@@ -58,7 +59,9 @@ def open_store(
         opened: Store = STORES.find(name).of(database, data_dir, limits, lease_s)
         _check_made(opened, name)
         return opened
-    return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive, disk_bytes_max)
+    if not database:
+        return SqliteStore(_sqlite_file(data_dir), data_dir, limits, archive, disk_bytes_max)
+    return PostgresqlStore(_postgresql(database), data_dir, limits, lease_s, archive, disk_bytes_max)
 
 
 def _check_made(store: Store, name: str) -> None:
@@ -87,7 +90,9 @@ def open_data(database: str, data_dir: Path, archive: Path | None = None) -> Sto
     """A server's data, to be read; with the `archive` of what its log has dropped from the first event on."""
     if archive is None:
         return open_store(database, data_dir)
-    return ArchivedStore(_url(database, data_dir), data_dir, archive=archive)
+    if not database:
+        return ArchivedSqlite(_sqlite_file(data_dir), data_dir, archive=archive)
+    return ArchivedPostgresql(_postgresql(database), data_dir, archive=archive)
 
 
 def is_same_database(one: str, other: str) -> bool:
@@ -111,18 +116,16 @@ def _ends(url: URL) -> set[tuple[str, str]]:
     return set(zip(hosts, ports if len(ports) == len(hosts) else ports * len(hosts), strict=False))
 
 
-def _url(database: str, data_dir: Path) -> URL:
-    if not database:
-        path = str(data_dir / SQLITE_FILE)
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(
-                f"server.data_dir = {str(data_dir)!a} is no text in UTF-8: take another name, or name it "
-                "from a working directory in which it is"
-            ) from None
-        return URL.create("sqlite", database=path)
-    return _postgresql(database)
+def _sqlite_file(data_dir: Path) -> Path:
+    path = data_dir / SQLITE_FILE
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"server.data_dir = {str(data_dir)!a} is no text in UTF-8: take another name, or name it "
+            "from a working directory in which it is"
+        ) from None
+    return path
 
 
 def _postgresql(database: str) -> URL:

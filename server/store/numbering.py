@@ -9,14 +9,17 @@ from functools import cache
 from sqlalchemy import Connection, bindparam, select
 
 from anabranch.server.store.base import Entry
-from anabranch.server.store.database import Database
 from anabranch.server.store.rows import update_id_of
 from anabranch.server.store.schema import updates
+from anabranch.server.store.sqlite import SqliteDatabase
 from anabranch.server.store.statements import Statement
 
 
 def numbered(
-    stored: Callable[[list[str]], set[str]], entries: Sequence[Entry], last_seq: int, behind: AbstractSet[str]
+    stored: Callable[[list[str]], set[str]],
+    entries: Sequence[Entry],
+    last_seq: int,
+    behind: AbstractSet[str] = frozenset(),
 ) -> list[int | None]:
     """The next sequence number for each entry; None for an update that is in the log.
 
@@ -46,7 +49,7 @@ def stored_ids(connection: Connection, ids: list[str]) -> set[str]:
     return set(_logged(len(ids)).one(connection, row).scalars())
 
 
-def ids_in_sqlite(database: Database, ids: list[str]) -> set[str]:
+def ids_in_sqlite(database: SqliteDatabase, ids: list[str]) -> set[str]:
     """The same in SQLite, without a transaction: every batch asks, and few have anything there."""
     places = ", ".join("?" * len(ids))
     query = f"SELECT update_id FROM updates WHERE update_id IN ({places})"  # noqa: S608 - no values

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, exists, func, or_, select, text
+from sqlalchemy import Connection, Select, and_, exists, func, or_, select
 
 from anabranch.core.content import digest_like
 from anabranch.core.errors import StoreCorrupt
@@ -29,7 +29,6 @@ def find_problems(connection: Connection, blobs: BlobStore, packs: Packs, after:
     Less those of snapshots, see `snapshot_problems`.
     """
     return [
-        *_pages(connection),
         *_log(connection),
         *_counts(connection),
         *_decisions(connection),
@@ -59,13 +58,6 @@ def snapshot_problems(connection: Connection, files: SnapshotFiles) -> Iterator[
             read_rows(connection, snapshot, row.applied_through_seq)
         except StoreCorrupt as error:
             yield row.sha256, f"snapshot {row.applied_through_seq}: {error}"
-
-
-def _pages(connection: Connection) -> Iterator[str]:
-    if connection.dialect.name == "sqlite":
-        for (found,) in connection.execute(text("PRAGMA integrity_check(20)")):
-            if found != "ok":
-                yield f"the database file is damaged: {found}"
 
 
 def _log(connection: Connection) -> Iterator[str]:

@@ -37,7 +37,7 @@ from sqlalchemy.schema import CreateTable
 from anabranch.core.errors import StoreCorrupt, StoreFull
 from anabranch.core.limits import MIB
 from anabranch.server.failpoints import reach
-from anabranch.server.store.database import Database
+from anabranch.server.store.postgresql import PostgresqlDatabase
 from anabranch.server.store.schema import has_table, shelf_rows
 from anabranch.support.shelf import LOST, Pieces
 
@@ -65,7 +65,7 @@ class TableRows:
 
     def __init__(
         self,
-        database: Database,
+        database: PostgresqlDatabase,
         begins_late: Callable[[], bool] = lambda: False,
         held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:

@@ -1,7 +1,7 @@
-"""The store on SQLite, with large payloads and snapshots in files beside it, or on PostgreSQL, which has all.
+"""A store whose rows are in a database: what is the same on SQLite and on PostgreSQL.
 
-What makes an append cheap is that it is one transaction for a whole batch: one flush of the disk,
-whatever the number of events. See `base.py` for the laws.
+What each of them has for itself, the log above all, is in `sqlite_store.py` and in `postgresql_store.py`. See
+`base.py` for the laws.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import errno
 import json
 import logging
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Row, Select, bindparam, func, insert, or_, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, insert, or_, select
 
 from anabranch.core.engine.shelf import check_row
-from anabranch.core.errors import LogLost, StoreCorrupt, StoreError, StoreFull
+from anabranch.core.errors import LogLost, StoreCorrupt, StoreError
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import Limits
 from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.secagg.ring import RING
@@ -32,21 +32,11 @@ from anabranch.server.store import revision, rows, schema, trimming
 from anabranch.server.store.archive import ARCHIVED_BYTES, Archive
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import BlobStore
-from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots, has_payload
 from anabranch.server.store.database import Database
 from anabranch.server.store.ending import (
-    ATTEST,
-    ATTEST_DATABASE,
-    check_alone,
-    check_begins,
-    check_end,
     check_files,
-    check_own,
-    check_rows,
     check_snapshots,
-    files_ahead,
     log_end,
-    rows_end,
 )
 from anabranch.server.store.files import (
     MISPLACED,
@@ -57,21 +47,13 @@ from anabranch.server.store.files import (
     make_folder,
     stored_values,
 )
-from anabranch.server.store.following import Following, in_pieces, write_events
 from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
 from anabranch.server.store.mark import MarkFile
-from anabranch.server.store.numbering import ids_in_sqlite, numbered, stored_ids
-from anabranch.server.store.overlay import Overlay
 from anabranch.server.store.packs import Packs, named_files, read_payload
 from anabranch.server.store.problems import find_problems, snapshot_problems
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.quota import Quota
-from anabranch.server.store.row_table import TableRows
-from anabranch.server.store.run_note import note_run
 from anabranch.server.store.schema import events, mask_sums, runs, snapshots, updates
-from anabranch.server.store.segments import Segments
-from anabranch.server.store.shelf import StoredRows
-from anabranch.server.store.shrinking import shrink
 from anabranch.server.store.snapshots import SnapshotFiles, named_by
 from anabranch.server.store.tags import read_tags, write_tags
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
@@ -97,41 +79,24 @@ _PAYLOAD, _MASK_SUM = (
 log = logging.getLogger(__name__)
 
 
-class SqlStore:
-    """`Store` of base.py. `data_dir` has the lock, uploads on their way, and beside SQLite all large files.
+class SqlStore(ABC):
+    """What is common to the `Store`s of base.py that have a database.
 
-    `archive`: the folder for what the log drops, None: it is lost. `lease_s`: see `Store.lease_s`; for
-    PostgreSQL, where servers may share the database and nothing else. `disk_bytes_max`: of `data_dir`.
+    `data_dir` has the lock, the mark and uploads on their way. `archive`: the folder for what the log drops,
+    None: it is lost. `disk_bytes_max`: of `data_dir`.
     """
 
-    def __init__(
-        self,
-        url: URL,
-        data_dir: Path,
-        limits: Limits = DEFAULT_LIMITS,
-        lease_s: float = 10.0,
-        archive: Path | None = None,
-        disk_bytes_max: int = 0,
-    ) -> None:
+    _database: Database
+    _blobs: BlobStore
+    _snapshots: SnapshotFiles
+    shelf: RowShelf
+
+    def __init__(self, data_dir: Path, limits: Limits, archive: Path | None, disk_bytes_max: int) -> None:
         self._quota = Quota(data_dir, disk_bytes_max)
-        self._database = base = Database(url, lease_s)
         self._data_dir, self._limits, self.archive_folder = data_dir, limits, archive
         self._archive: Archive | None = None
-        shared = not base.is_sqlite
-        self._blobs = ChunkedBlobs(base, data_dir, limits) if shared else BlobStore(data_dir, limits)
         self._packs, self._marks = Packs(data_dir), MarkFile(data_dir)
-        self._segments = Segments(data_dir, held_bytes_max=disk_bytes_max)
-        self._following = Following()
-        self._overlay = Overlay(self._segments)
-        self._told_flaw = ""
-        self._writes = self._has_blake3 = False
-        files: type[SnapshotFiles] = SnapshotFiles
-        self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
-        self.shelf = RowShelf(
-            TableRows(base, self._begins_late)
-            if shared
-            else StoredRows(data_dir, limits.free_disk_bytes_min, self._begins_late)
-        )
+        self._has_blake3 = False
         self._lock: FolderLock | None = None
         self._last_seq = 0
         self._is_ahead = False  # a snapshot is of a version that no row has published
@@ -144,25 +109,49 @@ class SqlStore:
         """Where uploads and large payloads lie."""
         return self._blobs
 
-    @property
-    def lease_s(self) -> float:
-        """After how long without `renew` another server may take over; 0: no other can."""
-        return 0.0 if self._database.is_sqlite else self._database.lease_s
+    # --- what each of them has for itself ----------------------------------------------------
+
+    @abstractmethod
+    def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
+        """Make events durable, and see to the projections of earlier ones."""
+
+    @abstractmethod
+    def _see_all(self) -> None:
+        """Before a look, or a change: rows are to have all that is in the log."""
+
+    @abstractmethod
+    def _begin_log(self, stored: RunInfo) -> None:
+        """At a start, once nobody else writes: it is to be whole, and the rows to have all of it."""
+
+    @abstractmethod
+    def _check_log(self, mark: Mark | None) -> None:
+        """Raises `LogLost` where the log ends before what is known to have been in it. Writes nothing."""
+
+    @abstractmethod
+    def _end_log(self, run_id: str, end: int) -> None:
+        """By an operator's word: the log ends with event `end`, whatever lies behind it."""
+
+    @abstractmethod
+    def _snapshots_ahead(self, connection: Connection) -> list[str]:
+        """The digests of snapshots of versions that no row has published, if there may be such."""
+
+    @abstractmethod
+    def _file_problems(self, connection: Connection) -> Iterator[str]:
+        """What is wrong with files of the log and of the database, in words."""
+
+    @abstractmethod
+    def _tell_missing(self, blobs: set[str], packs: set[int]) -> None:
+        """Say which of the files of payloads that rows name are not there."""
 
     # --- the run -----------------------------------------------------------------------------
 
     def info(self) -> RunInfo | None:
-        """The run that is stored, if there is one. Raises `StoreNewer`.
-
-        And `LogLost` where files of one lie there, of which SQLite's file knows nothing.
-        """
+        """The run that is stored, if there is one. Raises `StoreNewer`."""
         found = None
         if self._database.exists():
             with self._reading() as connection:
                 if revision.has_tables(connection):
                     found = connection.execute(select(runs)).mappings().first()
-        if found is None and self._database.is_sqlite:
-            check_alone(self._segments, self._marks, self._database.path)
         return None if found is None else rows.info_of(dict(found))
 
     def start(self, info: RunInfo) -> RunInfo:
@@ -176,27 +165,12 @@ class SqlStore:
             if gone := self._blobs.make_room():
                 log.info("removed what had come of %d uploads", len(gone))
             check_space(self._data_dir, self._limits.free_disk_bytes_min, "and start the server again")
-            if self._database.is_sqlite:  # a writer drops what it cannot read of SQLite's own log
-                self._check_whole()
-                self._database.close()
-                shrink(self._database.path, self._limits.free_disk_bytes_min)
-            self._database.open(writes=True)
-            self._following, self._writes = Following(), True
+            self._open_to_write()
             with self._database.writing() as connection:
                 revision.bring_up(connection)
-                self._database.lead(connection)
                 stored = self._enter(connection, info)
-                if not self._database.is_sqlite:
-                    check_own(self._data_dir, stored.run_id)
-                    if stored is info:  # the database had none
-                        check_begins(self._data_dir, self._database.name)
                 self._last_seq = log_end(connection)
-            if not self._database.is_sqlite:  # only now nobody else writes
-                self._check_whole()
-            else:
-                note_run(self._data_dir, stored)
-                self._segments.prepare(stored.run_id, self._newest_number())
-                self._take_up(stored.run_id)
+            self._begin_log(stored)
             self._snapshots.prepare()
             self._begin_shelf()
             if self.archive_folder is not None:
@@ -207,36 +181,20 @@ class SqlStore:
             raise
         return stored
 
-    def renew(self) -> None:
-        """Stay the leader for another `lease_s`. From any thread. Raises `LeadershipLost`, `StoreError`."""
-        self._database.renew()
-
-    def abandon(self) -> None:
-        """From any thread: let go of the database; whoever waits for it gets an error."""
-        self._database.abandon()
-
     def close(self) -> None:
         """Flush and let go of files and locks, of each whatever becomes of those before it."""
         with ExitStack() as rest:
             rest.callback(self._unlock)
             rest.callback(self._marks.close)
-            rest.callback(self._segments.close)
             rest.callback(self._database.close)
-            rest.callback(self._overlay.forget)
-            try:
-                self._let_go()
-            finally:
-                self._writes = False
-
-    def _let_go(self) -> None:
-        """Write what the rows lack, as a courtesy to who reads them: the log has it."""
-        with suppress(StoreError):
-            self._complete()
 
     def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def _open_to_write(self) -> None:
+        self._database.open(writes=True)
 
     def _enter(self, connection: Connection, info: RunInfo) -> RunInfo:
         row = connection.execute(select(runs)).mappings().first()
@@ -248,52 +206,29 @@ class SqlStore:
         return stored
 
     def _check_whole(self) -> None:
-        """Raises `LogLost` where the log ends before what is known to have been in it. Writes nothing."""
-        name, mark = self._database.name, self.mark()
-        if self.info() is None:
-            return
-        there = set(self._snapshots.others(set()))
-        with self._reading() as connection:
-            end = log_end(connection)
-            check_end(mark, end, name, ATTEST if self._database.is_sqlite else ATTEST_DATABASE)
-            if self._database.is_sqlite:
-                end = rows_end(connection)  # they come before a snapshot of what is in them
-                check_rows(connection, end, name)
-            check_snapshots(connection, end, name)
-            if self._overlay.flaw is not None:
-                raise self._overlay.flaw
-            # Of what is in the log alone nothing is published in the rows: that is for `acknowledge` to tell.
-            if self._database.is_sqlite and not self._overlay.size:
-                check_files(connection, self._snapshots, name, there)
+        """Raises `LogLost` as `_check_log` does, if there is a run."""
+        mark = self.mark()
+        if self.info() is not None:
+            self._check_log(mark)
 
     def _collect_garbage(self, tell: bool = False) -> None:
         """Remove the files that nothing names any more. `tell`: of those that rows name and that are gone."""
         with self._database.writing() as connection:
             referenced, packs = named_files(connection)
             kept = set(connection.scalars(select(snapshots.c.sha256)))
-            ahead = files_ahead(connection, self._snapshots) if self._database.is_sqlite else []
+            ahead = self._snapshots_ahead(connection)
         self._is_ahead = bool(ahead)
-        if tell and self._database.is_sqlite:
+        if tell:
             self._tell_missing(referenced, packs)
         if gone := self._blobs.collect_garbage(referenced):
             log.info("removed %d files that nothing references", len(gone))
         self._snapshots.remove_all_but(kept.union(ahead))
 
-    def _tell_missing(self, blobs: set[str], packs: set[int]) -> None:
-        """A run goes on from a snapshot without its payloads: what is lost is to be heard of now."""
-        if missing := [*self._packs.missing(packs), *self._blobs.missing(blobs)]:
-            others = f", nor are {len(missing) - 1} others that rows name" if len(missing) > 1 else ""
-            log.warning(
-                "%s is not there%s: the run goes on, but payloads of its log are lost to rollbacks, reports "
-                "and replays (`anabranch verify` says which): put it back, or restore a backup",
-                *(missing[0], others),
-            )
-
     def _begin_shelf(self) -> None:
         """Clear the shelf of what no snapshot names."""
         with self._database.writing() as connection:
             known = connection.execute(select(snapshots.c.sha256, snapshots.c.applied_through_seq)).all()
-            ahead = files_ahead(connection, self._snapshots) if self._database.is_sqlite else []
+            ahead = self._snapshots_ahead(connection)
         events = {row.sha256: row.applied_through_seq for row in known}
         newest = max(events.values(), default=0)
         named: dict[int, set[str]] = {}
@@ -318,72 +253,16 @@ class SqlStore:
 
     # --- the log -----------------------------------------------------------------------------
 
-    def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
-        """Make events durable, and see to the projections of earlier ones.
-
-        In SQLite's case rows follow the log later, all of them at the latest with a call without entries.
-        """
-        self._database.check_writes()
-        if not (entries or projections or self._following):  # nothing to write, and a look goes on
-            return []
+    def _check_room(self, entries: Sequence[Entry]) -> None:
+        """Before an `append`: raises `StoreFull`, and `DiskFailed` where the folder is another by now."""
         self._check_place()
         check_space(self._data_dir, self._limits.free_disk_bytes_min)
         if entries:  # what is in the log is written up, and dropped, whatever is held
             self._quota.check()
-        if self._database.is_sqlite:
-            return self._append_to_log(entries, projections)
-        with self._committing() as connection:
-            seqs = self._numbered(partial(stored_ids, connection), entries)
-            new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
-            self._check_blobs([entry for _, entry in new], partial(has_payload, connection))
-            if named_anew := self._are_named_anew(new):
-                revision.admit_blake3(connection)
-            write_events(connection, [rows.rows_of(*each) for each in new], projections)
-        self._has_blake3 |= named_anew
-        self._last_seq += len(new)
-        return seqs
-
-    def _append_to_log(self, entries: Sequence[Entry], projections: Sequence[Projection]) -> list[int | None]:
-        if not entries:
-            self._complete(projections)
-            return []
-        seqs = self._numbered(partial(ids_in_sqlite, self._database), entries)
-        new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
-        logged = [rows.checked_rows(*each) for each in new]
-        if new:
-            self._check_blobs([entry for _, entry in new], self._blobs.exists)
-            if self._are_named_anew(new):
-                with self._database.writing() as connection:  # durable before the log has it
-                    revision.admit_blake3(connection)
-                self._has_blake3 = True
-            lines = [(entry.line, entry.inline) for _, entry in new]
-            for its, place in zip(logged, self._segments.append(self._last_seq + 1, lines), strict=True):
-                its.lie_at(place)
-        self._last_seq += len(new)
-        self._following.add(logged, projections)
-        if self._following.is_due:
-            try:
-                self._complete()
-            except StoreFull as full:  # the log has them: they are written when there is room
-                log.warning("the rows of events that are in the log wait: %s", full)
-        return seqs
 
     def _are_named_anew(self, new: Sequence[tuple[int, Entry]]) -> bool:
         """Whether these entries are the first since the start that have a payload named by BLAKE3."""
         return not self._has_blake3 and any(rows.names_by_blake3(entry) for _, entry in new)
-
-    def _numbered(
-        self, stored: Callable[[list[str]], set[str]], entries: Sequence[Entry]
-    ) -> list[int | None]:
-        return numbered(stored, entries, self._last_seq, self._following.update_ids)
-
-    def _complete(self, projections: Sequence[Projection] = ()) -> None:
-        """Write the rows of all that is in the log, and projections. Raises `StoreFull`: no event is lost."""
-        if self._following or projections:
-            with self._committing() as connection:
-                self._following.write(connection, projections)
-            self._following.clear()
-            self._marks.settle()
 
     @contextmanager
     def _committing(self) -> Iterator[Connection]:
@@ -392,27 +271,6 @@ class SqlStore:
             yield connection
         reach("committed")
 
-    def _newest_number(self) -> int:
-        """The highest number of a segment or pack; of one as well that rows name and somebody has removed."""
-        if self._segments.state():
-            return self._packs.newest()
-        with self._database.writing() as connection:
-            named = [connection.scalar(select(func.max(of.c.pack))) or 0 for of in (updates, mask_sums)]
-        return max(self._packs.newest(), *named)
-
-    def _take_up(self, run_id: str) -> None:
-        """Write the rows of what a server before this one had in its log. Raises `LogLost`, `StoreFull`."""
-        with self._database.writing() as connection:
-            end = log_end(connection)
-            revision.admit_named(connection)
-        segments = self._segments.needed(run_id, end)
-        self._segments.make_durable(segments)  # rows are, and may not name what is not
-        for piece in in_pieces(self._segments.events(segments, end)):
-            with self._committing() as connection:
-                write_events(connection, piece, ())
-                revision.admit_named(connection)
-            self._last_seq = piece[-1].seq
-
     def _check_blobs(self, entries: Sequence[Entry], is_here: Callable[[str], bool]) -> None:
         arrived = [e.record for e in entries if rows.update_id_of(e) is not None and e.inline is None]
         for record in [record for record in arrived if not record["flaw"]]:
@@ -420,28 +278,27 @@ class SqlStore:
                 raise StoreError(f"the payload of update {record['update_id']!r} is no blob: adopt it first")
 
     def mark(self) -> Mark | None:
-        """What `acknowledge` was told last; None where that was of another database than this one."""
-        found = self._marks.read()
-        if found is None or self._database.is_sqlite:
-            return found
-        info = self.info()
-        return found if info is not None and info.run_id == found.run_id else None
+        """What `acknowledge` was told last, if anything. Raises `StoreCorrupt`."""
+        return self._marks.read()
 
     def acknowledge(self, mark: Mark) -> None:
         """Remember, durably, that the log had come so far. The first one may raise `LogLost`."""
         if self._is_ahead:
             self._check_ahead()
-        self._marks.write(mark, flushed=not self._database.is_sqlite)
+        self._write_mark(mark)
         reach("marked")
+
+    def _write_mark(self, mark: Mark) -> None:
+        self._marks.write(mark)
 
     def disown(self) -> None:
         """Forget what `acknowledge` was told. Snapshots of lost versions are set aside, none is removed."""
         info = self.info()
         with self._reading() as connection:
-            self._snapshots.set_aside(files_ahead(connection, self._snapshots))
+            self._snapshots.set_aside(self._snapshots_ahead(connection))
             end = log_end(connection)
-        if info is not None and self._database.is_sqlite and self._overlay.flaw is not None:
-            self._segments.go_on_from(info.run_id, end)
+        if info is not None:
+            self._end_log(info.run_id, end)
         self._marks.remove()
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
@@ -484,33 +341,6 @@ class SqlStore:
         self._see_all()
         with self._database.writing() as connection:
             yield connection
-
-    def _see_all(self) -> None:
-        """The writer writes what the rows lack of the log, whoever else reads lays it over them."""
-        if not self._database.is_sqlite:
-            return
-        if self._writes:
-            self._complete()
-            return
-        flawed_at = None
-        while True:
-            with self._database.transaction() as connection:
-                if revision.has_tables(connection) and (run_id := connection.scalar(select(runs.c.run_id))):
-                    self._overlay.lay(connection, run_id)
-            if self._overlay.flaw is None:
-                return
-            if self._overlay.rows_end == flawed_at:
-                self._tell_flaw(self._overlay.flaw)
-                return
-            # Perhaps the server has written the rows, and removed the segment: then there are more rows now.
-            flawed_at = self._overlay.rows_end
-            self._overlay.look_again()
-
-    def _tell_flaw(self, flaw: LogLost) -> None:
-        """Once: whoever reads gets what is whole before it."""
-        if str(flaw) != self._told_flaw:
-            self._told_flaw = str(flaw)
-            log.warning("%s", flaw)
 
     def payload(self, reference: Payload) -> bytes | memoryview:
         """The bytes of an update, or of a keeper's answer. Raises `StoreCorrupt`."""
@@ -569,8 +399,7 @@ class SqlStore:
         if self._lost() and (lost := self._lost()):  # by what a server had written between two looks, or not
             found.append(lost)
         with self._reading() as connection:
-            if self._overlay.flaw is not None and str(self._overlay.flaw) not in found:
-                found.append(str(self._overlay.flaw))
+            found += [words for words in self._file_problems(connection) if words not in found]
             found += find_problems(connection, self._blobs, self._packs, after)
         return [*found, *self._snapshot_problems(), *self._shelf_problems()]
 
@@ -610,17 +439,6 @@ class SqlStore:
             with suppress(StoreCorrupt):  # that is said of the snapshot
                 named |= self._snapshots.names(sha256)
         return named
-
-    def unproved_snapshots(self) -> dict[Path, int]:
-        """The files of snapshots of versions that no row has, and these: a replay of the log comes to them.
-
-        None where all of the log has rows: `problems` has looked.
-        """
-        with self._reading() as connection:
-            if not self._database.is_sqlite or not self._overlay.size:
-                return {}
-            ahead = files_ahead(connection, self._snapshots)
-        return {self._snapshots.path(sha256): self._snapshots.version_of(sha256) or 0 for sha256 in ahead}
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -685,11 +503,13 @@ class SqlStore:
             self._begin = 0
             self._dropping.over(first)
         self._dropped = self._blobs.remove(gone)
-        newest = self._packs.newest()  # it may be written into
-        if first_pack is None or first_pack >= newest:
-            self._segments.end_soon()
-        self._packs.remove_before(newest if first_pack is None else min(first_pack, newest))
+        self._remove_packs_before(first_pack)
         return piece.events
+
+    def _remove_packs_before(self, first: int | None) -> None:
+        """Remove the files of payloads before the first that a row names."""
+        newest = self._packs.newest()  # it may be written into
+        self._packs.remove_before(newest if first is None else min(first, newest))
 
     def load(self) -> Recovery:
         """The newest good snapshot and the events after it."""

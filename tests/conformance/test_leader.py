@@ -30,8 +30,8 @@ from anabranch.server.manifest import write_manifest
 from anabranch.server.store.base import DiskFailed, Entry, LedByAnother, Projection
 from anabranch.server.store.chunks import ChunkedBlobs
 from anabranch.server.store.factory import open_store
+from anabranch.server.store.postgresql_store import PostgresqlStore
 from anabranch.server.store.row_table import TableRows
-from anabranch.server.store.sql import SqlStore
 from anabranch.testing.store import INFO, logged, snapshot, update, upload
 
 T = TypeVar("T")
@@ -41,9 +41,9 @@ WAIT_S = 600.0
 SESSIONS = 4  # that a narrow role may have at a time
 
 
-def opened(url: str, folder: Path, lease_s: float = LEASE_S) -> SqlStore:
+def opened(url: str, folder: Path, lease_s: float = LEASE_S) -> PostgresqlStore:
     store = open_store(url, folder, LIMITS, lease_s)
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, PostgresqlStore)
     return store
 
 
@@ -112,7 +112,7 @@ def test_a_run_whose_schema_comes_further_on_is_another_servers(postgresql_url: 
 BOUNDS = ("statement_timeout", "lock_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
 
 
-def bounds_of(store: SqlStore) -> set[str]:
+def bounds_of(store: PostgresqlStore) -> set[str]:
     """What the sessions of a store are bound by: of the writer, and of the two kinds beside it."""
     kept, database = set(), store._database
     for session in (database.transaction, database.aside, database.beside):
@@ -187,7 +187,7 @@ def narrow_url(postgresql_url: str) -> str:
     return postgresql_url.replace("//postgres@", f"//{role}@")
 
 
-def take_all(url: str, others: ExitStack, store: SqlStore | None = None) -> None:
+def take_all(url: str, others: ExitStack, store: PostgresqlStore | None = None) -> None:
     """All connections that are left: those that `store` has not, where it is known.
 
     A session that has just ended counts for a moment: what it had is waited for, or it is free later.
@@ -363,7 +363,10 @@ class Noticed(threading.Condition):
 
 @contextmanager
 def beside_removal(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], until: threading.Event
+    store: PostgresqlStore,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[], object],
+    until: threading.Event,
 ) -> Iterator[None]:
     """The transaction of a removal lasts until the `work` of another thread has come so far."""
     writing, other = store._database.writing, threading.Thread(target=work)
@@ -426,7 +429,7 @@ def test_no_other_payload_waits_while_one_is_dropped(
     store.close()
 
 
-WRITES: dict[str, Callable[[SqlStore], object]] = {
+WRITES: dict[str, Callable[[PostgresqlStore], object]] = {
     "an event": lambda store: store.append([update(1)]),
     "what came of events": lambda store: store.append([], [Projection(1, 3.0, ())]),
     "a snapshot": lambda store: store.save_snapshot(snapshot(1), 1, 5.0),

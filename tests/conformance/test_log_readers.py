@@ -21,18 +21,18 @@ from anabranch.core.retention import Keep
 from anabranch.server.store.base import ChainLink, Entry, Projection, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.overlay import Overlay
-from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.sqlite_store import SqliteStore
 from anabranch.server.verify import verify
 from anabranch.testing.store import INFO, asked, logged, numbered, published, reference, snapshot, update
 
 
-def opened(folder: Path) -> SqlStore:
+def opened(folder: Path) -> SqliteStore:
     store = open_store("", folder, LIMITS)
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, SqliteStore)
     return store
 
 
-def started(folder: Path) -> SqlStore:
+def started(folder: Path) -> SqliteStore:
     store = opened(folder)
     store.start(INFO)
     return store
@@ -205,7 +205,7 @@ def killed_with_a_snapshot(folder: Path, version: int) -> Path:
     desk = Desk(opened(folder), folder, settings())
     desk.work(2)
     store = desk.store
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, SqliteStore)
     path = store._snapshots.path(store.write_snapshot(snapshot(version)))
     store._following.clear()
     desk.drop()

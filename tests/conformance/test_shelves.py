@@ -22,6 +22,7 @@ from anabranch.server.manifest import write_manifest
 from anabranch.server.recovery import recover
 from anabranch.server.store import row_table
 from anabranch.server.store.memory import MemoryStore
+from anabranch.server.store.postgresql_store import PostgresqlStore
 from anabranch.server.store.row_table import TableRows
 from anabranch.server.store.sql import SqlStore
 from anabranch.support.shelf import RowShelf
@@ -234,7 +235,7 @@ def test_what_is_replaced_goes_with_the_next_snapshot(shared: Backend) -> None:
 
 def test_of_what_waits_only_so_much_is_in_memory(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     store = shared.start()
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, PostgresqlStore)
     rows = TableRows(store._database, held_bytes_max=1_000)
     monkeypatch.setattr(row_table, "STATEMENT_BYTES", 800)
     shelf = RowShelf(rows)
@@ -423,7 +424,7 @@ def test_rows_of_another_run_in_the_same_database_are_left_alone(shared: Backend
 def test_nobody_waits_while_a_snapshot_is_written(shared: Backend) -> None:
     """Until twice as much waits: then who writes is waited for."""
     store = shared.start()
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, PostgresqlStore)
     rows = TableRows(store._database, held_bytes_max=1_000)
     shelf = RowShelf(rows)
     with rows._changing:

@@ -20,10 +20,11 @@ from sqlalchemy import text
 from stores import LIMITS, Backend
 
 from anabranch.core.errors import ConfigError, StoreCorrupt, StoreError, StoreFull, StoreLocked, outcome_of
-from anabranch.server.store import database
+from anabranch.server.store import sqlite
 from anabranch.server.store.base import DiskFailed, Entry, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.sqlite_store import SqliteStore
 from anabranch.testing.store import INFO, History, logged, mask_sum, reference, snapshot, update, upload
 
 # --- faults ----------------------------------------------------------------------------------
@@ -144,22 +145,22 @@ class Letting(logging.Handler):
 
 
 def test_another_process_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 50)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)
     store = open_store("", tmp_path, LIMITS)
     store.start(INFO)
     holder = sqlite3.connect(tmp_path / "anabranch.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     letting = Letting(holder)
-    database.log.addHandler(letting)
+    sqlite.log.addHandler(letting)
     try:
         assert store.append([update(1)]) == [1]
         store.append([])  # the rows wait for it, the log does not
     finally:
-        database.log.removeHandler(letting)
+        sqlite.log.removeHandler(letting)
     (said,) = letting.said
     assert "another process has locked sqlite:///" in said
     holder.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr(database, "LOCKED_S_MAX", 0.2)
+    monkeypatch.setattr(sqlite, "LOCKED_S_MAX", 0.2)
     assert store.append([update(2)]) == [2]
     with pytest.raises(StoreLocked, match="another process writes there: stop it") as raised:
         store.append([])
@@ -385,7 +386,7 @@ def test_a_start_tells_which_files_of_payloads_are_gone(
 ) -> None:
     """Of those that rows name: an older segment, and a payload that is a file. What is there is not told."""
     store = open_store("", tmp_path, LIMITS)
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, SqliteStore)
     store.start(INFO)
     large = bytes(1000)
     sha256 = upload(store, large, "u3")

@@ -29,7 +29,7 @@ from anabranch.server.recovery import Recovered
 from anabranch.server.standby import StandbyPorts, await_turn
 from anabranch.server.store import leader
 from anabranch.server.store.base import LedByAnother
-from anabranch.server.store.database import Database
+from anabranch.server.store.postgresql import PostgresqlDatabase
 
 
 @pytest.fixture
@@ -94,7 +94,8 @@ def test_who_asks_meanwhile_is_told_of_the_database_and_not_of_another_server(
             asked.append(asyncio.create_task(ask(ports.address)))
 
         def begin(_: float | None) -> Recovered:
-            with closing(Database(make_url(database).set(drivername="postgresql+psycopg"))) as store:
+            url = make_url(database).set(drivername="postgresql+psycopg")
+            with closing(PostgresqlDatabase(url)) as store:
                 store.open(writes=True)
             raise AssertionError("there is no database")
 
@@ -151,7 +152,7 @@ def test_a_database_that_is_started_anew_while_a_standby_looks_is_waited_for(
 ) -> None:
     """PostgreSQL ends every connection, that of the standby among them, in its wait for the lock."""
     url = make_url(postgresql_url).set(drivername="postgresql+psycopg")
-    standing_by = Database(url, 600.0)
+    standing_by = PostgresqlDatabase(url, 600.0)
 
     def ended(connection: Connection) -> None:
         backend = connection.scalar(text("SELECT pg_backend_pid()"))
@@ -170,7 +171,7 @@ def test_a_pooler_that_gets_no_session_just_then_is_waited_for(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     """PgBouncer lets one in while PostgreSQL is away, and tells at the first statement, always by 08P01."""
-    standing_by = Database(make_url(postgresql_url).set(drivername="postgresql+psycopg"), 600.0)
+    standing_by = PostgresqlDatabase(make_url(postgresql_url).set(drivername="postgresql+psycopg"), 600.0)
 
     def told(connection: Connection) -> None:
         connection.execute(text(f"DO $$ BEGIN RAISE '{said}' USING ERRCODE = '08P01'; END $$"))

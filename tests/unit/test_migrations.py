@@ -23,9 +23,11 @@ from anabranch.server.store.base import Entry, RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.migrations import current_revision, downgrade, newest_revision, upgrade
+from anabranch.server.store.postgresql import PostgresqlDatabase
 from anabranch.server.store.revision import BROUGHT_UP, NEWEST, admit_blake3, bring_up, has_tables
 from anabranch.server.store.schema import metadata
 from anabranch.server.store.segments import Segments
+from anabranch.server.store.sqlite import SqliteDatabase
 from anabranch.testing.store import asked, enrolled, update
 
 INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
@@ -33,11 +35,12 @@ INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    made: Database
     if request.param == "sqlite":
-        made = Database(make_url(f"sqlite:///{tmp_path}/test.db"))
+        made = SqliteDatabase(tmp_path / "test.db")
     else:
         url = make_url(request.getfixturevalue("postgresql_url"))
-        made = Database(url.set(drivername="postgresql+psycopg"))
+        made = PostgresqlDatabase(url.set(drivername="postgresql+psycopg"))
     made.open(writes=True)
     yield made
     made.close()
@@ -116,10 +119,10 @@ def test_the_first_start_needs_no_alembic(tmp_path: Path) -> None:
     """It takes a tenth of a second to load, and as long to carry out every revision."""
     code = f"""
 import sys
-from sqlalchemy import make_url
-from anabranch.server.store.database import Database
+from pathlib import Path
 from anabranch.server.store.revision import bring_up, has_tables
-made = Database(make_url("sqlite:///{tmp_path}/test.db"))
+from anabranch.server.store.sqlite import SqliteDatabase
+made = SqliteDatabase(Path("{tmp_path}/test.db"))
 made.open(writes=True)
 with made.writing() as connection:
     assert not has_tables(connection)
@@ -185,7 +188,7 @@ def test_a_newer_database_is_refused(database: Database) -> None:
 
 def test_data_of_before_the_log_go_on_and_are_no_older_programs_any_more(tmp_path: Path) -> None:
     """That one would begin where the rows end, and number other events as the log has numbered its own."""
-    raw = Database(make_url(f"sqlite:///{tmp_path}/anabranch.db"))
+    raw = SqliteDatabase(tmp_path / "anabranch.db")
     raw.open(writes=True)
     with raw.writing() as connection:
         upgrade(connection, "0007")
@@ -204,7 +207,7 @@ def test_a_store_of_a_newer_database_does_not_start(tmp_path: Path) -> None:
     store = open_store("", tmp_path)
     store.start(INFO)
     store.close()
-    raw = Database(make_url(f"sqlite:///{tmp_path}/anabranch.db"))
+    raw = SqliteDatabase(tmp_path / "anabranch.db")
     raw.open(writes=True)
     with raw.writing() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'f00d'"))
@@ -223,8 +226,9 @@ def test_the_first_payload_by_blake3_marks_the_data(
 ) -> None:
     """A program that knows of no such digest says that they are a newer one's, not damaged."""
     address = "" if url == "sqlite" else request.getfixturevalue("postgresql_url")
-    place = f"sqlite:///{tmp_path}/anabranch.db" if url == "sqlite" else address
-    before = Database(make_url(place).set(drivername="sqlite" if url == "sqlite" else "postgresql+psycopg"))
+    before: Database = SqliteDatabase(tmp_path / "anabranch.db")
+    if address:
+        before = PostgresqlDatabase(make_url(address).set(drivername="postgresql+psycopg"))
 
     def known() -> str | None:
         with before.transaction() as connection:

@@ -14,10 +14,11 @@ from anabranch.core.errors import ConfigError, StoreError
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server.store import factory
 from anabranch.server.store.base import DiskFailed, RunInfo
-from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.memory import MemoryBlobs, MemoryStore
-from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.postgresql import PostgresqlDatabase
+from anabranch.server.store.postgresql_store import PostgresqlStore
+from anabranch.server.store.sqlite_store import SqliteStore
 
 INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
 
@@ -25,7 +26,7 @@ INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
 def test_nothing_is_sqlite_in_the_data_directory(tmp_path: Path) -> None:
     folder = tmp_path / "a%20b?c#d ü"
     store = open_store("", folder)
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, SqliteStore)
     assert not folder.exists()
     store.start(INFO)
     assert (folder / "anabranch.db").exists()
@@ -39,7 +40,7 @@ def test_memory_is_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
-    assert isinstance(open_store(f"{scheme}://me:secret@nowhere/db", tmp_path), SqlStore)
+    assert isinstance(open_store(f"{scheme}://me:secret@nowhere/db", tmp_path), PostgresqlStore)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,8 @@ def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
 def test_hosts_are_listed_as_libpq_lists_them(hosts: str, query: str, tmp_path: Path) -> None:
     """By its own reading of the same address: which hosts, by which ports, in which order."""
     address = f"postgresql://me:secret@{hosts}/db?target_session_attrs=read-write{query}"
-    database = Database(factory._url(address, tmp_path))
-    engine = database._postgresql()
+    database = PostgresqlDatabase(factory._postgresql(address))
+    engine = database._new_engine()
     (_, given) = engine.dialect.create_connect_args(database.url)
     names = ("host", "port", "user", "password", "dbname", "target_session_attrs")
     libpq = conninfo_to_dict(address)
@@ -95,13 +96,13 @@ class Older(MemoryBlobs):
         return super().__getattribute__(name)
 
 
-class OlderStore(SqlStore):
+class OlderStore(SqliteStore):
     name = "older"
     blobs: Any = Older(DEFAULT_LIMITS)
 
     @classmethod
     def of(cls, database: str, data_dir: Path, *_: Any) -> OlderStore:
-        return cls(factory._url("", data_dir), data_dir)
+        return cls(factory._sqlite_file(data_dir), data_dir)
 
 
 def test_what_the_blobs_of_ones_own_store_lack_is_said_at_the_start(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_what_is_no_store_once_it_is_made_is_said_at_the_start(store: str, said:
 
 
 def test_a_password_may_have_what_is_quoted(tmp_path: Path) -> None:
-    assert isinstance(open_store("postgresql://me:p%40s/s#w?rd@nowhere/db", tmp_path), SqlStore)
+    assert isinstance(open_store("postgresql://me:p%40s/s#w?rd@nowhere/db", tmp_path), PostgresqlStore)
 
 
 def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
