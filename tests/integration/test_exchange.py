@@ -175,10 +175,12 @@ def test_an_answer_before_the_last_byte_ends_the_stream(device: StreamDevice, se
 # --- ends in good order --------------------------------------------------------------------------
 
 
-def test_a_stream_on_which_nothing_comes_is_ended(
-    device: StreamDevice, served: Served, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("idle_s", "age_s"), [(0.1, 10 * CALL_S), (10 * CALL_S, 0.1)])
+def test_a_stream_on_which_nothing_comes_or_that_is_old_is_ended(
+    idle_s: float, age_s: float, device: StreamDevice, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anabranch.server.streams.IDLE_S", 0.1)
+    monkeypatch.setattr("anabranch.server.streams.IDLE_S", idle_s)
+    monkeypatch.setattr("anabranch.server.streams.AGE_S", age_s)
     with stream(served.channel()) as silent:
         assert silent.over() == ("OK", "")
     assert device.work().decision.verdict == "published", "the device opens another"

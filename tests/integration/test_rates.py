@@ -165,3 +165,13 @@ def test_pausing_what_is_paused_is_not_logged(tmp_path: Path, small: Manifest) -
         operator.Resume(operators.ResumeRequest())
     assert len(records_of(tmp_path / "data", kind="paused")) == 3
     assert len(records_of(tmp_path / "data", kind="resumed")) == 3
+
+
+def test_long_reasons_fill_no_log(tmp_path: Path, small: Manifest) -> None:
+    with Served(server_config(tmp_path / "data"), small) as served, served.admin() as admin:
+        device, why = served.device("device-1"), "z" * 10_000
+        drop = devices.DropTaskRequest(client_id="device-1", task_id=device.task().task_id, why=why)
+        device.stub.DropTask(drop, timeout=CALL_S)
+        admin.quarantine("device-1", why)
+    reasons = [record["why"] for record in records_of(tmp_path / "data") if "why" in record]
+    assert reasons == ["z" * 200] * 2

@@ -21,6 +21,8 @@ from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.core.model.arrays import Array, lasting
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.spool import Spool, UploadKey
+from anabranch.server.verify import verify
 
 SPOOLED = replace(DEFAULT_LIMITS, inline_bytes_max=1000)  # what is larger is a file from its first byte on
 CUTS = 134
@@ -148,6 +150,48 @@ def test_a_small_update_leaves_no_file(served: Served, tmp_path: Path) -> None:
     cut(device, task, "update-2")
     device.task()  # what is in memory goes with its task, too
     assert device.query("update-2").received_bytes == 0
+
+
+def test_small_updates_for_which_memory_has_no_room_are_files_until_they_are_decided(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.server.uploads.HELD_BYTES_MAX", 0)
+    with Served(server_config(tmp_path / "data"), manifest) as server:
+        device = server.device()
+        task, data = device.task(), values(device)
+        cut(device, task, "update-1")
+        assert parts(tmp_path / "data") == [f"device-1+{task.task_id}+update-1.part"]
+        here = device.query("update-1").received_bytes
+        assert here == len(data) - 1
+        assert device.send(task, data, "update-1", here).decision.verdict == "published"
+        assert device.work().decision.verdict == "published"
+        assert (server.model() == 2.0).all()
+        until(lambda: parts(tmp_path / "data") == [])
+    assert verify(tmp_path / "data").problems == ()
+
+
+def test_of_small_parts_the_oldest_go_where_memory_has_no_room_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("anabranch.server.spool.SMALL_BYTES_MAX", 250)
+    spool = Spool(10**6)
+
+    def kept() -> dict[str, int]:
+        return {part.key.client_id: len(part.data) for part in spool}
+
+    a, b, c, d = (spool.enter(UploadKey(client, "t", "u"))[0] for client in "abcd")
+    for part in (a, b):
+        spool.keep(part, bytes(100))
+    spool.keep(a, bytes(150))  # more of it has come
+    assert kept() == {"a": 150, "b": 100, "c": 0, "d": 0}
+    spool.keep(c, bytes(50))
+    assert kept() == {"a": 150, "c": 50, "d": 0}, "the oldest is no part any more"
+    spool.remove(a)
+    spool.keep(d, bytes(200))
+    assert kept() == {"c": 50, "d": 200}
+    spool.keep(d, b"")
+    spool.keep(c, bytes(250))
+    assert kept() == {"c": 250, "d": 0}
 
 
 def test_a_client_has_its_quota(tmp_path: Path, manifest: Manifest) -> None:

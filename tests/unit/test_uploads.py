@@ -7,18 +7,20 @@ import hashlib
 import mmap
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from page_cache import pages_in_cache, skip_unless_cached
 
-from anabranch.core.limits import MIB
+from anabranch.core.errors import InvalidUpdate, Overloaded, Unavailable
+from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.protos.frames import Chunk, frame_bytes, push_content, request_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.spool import UploadKey
-from anabranch.server.store.blobs import BlobStore
-from anabranch.server.uploads import Uploads
+from anabranch.server.store.blobs import PART_AGE_S, BlobStore
+from anabranch.server.uploads import Upload, Uploads
 
 
 def pushed(offset: int, data: bytes) -> Chunk:
@@ -168,3 +170,118 @@ def test_what_was_joined_is_in_memory_once(tmp_path: Path) -> None:
         return len(found)
 
     assert asyncio.run(kept()) == 1
+
+
+PATIENT = replace(DEFAULT_LIMITS, upload_yields_s=3600.0)
+
+
+def key_of(client: str) -> UploadKey:
+    return UploadKey(client, "t", "u")
+
+
+def uploads_in(folder: Path, limits: Limits = PATIENT) -> Uploads:
+    blobs = BlobStore(folder)
+    blobs.prepare()
+    return Uploads(blobs, limits)
+
+
+def test_no_more_bytes_are_under_way_than_may_be_and_room_comes_again(tmp_path: Path) -> None:
+    async def filled() -> None:
+        uploads = uploads_in(tmp_path, replace(PATIENT, uploads_inflight_bytes_max=250))
+        first, second = [await uploads.open(key_of(name), 100, "0" * 64) for name in "ab"]
+        with pytest.raises(Overloaded, match="uploads of 200 bytes are under way"):
+            await uploads.open(key_of("c"), 100, "0" * 64)
+        await uploads.done(first)
+        await uploads.done(await uploads.open(key_of("c"), 100, "0" * 64))
+        await uploads.done(second)
+        large = await uploads.open(key_of("d"), 1000, "0" * 64)  # alone it may be larger
+        with pytest.raises(Overloaded, match="uploads of 1000 bytes are under way"):
+            await uploads.open(key_of("a"), 1, "0" * 64)
+        await uploads.done(large)
+        for name in "abcdef":
+            await uploads.done(await uploads.open(key_of(name), 200, "0" * 64))
+        uploads.close()
+
+    asyncio.run(filled())
+
+
+def test_a_large_one_gives_way_where_bytes_are_scarce_though_a_small_one_is_more_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(Uploads, "now", lambda _: now)
+
+    async def cut() -> None:
+        nonlocal now
+        limits = Limits(uploads_inflight_bytes_max=300, inline_bytes_max=100, upload_yields_s=5.0)
+        uploads = uploads_in(tmp_path, limits)
+        small = await uploads.open(key_of("small"), 100, "0" * 64)
+        now = 3.0
+        large = await uploads.open(key_of("large"), 200, "0" * 64)
+        now = 8.0
+        other = await uploads.open(key_of("other"), 100, "0" * 64)
+        with pytest.raises(Unavailable, match="came too slowly and gave way to another"):
+            await large.add(0, bytes(10))
+        await small.add(0, bytes(100))
+        for upload in (small, large, other):
+            await uploads.done(upload)
+        assert (uploads.open_count, uploads.open_bytes) == (0, (0, 0))
+        uploads.close()
+
+    asyncio.run(cut())
+
+
+def test_however_uploads_end_nothing_of_them_is_counted_as_held(tmp_path: Path) -> None:
+    async def ended() -> list[int]:
+        uploads, held = uploads_in(tmp_path, replace(PATIENT, inline_bytes_max=1000)), []
+
+        async def begun(client: str, size_bytes: int, *chunks: tuple[int, int]) -> Upload:
+            upload = await uploads.open(key_of(client), size_bytes, "0" * 64)
+            for offset, count in chunks:
+                await upload.add(offset, bytes(count))
+            return upload
+
+        for chunks in ([(0, 100)], [(0, 60)], [(60, 40)], [(0, 30), (30, 30)]):  # whole, half, its rest, cut
+            await uploads.done(await begun("small", 100, *chunks))
+            held.append(uploads.held_bytes)
+        for chunks in ([(0, MIB)], [(MIB, MIB)], []):  # half, the other half, nothing
+            await uploads.done(await begun("large", 2 * MIB, *chunks))
+            held.append(uploads.held_bytes)
+        wrong = await begun("wrong", 100, (0, 60))
+        with pytest.raises(InvalidUpdate, match="over its declared 100"):
+            await wrong.add(60, bytes(60))
+        await uploads.done(wrong)
+        held.append(uploads.held_bytes)
+        older = await begun("twice", 100, (0, 60))
+        newer = await begun("twice", 100, (0, 10))
+        for upload in (older, newer):
+            await uploads.done(upload)
+        uploads.close()
+        return [*held, uploads.held_bytes]
+
+    assert asyncio.run(ended()) == [0] * 9
+
+
+def test_a_part_goes_after_a_day_though_its_task_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(Uploads, "now", lambda _: now)
+
+    async def left() -> list[int]:
+        nonlocal now
+        uploads = uploads_in(tmp_path, replace(PATIENT, inline_bytes_max=1000))
+        for client, size_bytes in (("large", 2000), ("small", 100)):
+            upload = await uploads.open(key_of(client), size_bytes, "0" * 64)
+            await upload.add(0, bytes(60))
+            await uploads.done(upload)
+        found = []
+        for age_s in (PART_AGE_S - 1.0, PART_AGE_S):
+            now = age_s
+            await uploads.sweep([("large", "t"), ("small", "t")])
+            found += [await uploads.received(client, "u") for client in ("large", "small")]
+        found.append(len(uploads.blobs.spooled()))
+        uploads.close()
+        return found
+
+    assert asyncio.run(left()) == [60, 60, 0, 0, 0]
