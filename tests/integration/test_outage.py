@@ -154,8 +154,7 @@ def test_a_flush_that_fails_ends_the_server(
         monkeypatch.setattr(os, "fsync", failed)  # that of the log is another
         with pytest.raises(Unavailable):
             transport.query_upload("update-1")
-    served._thread.join(ANSWER_S)
-    assert "what is on the disk is unknown" in str(served.error)
+    assert "what is on the disk is unknown" in str(served.failure())
 
 
 def test_a_disk_that_hangs_is_told_while_it_does(

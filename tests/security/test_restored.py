@@ -268,9 +268,9 @@ def test_data_that_are_moved_away_under_a_server_are_what_it_says(tmp_path: Path
         guarded.data_dir.rename(tmp_path / "elsewhere")
         with pytest.raises(Unavailable):
             operators.pause()
-        guarded.served.close()
-        assert isinstance(guarded.served.error, StoreError)
-        assert "is not what this server has locked" in str(guarded.served.error)
+        error = guarded.served.failure()
+        assert isinstance(error, StoreError)
+        assert "is not what this server has locked" in str(error)
 
 
 def test_a_restore_counts_every_time(authority: Authority) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import queue
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from server_thread import ServerThread
 from wire import CALL_S, Device, server_config
 
 from anabranch.api.jobs import add_job, read_job
@@ -55,40 +54,29 @@ def spec() -> ParamSpec:
     return ParamSpec.of(FIRST)
 
 
-class Host:
+class Host(ServerThread):
     """Serves the jobs of `folder`/jobs: started by `with`, drained at its end."""
 
     def __init__(self, folder: Path, limits: Limits = DEFAULT_LIMITS, **tables: Mapping[str, Any]) -> None:
+        super().__init__("test-jobs")
         self.folder = folder / "jobs"
         config = server_config(folder / "nowhere", **tables)
         self.config: Config = replace(config, limits=limits)
         self.said: list[tuple[str, JobState, str]] = []
         self._heard = threading.Condition()
-        self._thread = threading.Thread(target=self._main, name="test-jobs")
-        self._ready: queue.Queue[HostInfo | Exception] = queue.Queue()
         self._stack = ExitStack()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self.exit_code: int | None = None
+        self._info: HostInfo | None = None
 
-    def __enter__(self) -> Host:
-        self._thread.start()
-        info = self._ready.get(timeout=CALL_S)
-        if isinstance(info, Exception):
-            self._thread.join()
-            raise info
-        self.info = info
-        return self
+    @property
+    def info(self) -> HostInfo:
+        """Where it serves."""
+        assert self._info is not None
+        return self._info
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Drain."""
+    def close(self) -> int | None:
+        """See `ServerThread`; who speaks to it hangs up before."""
         self._stack.close()
-        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(CALL_S)
+        return super().close()
 
     def until(self, name: str, state: JobState) -> str:
         """Wait until a job stands like that; returns why it does."""
@@ -113,18 +101,15 @@ class Host:
         """As the server lists them."""
         return {job.name: job for job in self.operator().jobs()}
 
-    def _main(self) -> None:
-        try:
-            self.exit_code = asyncio.run(self._serve())
-        except Exception as error:  # noqa: BLE001 - it is raised again in the test's thread
-            self._ready.put(error)
-
     async def _serve(self) -> int:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         read = partial(read_job, self.config)
         return await serve_jobs(
-            self.folder, self.config, read, ready=self._ready.put, told=self._tell, stop=self._stop
+            self.folder, self.config, read, ready=self._serves, told=self._tell, stop=self._stop
         )
+
+    def _serves(self, info: HostInfo) -> None:
+        self._info = info
+        self._ready.set()
 
     def _tell(self, name: str, state: JobState, why: str) -> None:
         with self._heard:

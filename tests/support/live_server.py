@@ -1,19 +1,18 @@
-"""A real server on loopback ports, in a thread of this process or in a process of its own."""
+"""A real server of a model and its settings, on loopback ports in a thread of this process."""
 
 from __future__ import annotations
 
-import asyncio
-import queue
-import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from wire import Served
+
 from anabranch.core.config.tables import Config
 from anabranch.core.model.params import Tensors
 from anabranch.core.model.units import UnitGroup
-from anabranch.server.app import ServerInfo, serve
+from anabranch.server.app import ServerInfo
 from anabranch.server.manifest import write_manifest
 
 
@@ -41,33 +40,6 @@ def live_server(
         data_dir=str(folder / "data"),
         drain_s=1.0,
     )
-    answers: queue.Queue[ServerInfo | Exception] = queue.Queue()
-    failures: list[Exception] = []
-    loops: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        loops.put((asyncio.get_running_loop(), stop))
-        settings = replace(config, server=table)
-        await serve(settings, manifest, ready=answers.put, stop=stop)
-
-    def run() -> None:
-        try:
-            asyncio.run(main())
-        except Exception as error:  # noqa: BLE001 - handed to the thread that waits
-            failures.append(error)
-            answers.put(error)
-
-    thread = threading.Thread(target=run, name="test-server")
-    thread.start()
-    try:
-        info = answers.get(timeout=600)
-        if isinstance(info, Exception):
-            raise info
-        yield info
-    finally:
-        loop, stop = loops.get(timeout=600)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
-        thread.join(600)
-    assert failures == []
+    with Served(replace(config, server=table), manifest) as served:
+        assert served.info is not None
+        yield served.info

@@ -147,8 +147,6 @@ def _started(killed: Killed, here: Path, trial: Trial) -> str:
     """Start the server. If it serves, all that was acknowledged must be there."""
     with served(killed, here) as server:
         pass
-    if server.exit_code != 0:
-        raise server.error or AssertionError(f"the server ended with {server.exit_code}")
     store = open_store("", here / "data")
     try:
         engine = recover(store, server.config, killed.manifest).engine

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 from contents import package
+from server_thread import ServerThread
 
 from anabranch.client.operator import OperatorClient
 from anabranch.compress.layout import Layout
@@ -194,7 +193,7 @@ def requests(
         yield devices.PushUpdateRequest(chunk=chunk)
 
 
-class Served:
+class Served(ServerThread):
     """A server in a thread of its own: started by `with`, drained at its end."""
 
     def __init__(
@@ -205,36 +204,19 @@ class Served:
         store: Store | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__("test-server")
         self.config, self.manifest, self._limits, self._store = config, manifest, limits, store
         self._wall = wall
-        self._thread = threading.Thread(target=self._main, daemon=True)
-        self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
         self._channels: list[grpc.Channel] = []
         self.info: ServerInfo | None = None
-        self.exit_code: int | None = None
-        self.error: Exception | None = None
-
-    def __enter__(self) -> Served:
-        self._thread.start()
-        self._ready.wait(CALL_S)
-        if self.error is not None:
-            self._thread.join()
-            raise self.error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> int | None:
-        """Drain; returns the exit code."""
-        if self._thread.is_alive() and self._loop is not None and self._stop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(CALL_S)
-        for channel in self._channels:
-            channel.close()
-        return self.exit_code
+        """See `ServerThread`; the channels are closed behind it."""
+        try:
+            return super().close()
+        finally:
+            for channel in self._channels:
+                channel.close()
 
     def device(self, client_id: str = "device-1", codecs: tuple[str, ...] = ()) -> Device:
         """A device that is enrolled, and has these stages."""
@@ -267,15 +249,7 @@ class Served:
         _, data = Device(self.channel(), self.manifest.spec, "reader").fetch(exact=True)
         return np.frombuffer(data, self.manifest.spec.vector_dtype, self.manifest.spec.size)
 
-    def _main(self) -> None:
-        try:
-            self.exit_code = asyncio.run(self._serve())
-        except Exception as error:  # noqa: BLE001 - it is raised again in the test's thread
-            self.error = error
-        self._ready.set()
-
     async def _serve(self) -> int:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         return await serve(
             self.config,
             self.manifest,
