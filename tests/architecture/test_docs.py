@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import asdict, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from anabranch.core.config.tables import NO_KEY, TABLES
 from anabranch.core.errors import OUTCOMES
 from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
 from anabranch.core.model.updates import Reason
-from anabranch.protos.v1 import devices_pb2, keepers_pb2, operators_pb2
+from anabranch.protos import v1 as protos
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.strategies.schedulers.registry import SCHEDULERS
 
@@ -62,17 +63,20 @@ def test_the_stages() -> None:
     assert tuple(listed.split()) == stages()
 
 
-@pytest.mark.parametrize(
-    "service",
-    [
-        devices_pb2.DESCRIPTOR.services_by_name["Devices"],
-        keepers_pb2.DESCRIPTOR.services_by_name["Keepers"],
-        operators_pb2.DESCRIPTOR.services_by_name["Operators"],
-    ],
-    ids=lambda s: s.name,
-)
+SERVICES = [
+    service
+    for path in sorted(Path(protos.__path__[0]).glob("*_pb2.py"))
+    for service in import_module(f"anabranch.protos.v1.{path.stem}").DESCRIPTOR.services_by_name.values()
+]
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.name)
 def test_every_call_is_described(service: Any) -> None:
-    assert all(f"`{method.name}`" in PROTOCOL for method in service.methods)
+    assert [m.name for m in service.methods if f"`{m.name}`" not in PROTOCOL] == []
+
+
+def test_there_are_services() -> None:
+    assert {"Devices", "Keepers", "Operators"} <= {service.name for service in SERVICES}
 
 
 def test_the_strategies_example() -> None:

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "extending"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 BLOCKS = {
-    path.stem: block
+    f"{path.stem}, {number}": block
     for path in sorted((ROOT / "docs" / "extending").glob("*.md"))
-    for block in BLOCK.findall(path.read_text(encoding="utf-8"))
+    for number, block in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), 1)
 }
 
 
@@ -38,4 +38,4 @@ def test_what_is_imported_there_is_there(page: str) -> None:
             assert all(hasattr(importlib.import_module(node.module), name) for name in names)
         elif node.module != "mine":  # whose page has no class that a kit takes as it is
             source = (EXAMPLES / f"{node.module}.py").read_text(encoding="utf-8")
-            assert all(f"class {name}" in source for name in names)
+            assert all(re.search(rf"^class {name}\b", source, re.MULTILINE) for name in names)

@@ -130,6 +130,9 @@ def loads_no_code(path: Path, text: str, nodes: Nodes) -> Iterator[str]:
             names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
             for name in sorted({name.partition(".")[0] for name in names} & CODE_LOADERS):
                 yield f"{node.lineno}: import {name}"
+        if isinstance(node, ast.ImportFrom):
+            for name in sorted({f"{node.module}.{alias.name}" for alias in node.names} & CODE_CALLS):
+                yield f"{node.lineno}: {name} can run what it reads"
     for call, name in _calls(nodes):
         allowed = [k for k in call.keywords if k.arg == "allow_pickle" and not _is_false(k.value)]
         if name in CODE_CALLS or allowed:
@@ -162,21 +165,46 @@ def test_every_file(root: Path, sources: list[Path]) -> None:
     assert not offences, "\n" + "\n".join(offences)
 
 
-BAD = """
-import pickle
-from torch import load
-
-def wide(a, *, b: int):
-    print("%s")
-    eval("1")
-    torch.load("x")
-    np.load("x", allow_pickle=True)
-    return a
-"""
+def of_lines(count: int) -> str:
+    """A function with so many lines of code, and others that do not count."""
+    code = "    x = 1\n" * (count - 1)
+    return f'async def long() -> None:\n    """Says\n    so."""\n{code}\n    # a comment\n'
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_every_check_bites(check: Check) -> None:
-    long_function = "def long() -> None:\n" + "    x = 1\n" * (FUNCTION_LINES_MAX + 1)
-    text = BAD + long_function + f"# {UNFINISHED[0]} {'-' * COLUMNS_MAX}\n"
-    assert list(check(Path("core/bad.py"), text, _nodes(text)))
+FLAWS: list[tuple[Check, str]] = [
+    (has_a_docstring, "x = 1"),
+    (has_a_docstring, "' '"),
+    (is_narrow, "#" * (COLUMNS_MAX + 1)),
+    (has_short_functions, of_lines(FUNCTION_LINES_MAX + 1)),
+    *((is_annotated, f"def f({bare}) -> None: ...") for bare in ("a", "a, /", "*, a", "*a", "**a")),
+    (is_annotated, "class C:\n    async def f(self, a: int = 1): ..."),
+    *((is_finished, f"x = 1  # {mark}: more") for mark in UNFINISHED),
+    (prints_only_at_the_top, "print(1)"),
+    *((loads_no_code, f"import {name}") for name in sorted(CODE_LOADERS)),
+    (loads_no_code, "import json, pickle.whatever"),
+    (loads_no_code, "from joblib.any import load"),
+    (loads_no_code, "eval(x)"),
+    (loads_no_code, "torch.load(x)"),
+    (loads_no_code, "from torch import float32, load"),
+    (loads_no_code, "from torch.hub import load as found"),
+    (loads_no_code, "np.load(x, allow_pickle=True)"),
+    (loads_no_code, "np.load(x, allow_pickle=y)"),
+]
+
+
+@pytest.mark.parametrize(("check", "text"), FLAWS, ids=lambda part: getattr(part, "__name__", None))
+def test_a_flaw_is_found(check: Check, text: str) -> None:
+    assert len(list(check(Path("core/bad.py"), text, _nodes(text)))) == 1
+
+
+def test_what_is_sound_has_no_flaw() -> None:
+    text = f"""'What it is for.'
+from torch import float32
+def f(self, a: int, /, *b: int, c: int, **d: int) -> None: ...
+np.load(x, allow_pickle=False), model.load(x)
+{"#" * COLUMNS_MAX}
+{of_lines(FUNCTION_LINES_MAX)}"""
+    assert [offence for check in CHECKS for offence in check(Path("core/good.py"), text, _nodes(text))] == []
+    assert (
+        list(prints_only_at_the_top(Path("src/anabranch/cli/good.py"), "print(1)", _nodes("print(1)"))) == []
+    )

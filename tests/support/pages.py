@@ -27,10 +27,8 @@ class Command:
 
 def pages() -> list[str]:
     """Every page that somebody reads, by its path in the tree."""
-    docs = ROOT / "docs"
-    folders = (ROOT, docs, docs / "extending", *(path.parent for path in ROOT.glob("examples/*/README.md")))
-    found = [path.relative_to(ROOT) for folder in folders for path in folder.glob("*.md")]
-    return sorted(str(path) for path in found)
+    found = (path for part in ("*.md", "docs/**/*.md", "examples/*/*.md") for path in ROOT.glob(part))
+    return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 def commands_of(page: str) -> list[Command]:
