@@ -12,6 +12,7 @@ is started by `sys.executable`.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import json
 import logging
@@ -171,6 +172,8 @@ def _nursery(*enter: str, has: tuple[str, ...]) -> socket.socket:
 
 # --- the nursery itself ---------------------------------------------------------------------------------
 
+PARENT = os.getpid()  # of all that is forked here
+
 
 def serve(line: socket.socket, more: Sequence[str]) -> list[str]:
     """Fork what is asked for until nobody can ask any more; in a fork, what it shall run."""
@@ -201,6 +204,8 @@ def _born(asked: int, tell: int, *streams: int) -> list[str]:
     """Fork a process and stay with it, to say its id, and how it ended; in the fork, what it shall run."""
     with open(asked) as file:
         words, cwd, environment = json.load(file)
+    _end_with(PARENT)
+    here = os.getpid()
     if child := os.fork():
         for descriptor in streams:
             os.close(descriptor)
@@ -209,6 +214,7 @@ def _born(asked: int, tell: int, *streams: int) -> list[str]:
             told.flush()
             told.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
         os._exit(0)
+    _end_with(here)
     os.close(tell)
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
@@ -220,6 +226,14 @@ def _born(asked: int, tell: int, *streams: int) -> list[str]:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under nohup would hand on its own
     found: list[str] = words
     return found
+
+
+def _end_with(parent: int) -> None:
+    """Be killed when that process ends, which has started this one: nothing outlives the tests (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it has ended before
+            os._exit(1)
 
 
 def live(words: list[str]) -> int:

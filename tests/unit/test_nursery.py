@@ -9,8 +9,11 @@ import sys
 import threading
 from pathlib import Path
 
+import nursery
+import psutil
 import pytest
 from nursery import PIPE, Process, run
+from waits import until
 
 PROGRAMS = {
     "code": "import sys; print(sys.argv[1:], __name__); sys.exit(3)",
@@ -67,3 +70,24 @@ def test_a_test_that_fails_stops_what_it_started_and_reads(tmp_path: Path) -> No
     with pytest.raises(AssertionError):
         fail()
     assert process.returncode == -signal.SIGKILL
+
+
+STARTS = """
+import os, sys
+from nursery import Process
+
+with open(sys.argv[2], "w") as other:
+    print(Process(sys.argv[1], stdout=other).pid, flush=True)
+os._exit(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says when a parent has ended")
+def test_nothing_outlives_tests_that_are_killed(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import signal; signal.pause()")
+    command = [sys.executable, "-c", STARTS, str(tmp_path / "program.py"), str(tmp_path / "said")]
+    path = {**os.environ, "PYTHONPATH": nursery.__file__.removesuffix("nursery.py")}
+    killed = subprocess.run(command, capture_output=True, text=True, env=path, timeout=600)
+    assert killed.returncode == 1, killed.stderr
+    until(lambda: not psutil.pid_exists(int(killed.stdout)))
