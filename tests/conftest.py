@@ -12,7 +12,7 @@ import pytest
 from blank import copy_tree
 from dealing import begun_at, dealt, file_of
 from hypothesis import HealthCheck, settings
-from left import FREED, loggers_put_back
+from left import FREED, ended, loggers_put_back
 from postgres import cluster, new_database
 from sharing import once
 from wheels import build
@@ -63,8 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _left_as_found() -> Iterator[None]:
-    """No test leaves logging set otherwise, nor a server of gRPC's that was not stopped."""
-    with loggers_put_back() as changed:
+    """No test leaves processes behind, logging set otherwise, nor a server of gRPC's that was not stopped."""
+    with loggers_put_back() as changed, ended():
         yield
     assert not changed, "the test must put logging back"
     assert not FREED.taken(), "gRPC freed a server that was not stopped, of this test or of one before"

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import grpc
 import numpy as np
+from left import at_the_end
 from streams import StreamDevice
 from wire import QUICK, Device
 
@@ -62,6 +63,7 @@ class Writer(threading.Thread):
         self.resent = self.retries = 0
         self.problems: list[str] = []
         self.abandoned = self.blake3 = self.mixes = False
+        at_the_end(self._let_go)  # else it would ask for ever, of a server that a failed test has left
 
     def run(self) -> None:
         """Push until the share is acknowledged."""
@@ -79,6 +81,10 @@ class Writer(threading.Thread):
         """How it speaks to the server."""
         with grpc.insecure_channel(self._address, options=QUICK) as channel:
             yield Device(channel, self._spec, self._client_id, STAGES)
+
+    def _let_go(self) -> None:
+        self.abandoned = True
+        self.enough()
 
     def turn(self) -> None:
         """A call has failed and will be repeated."""

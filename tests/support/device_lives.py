@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from crash import write_model
 from crash_writer import VALUES
+from left import at_the_end
 from nursery import Process
 from server_logs import records_of
 from server_process import ConfiguredServer, Plan, ServerProcess
@@ -62,7 +63,7 @@ def background_server(folder: Path, push: str) -> ServerProcess:
 
 
 class DeviceProcess:
-    """A device that can be killed and started again on the same folder."""
+    """A device that can be killed and started again on the same folder. It ends with its test."""
 
     def __init__(self, folder: Path, client_id: str, address: str, script: Path = SCRIPT) -> None:
         self.client_id, self.address, self.state_dir = client_id, address, folder / client_id
@@ -70,6 +71,7 @@ class DeviceProcess:
         self._log = folder / f"{client_id}.log"
         self._process: Process | None = None
         self._before: Counter[str] = Counter()  # what earlier lives told, by kind
+        at_the_end(self._end)
 
     def start(self, tasks_max: int = 0) -> None:
         """Start, without waiting."""
@@ -93,6 +95,10 @@ class DeviceProcess:
         self._process.kill()
         self._process.wait()
         return sorted(path.stem for path in (self.state_dir / "outbox").glob("*.update"))
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self.kill()
 
     def ended(self) -> int:
         """The exit code, once it ends by itself."""

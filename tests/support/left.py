@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -75,6 +75,25 @@ def stdout_put_back() -> Iterator[None]:
             with output._ALONE.pop() as own:
                 os.dup2(own.fileno(), output.STDOUT)
         sys.stdout = before
+
+
+_ends: list[Callable[[], object]] = []
+
+
+def at_the_end(end: Callable[[], object]) -> None:
+    """Call this when the test is over, however it ends: for a process or a thread that nobody else ends."""
+    _ends.append(end)
+
+
+@contextmanager
+def ended() -> Iterator[None]:
+    """Afterwards all that has begun inside is ended, the last first."""
+    before = len(_ends)
+    try:
+        yield
+    finally:
+        while len(_ends) > before:
+            _ends.pop()()
 
 
 class FreedServers(logging.Filter):

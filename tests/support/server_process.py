@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from crash_server import ADMIN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from left import at_the_end
 from nursery import COMMAND, Process
 from ports import free_port
 from wire import QUICK
@@ -58,7 +59,7 @@ class NotServing(Exception):
 
 
 class ServerProcess:
-    """A server that can be killed and started again on the same port and data."""
+    """A server that can be killed and started again on the same port and data. It ends with its test."""
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class ServerProcess:
             *([json.dumps(dict(limits))] if limits else []),
         ]
         self._process: subprocess.Popen[bytes] | Process | None = None
+        at_the_end(self._end)
 
     def start(self, failpoint: str = "") -> float:
         """Start, and wait for health to say SERVING; returns the seconds it took."""
@@ -147,6 +149,10 @@ class ServerProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+
+    def _end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
 
     @property
     def pid(self) -> int:

@@ -6,8 +6,9 @@ import asyncio
 import gc
 import logging
 
+import pytest
 from grpc import aio
-from left import FREED, Standing, loggers_put_back
+from left import FREED, Standing, at_the_end, ended, loggers_put_back
 
 OURS, OTHERS = logging.getLogger("anabranch.test_left"), logging.getLogger("library_of_test_left")
 
@@ -50,3 +51,18 @@ def test_a_server_of_grpcs_that_was_not_stopped_is_heard_of_and_no_other() -> No
         asyncio.run(freed(stops))
         gc.collect()
         assert bool(FREED.taken()) is not stops
+
+
+def test_what_a_test_begins_is_ended_with_it_the_last_first() -> None:
+    gone: list[str] = []
+
+    def fail() -> None:
+        with ended():
+            at_the_end(lambda: gone.append("server"))
+            at_the_end(lambda: gone.append("device"))
+            raise ZeroDivisionError
+
+    at_the_end(lambda: gone.append("of this test"))
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert gone == ["device", "server"]
