@@ -110,8 +110,8 @@ class EarlyOnPostgresql(AcknowledgesEarly, PostgresqlStore):
 
 def die_at(name: str, nth: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Kill this process when it reaches a failpoint for the n-th time, or stop it."""
-    of_shelves = (*failpoints.SHELF_POINTS, *failpoints.SHARED_SHELF_POINTS)
-    assert name in (*failpoints.POINTS, *of_shelves), name
+    of_some_runs = (*failpoints.SHELF_POINTS, *failpoints.SHARED_SHELF_POINTS, *failpoints.MASKED_POINTS)
+    assert name in (*failpoints.POINTS, *of_some_runs), name
     reached = itertools.count(1)
 
     def hook(here: str) -> None:

@@ -6,11 +6,10 @@ import contextlib
 import socket
 import struct
 
+from frames import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame
 from listener import Listener
 
-PREFACE = 24  # bytes that a client begins with
-HEADERS, SETTINGS = 1, 4
-ACK, END_STREAM, END_HEADERS = 1, 1, 4
+ACK = 0x1
 LITERAL_STATUS = 8  # HPACK: without indexing, by the name of entry 8 of the static table, `:status`
 
 
@@ -23,15 +22,15 @@ class HttpPages(Listener):
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError):
-            _exactly(connection, PREFACE)
-            connection.sendall(_frame(SETTINGS, 0, 0, b""))
+            _exactly(connection, len(PREFACE))
+            connection.sendall(frame(SETTINGS, 0, 0, b""))
             while True:
                 size_high, size_low, kind, flags, stream = struct.unpack(">BHBBI", _exactly(connection, 9))
                 _exactly(connection, size_high << 16 | size_low)
                 if kind == SETTINGS and not flags & ACK:
-                    connection.sendall(_frame(SETTINGS, ACK, 0, b""))
+                    connection.sendall(frame(SETTINGS, ACK, 0, b""))
                 elif kind == HEADERS:
-                    connection.sendall(_frame(HEADERS, END_STREAM | END_HEADERS, stream, self._field))
+                    connection.sendall(frame(HEADERS, END_STREAM | END_HEADERS, stream, self._field))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -41,7 +40,3 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise EOFError
         data += more
     return data
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">BHBBI", 0, len(payload), kind, flags, stream) + payload

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import signal
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -128,7 +129,7 @@ def wanted(sent: Sequence[Sent]) -> Any:
 
 @contextmanager
 def keeper_process(folder: Path, *options: object) -> Iterator[tuple[str, Process]]:
-    """`anabranch keeper serve` of a folder, and where it serves."""
+    """`anabranch keeper serve` of a folder, and where it serves. It ends well, unless the test kills it."""
     command = ["keeper", "serve", "--folder", folder, "--listen", "127.0.0.1:0", "--json", *options]
     with Process(COMMAND, *map(str, command), cwd=folder, stdout=PIPE, stderr=PIPE) as process:
         assert process.stdout is not None
@@ -136,9 +137,9 @@ def keeper_process(folder: Path, *options: object) -> Iterator[tuple[str, Proces
         try:
             yield said["address"], process
         finally:
-            if process.poll() is None:
-                process.terminate()
-                process.communicate(timeout=600)
+            process.terminate()
+            _, err = process.communicate(timeout=600)
+            assert process.returncode in (0, -signal.SIGKILL), err
 
 
 def remembered(folder: Path) -> list[str]:
@@ -149,4 +150,4 @@ def remembered(folder: Path) -> list[str]:
 
 def end_here() -> None:
     """SIGKILL, to this process."""
-    os.kill(os.getpid(), 9)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from ports import free_port
 
 PATIENCE_S = 600.0
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
@@ -50,8 +51,7 @@ def prometheus(folder: Path, config: str, *options: str) -> Iterator[Prometheus]
     assert PROMETHEUS is not None, NOT_HERE
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prometheus.yml").write_text(config, encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        address = f"127.0.0.1:{place.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     arguments = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     log = folder / "prometheus.log"
     with log.open("wb") as out:
