@@ -128,10 +128,11 @@ def test_a_gap_is_refused_with_the_place_to_go_on(blobs: Blobs) -> None:
     assert blobs.received("u1") == 3
 
 
-def test_another_digest_forgets_the_upload(blobs: Blobs) -> None:
+def test_another_digest_forgets_the_upload(blobs: Blobs, folder: Path) -> None:
     blobs.write("u1", 0, b"abc")
     with pytest.raises(InvalidUpdate, match=sha(b"abc")):
         blobs.seal("u1", sha(b"abd"))
+    assert files_in(folder) == set(), "or whoever sends such would fill the disk"
     assert blobs.received("u1") == 0
     with pytest.raises(Unavailable, match="query it"):
         blobs.seal("u1", sha(b"abc"))
@@ -305,6 +306,18 @@ def test_an_upload_that_a_flush_has_lost_begins_anew(
     again = BlobStore(folder)
     again.prepare()
     assert again.received("u1") == 0
+
+
+def test_a_disk_that_does_not_give_an_upload_back_has_failed_and_no_memory_is_missing(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store.write("u1", 0, DATA)
+    monkeypatch.setattr(blobs_module, "MappedFile", failed)
+    with pytest.raises(DiskFailed, match="Input/output error"):
+        store.seal("u1", sha(DATA))
 
 
 def test_an_upload_that_cannot_be_opened_now_is_kept(store: BlobStore) -> None:

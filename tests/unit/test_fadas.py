@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machines import Bench, part
+from machines import Bench
 
 import anabranch
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
-from anabranch.core.model.updates import Reason
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.strategies.registry import make_strategy
 
@@ -155,14 +154,6 @@ def test_what_it_remembers_is_in_a_snapshot_taken_in_the_middle_of_a_buffer() ->
         each.work("a", "last", (3, -1, 4, 1))
     assert bench.engine.version == 4
     assert state_digest(again.engine) == state_digest(bench.engine)
-
-
-def test_parts_of_a_model_are_refused() -> None:
-    bench = Bench("fadas", any_submodel=True)
-    bench.enrol("a")
-    bench.ask("a", "t")
-    (decided, *_) = bench.push("a", "t", (1, 2), submodel=part(0, 3))
-    assert decided.receipt.decision.reason is Reason.NO_SUBMODELS
 
 
 @pytest.mark.parametrize(
