@@ -7,7 +7,7 @@ import asyncio
 from anabranch.core.effects import CohortLost, Effect, Finished, Granted
 from anabranch.core.model.submodels import Submodel, unit_map
 from anabranch.core.model.updates import LocalPlan, Task
-from anabranch.server.feed import Feed
+from anabranch.server.feed import KEPT, Feed
 from anabranch.testing.models import SPEC
 
 
@@ -52,6 +52,29 @@ def test_a_watch_has_what_happened_before_the_end_however_slowly_it_reads() -> N
     feed = Feed()
     feed.hear(1, 2.0, [Finished("the first"), Finished("the second")])
     assert asyncio.run(read(feed)) == ["the first", "the second", "the third"]
+
+
+def test_a_watch_goes_on_behind_its_cursor_or_from_now_and_misses_what_is_no_longer_kept() -> None:
+    feed = Feed()
+
+    def hear(first: int, last: int) -> None:
+        for seq in range(first, last + 1):
+            feed.hear(seq, 2.0, [Finished(f"event {seq}")])
+
+    async def watch() -> None:
+        slow = feed.follow(0)
+        hear(1, KEPT + 3)
+        assert (await anext(slow)).seq == 4, "the oldest that is kept"
+        hear(KEPT + 4, 2 * KEPT + 8)
+        assert [(await anext(slow)).seq for _ in range(2)] == [KEPT + 9, KEPT + 10]
+        assert (await anext(feed.follow(2 * KEPT + 7))).seq == 2 * KEPT + 8
+        coming = asyncio.ensure_future(anext(feed.follow(None)))
+        await asyncio.sleep(0)
+        assert not coming.done()
+        hear(7, 7)
+        assert (await coming).data == {"why": "event 7"}
+
+    asyncio.run(watch())
 
 
 def test_a_masked_sum_that_is_given_up_is_told() -> None:
