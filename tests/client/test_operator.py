@@ -1,4 +1,4 @@
-"""What an operator's client writes down of a version: the whole of it, or nothing."""
+"""What an operator's client writes down of a version, and says of orders that nobody has answered."""
 
 from __future__ import annotations
 
@@ -10,19 +10,34 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from anabranch.client.operator import OperatorClient
-from anabranch.core.errors import AnabranchError, InvalidUpdate, Unavailable
+from anabranch.client.operator import MAY_YET, OperatorClient
+from anabranch.core.errors import ERROR_KEY, AnabranchError, InvalidUpdate, Unavailable
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer, add_OperatorsServicer_to_server
 
 WHOLE = [(0, b"1234"), (4, b"5678")]
 
 
-class Exporter(OperatorsServicer):
-    """Sends version 3, of eight bytes, in these chunks."""
+class Ended(grpc.Status):
+    """A call is cut off, or the server itself says so."""
+
+    code, details = grpc.StatusCode.UNAVAILABLE, "Socket closed"
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        self.trailing_metadata = metadata
+
+
+class Operated(OperatorsServicer):
+    """Sends version 3, of eight bytes, in these chunks; all else it leaves unanswered, or refuses."""
 
     def __init__(self) -> None:
         self.chunks: list[tuple[int, bytes]] = []
+        self.refusal: tuple[tuple[str, str], ...] = ()
+
+    def Pause(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        context.abort_with_status(Ended(self.refusal))
+
+    GetStatus = Pause
 
     def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         for offset, data in self.chunks:
@@ -30,8 +45,8 @@ class Exporter(OperatorsServicer):
 
 
 @pytest.fixture
-def exporter() -> Iterator[tuple[Exporter, OperatorClient]]:
-    server, servicer = grpc.server(ThreadPoolExecutor(1)), cast("type[Any]", Exporter)()
+def operated() -> Iterator[tuple[Operated, OperatorClient]]:
+    server, servicer = grpc.server(ThreadPoolExecutor(1)), cast("type[Any]", Operated)()
     add_OperatorsServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -54,13 +69,13 @@ def exporter() -> Iterator[tuple[Exporter, OperatorClient]]:
     ids=["nothing", "cut", "too long", "without its beginning", "twice"],
 )
 def test_a_part_of_an_export_takes_the_place_of_no_file(
-    exporter: tuple[Exporter, OperatorClient],
+    operated: tuple[Operated, OperatorClient],
     chunks: list[tuple[int, bytes]],
     error: type[AnabranchError],
     words: str,
     tmp_path: Path,
 ) -> None:
-    (servicer, operator), path = exporter, tmp_path / "model.safetensors"
+    (servicer, operator), path = operated, tmp_path / "model.safetensors"
     path.write_bytes(b"the one before")
     servicer.chunks = chunks
     with pytest.raises(error, match=words):
@@ -69,3 +84,17 @@ def test_a_part_of_an_export_takes_the_place_of_no_file(
     servicer.chunks = WHOLE
     assert operator.export(path) == 3
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(path.name, b"12345678")]
+
+
+def test_an_order_that_was_cut_off_may_be_carried_out_and_one_that_was_refused_is_not(
+    operated: tuple[Operated, OperatorClient],
+) -> None:
+    servicer, operator = operated
+    with pytest.raises(Unavailable, match=f"Socket closed.*; {MAY_YET}$"):
+        operator.pause()
+    with pytest.raises(Unavailable) as looked:
+        operator.status()
+    servicer.refusal = ((ERROR_KEY, "Unavailable"),)
+    with pytest.raises(Unavailable) as refused:
+        operator.pause()
+    assert MAY_YET not in f"{looked.value} {refused.value}"
