@@ -390,7 +390,8 @@ def test_which_ports_are_guarded() -> None:
     for address in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
         assert not uses_tls(address, auto, insecure=False)
         assert uses_tls(address, always, insecure=False)
-    for address in ("0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1"):
+    others = ("127.0.0.1.example.org:1", "localhost.example.org:1", "[::ffff:10.0.0.1]:1")
+    for address in ("0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", *others):
         assert uses_tls(address, auto, insecure=False)
         assert not uses_tls(address, auto, insecure=True)
     with pytest.raises(ConfigError, match="contradict"):

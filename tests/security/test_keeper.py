@@ -32,6 +32,7 @@ from keepers import (
     cohort_of,
     devices,
     keeper_process,
+    keeper_thread,
     remembered,
     terms_of,
     total_of,
@@ -41,6 +42,7 @@ from left import FREED
 
 from anabranch.core.errors import (
     ConfigError,
+    InvalidSignature,
     InvalidUpdate,
     NotAuthenticated,
     PortInUse,
@@ -640,6 +642,46 @@ def test_another_keeper_is_not_asked(place: Remote) -> None:
         KeeperLink(place.address, "ab" * 32)
     with pytest.raises(Unavailable, match="no keeper at"):
         KeeperLink("127.0.0.1:1", place.papers.name)
+
+
+class Damaging(Keeper):
+    """One whose answers come otherwise than it has made them."""
+
+    damage: Callable[[Unmasked], Unmasked]
+
+    def unmask(self, cohort: Cohort) -> Unmasked | Declined:
+        found = super().unmask(cohort)
+        assert isinstance(found, Unmasked)
+        return self.damage(found)
+
+
+def test_an_answer_that_is_not_the_keepers_own_is_no_sum(here: Place, tmp_path: Path) -> None:
+    run = here.run()
+    sent = here.sent(run)
+    cohort = cohort_of(run, here.terms, sent)
+
+    def of_the_next_sum(found: Unmasked) -> Unmasked:
+        message = sum_message(run, cohort.number + 1, here.papers.name, cohort.digest, found.sha256)
+        return replace(found, signature=here.papers.sign(message))
+
+    damages: dict[str, Callable[[Unmasked], Unmasked]] = {
+        "changed": lambda found: replace(found, numbers=bytes([found.numbers[0] ^ 1]) + found.numbers[1:]),
+        "cut": lambda found: replace(found, numbers=found.numbers[:-4]),
+        "longer": lambda found: replace(found, numbers=found.numbers + bytes(4)),
+        "nothing": lambda found: replace(found, numbers=b""),
+        "unsigned": lambda found: replace(found, signature=b""),
+        "of the next sum": of_the_next_sum,
+    }
+    with closing(KeeperStore(tmp_path / "store")) as store:
+        keeper = Damaging(here.papers, store, time.time)
+        with keeper_thread(keeper) as address, KeeperLink(address, here.papers.name) as link:
+            for name, keeper.damage in damages.items():
+                with pytest.raises(InvalidSignature):
+                    pytest.fail(f"{name}: {link.unmask(cohort)}")
+            keeper.damage = lambda found: found
+            masks = link.unmask(cohort)
+    assert not isinstance(masks, KeeperRefusal)
+    assert cohort.terms.ring.unmasked(total_of(cohort.terms, sent), [masks]).tolist() == wanted(sent)
 
 
 def test_a_keeper_asks_itself_and_no_other_whether_it_serves(place: Remote) -> None:

@@ -8,10 +8,8 @@ of the engine alone.)
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -20,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from commands import anabranch, answer
-from keepers import MODEL
+from keepers import MODEL, keeper_thread
 from masked_fleet import MaskedFleet
 
 from anabranch.client.joining import join
@@ -38,7 +36,6 @@ from anabranch.identity.seals import box_text, seal, seal_info
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import read_papers
 from anabranch.keeper.rules import Declined
-from anabranch.keeper.serving import serve
 from anabranch.keeper.store import KeeperStore
 
 # Who asks before each sum, and who sends for it: the last two have an update from a version before.
@@ -131,19 +128,11 @@ class WatchedKeeper(Keeper):
 @contextmanager
 def serving(folder: Path, address: str, way: Unmasks | Plays) -> Iterator[None]:
     """The keeper of a folder, in a thread."""
-    stop, ready = threading.Event(), threading.Event()
     with closing(KeeperStore(folder / "keeper.db")) as store:
         keeper = WatchedKeeper(read_papers(folder), store, time.time)
         keeper.way = way
-        served = serve(keeper, address, lambda _: ready.set(), lambda *_: None, stop)
-        thread = threading.Thread(target=asyncio.run, args=(served,))
-        thread.start()
-        try:
-            assert ready.wait(600)
+        with keeper_thread(keeper, address):
             yield
-        finally:
-            stop.set()
-            thread.join()
 
 
 @dataclass

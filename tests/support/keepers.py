@@ -1,17 +1,20 @@
-"""Devices that mask what they send, and a keeper's process: what tests of masked sums stand on."""
+"""Devices that mask what they send, and a keeper's process or thread: what tests of masked sums stand on."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import secrets
 import signal
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,8 @@ from anabranch.identity.keepers import KeeperKey
 from anabranch.identity.seals import box_text, seal, seal_info, sealed_content
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet
+from anabranch.keeper.keeper import Keeper
+from anabranch.keeper.serving import serve
 
 HEAD = "0a" * 32
 PLAN, MODEL = "0c" * 32, "0d" * 32  # digests: of what all devices train by, and of what they train from
@@ -140,6 +145,20 @@ def keeper_process(folder: Path, *options: object) -> Iterator[tuple[str, Proces
             process.terminate()
             _, err = process.communicate(timeout=600)
             assert process.returncode in (0, -signal.SIGKILL), err
+
+
+@contextmanager
+def keeper_thread(keeper: Keeper, address: str = "127.0.0.1:0") -> Iterator[str]:
+    """A keeper of this process, and where it serves."""
+    stop, ready = threading.Event(), SimpleQueue[str]()
+    served = serve(keeper, address, ready.put, lambda *_: None, stop)
+    thread = threading.Thread(target=asyncio.run, args=(served,))
+    thread.start()
+    try:
+        yield ready.get(timeout=600)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def remembered(folder: Path) -> list[str]:
