@@ -192,9 +192,12 @@ def _advice(refusal: KeeperRefusal, cohort: WaitingCohort) -> str:
 def kept_keys(file: Path) -> list[KeeperKey]:
     """What is on the disk; nothing where that cannot be read: the keepers say it again."""
     try:
-        return [KeeperKey(*map(base64.b64decode, words)) for words in json.loads(file.read_bytes())]
-    except (OSError, ValueError, TypeError):
+        found = [KeeperKey(*map(base64.b64decode, words)) for words in json.loads(file.read_bytes())]
+        for key in found:
+            key.check(key.fingerprint)
+    except (OSError, ValueError, TypeError, AnabranchError):
         return []
+    return found
 
 
 def _parts(key: KeeperKey) -> tuple[bytes, bytes, bytes]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +29,22 @@ def written(folder: Path, *seqs: int) -> Path:
         marks.write(mark(seq))
         marks.close()
     return folder / FILE
+
+
+def calls(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """What is asked of the system from now on, in order."""
+    done: list[str] = []
+
+    def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            done.append(name)
+            return real(*given)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
+    return done
 
 
 def test_the_newest_mark_is_read(tmp_path: Path) -> None:
@@ -53,6 +73,44 @@ def test_a_write_that_is_cut_off_leaves_what_was_acknowledged_before(kept: int, 
     written(tmp_path, 8)  # the spoiled slot is the next to be written
     assert MarkFile(tmp_path).read() == mark(8)
     assert _slot(path.read_bytes(), 1 - slot) == _slot(before, 1 - slot)
+
+
+def test_what_waits_for_its_flush_leaves_what_was_flushed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may spoil the slot that is written, however often that was."""
+    done = calls(monkeypatch, "pwrite", "fdatasync", "fsync")
+    monkeypatch.setattr("anabranch.server.store.mark.FLUSHED_S", 3600.0)
+    path = written(tmp_path, 1)
+    marks, kept = MarkFile(tmp_path), 0
+    assert marks.read() == mark(1)
+    marks.write(mark(2))
+    for flushed in (2, 5):
+        (kept,) = [n for n in range(SLOTS) if _slot(path.read_bytes(), n) == _slot_of(flushed)]
+        done.clear()
+        for seq in range(flushed + 1, flushed + 4):
+            marks.write(mark(seq), flushed=False)
+            assert MarkFile(tmp_path).read() == mark(seq)
+            assert _slot(path.read_bytes(), kept) == _slot_of(flushed)
+        assert set(done) == {"pwrite"}
+        done.clear()
+        for _ in range(2):
+            marks.settle()
+        assert done == ["fdatasync"]
+    monkeypatch.setattr("anabranch.server.store.mark.FLUSHED_S", 0.0)
+    marks.write(mark(9))
+    done.clear()
+    marks.write(mark(10), flushed=False)
+    assert done == ["pwrite", "fdatasync"], "it was time"
+
+
+def test_a_process_that_begins_flushes_what_the_one_before_it_may_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, 1)
+    done = calls(monkeypatch, "pwrite", "fsync")
+    written(tmp_path, 2)
+    assert done == ["fsync", "pwrite"]
 
 
 @pytest.mark.parametrize("length", [0, 1, SLOT_BYTES, SLOTS * SLOT_BYTES - 1, SLOTS * SLOT_BYTES + 1])
@@ -109,6 +167,12 @@ def test_a_file_without_a_whole_slot_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(StoreCorrupt, match="is damaged"):
         MarkFile(tmp_path).read()
+
+
+def _slot_of(seq: int) -> bytes:
+    """By its form: JSON with its keys in order, its digest, spaces."""
+    text = json.dumps({"head": f"{seq:064x}", "run_id": "run-1", "seq": seq})
+    return f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n".encode().ljust(SLOT_BYTES)
 
 
 def _slot(data: bytes, number: int) -> bytes:

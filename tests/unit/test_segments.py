@@ -247,6 +247,29 @@ def test_what_is_refused_again_and_again_leaves_no_files(
     assert read(tmp_path) == ([(1, "a"), (2, "b")], False)
 
 
+def test_a_disk_that_takes_a_little_at_a_time_gets_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may write less than it was given, and takes so many pieces in one call."""
+    write = os.pwritev
+
+    def a_little(descriptor: int, pieces: list[bytes], at: int) -> int:
+        assert 0 < len(pieces) <= 3
+        return write(descriptor, [b"".join(pieces)[:7]], at)
+
+    monkeypatch.setattr("os.pwritev", a_little)
+    monkeypatch.setattr(segments, "IOV_MAX", 3)
+    payloads = [b"one", None, b"", bytes(range(100)), None]
+    events = [(f"event {seq}", payload) for seq, payload in enumerate(payloads)]
+    log = written(tmp_path, [events[:4], events[4:]])
+    assert read(tmp_path) == (log.lines(1, 5), False)
+    for event, payload in zip(_all(tmp_path), payloads, strict=True):
+        assert (event.place is None) == (payload is None)
+        if event.place is not None and payload is not None:
+            digest = hashlib.sha256(payload).hexdigest()
+            assert Packs(tmp_path).read(event.place, len(payload), digest) == payload
+
+
 def _size(folder: Path, number: int) -> int:
     return (folder / "log" / f"{number:06d}.log").stat().st_size
 

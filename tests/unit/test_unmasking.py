@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from anabranch.core import events as ev
-from anabranch.core.errors import InvalidSignature
-from anabranch.identity.keepers import KeeperKey
+from anabranch.core.engine.cohorts import MaskedUpdate, WaitingCohort
+from anabranch.core.errors import InvalidSignature, Unavailable
+from anabranch.identity.certificates import certificate_der, make_authority, new_key
+from anabranch.identity.keepers import KEY_DOMAIN, KeeperKey
+from anabranch.identity.signatures import sign
 from anabranch.server import unmasking
-from anabranch.server.unmasking import Unmasking
+from anabranch.server.keeper_link import KeeperRefusal
+from anabranch.server.unmasking import KEYS_FILE, Unmasking, _advice
 
 
 class Books:
@@ -87,3 +94,65 @@ def test_a_keeper_that_gives_no_sums_is_told_of_once(
         "keeper here:1: sum 1: no sum: the keeper at here:1 sent 3996 bytes of a sum of 4000",
         "keeper here:1 answers",
     ]
+
+
+def keeper_key() -> KeeperKey:
+    """What a keeper says of itself."""
+    key, public = new_key(), bytes(32)
+    return KeeperKey(
+        certificate_der(make_authority(key, "keeper", 1e9, 1e9)), public, sign(key, KEY_DOMAIN + public)
+    )
+
+
+def begun(folder: Path, *keys: KeeperKey) -> Unmasking:
+    """As at a start of a server whose run has these keepers."""
+    terms: Any = SimpleNamespace(keepers=tuple(key.fingerprint for key in keys))
+    return Unmasking(terms, "run", None, [], folder)  # type: ignore[arg-type]
+
+
+def test_a_server_that_starts_while_a_keeper_is_away_knows_what_it_said(tmp_path: Path) -> None:
+    north, south = keeper_key(), keeper_key()
+    first = begun(tmp_path, north, south)
+    first._learn(south)
+    with pytest.raises(Unavailable, match=f"keeper {north.fingerprint} has not been reached yet"):
+        first.masking()
+    first._learn(north)
+    assert begun(tmp_path, north, south).masking().keys == [north, south]
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_of_what_is_damaged_nothing_is_known_and_the_keepers_say_it_again(part: int, tmp_path: Path) -> None:
+    """A certificate that could not be read ended the start; a key that is another one would be told."""
+    key = keeper_key()
+    begun(tmp_path, key)._learn(key)
+    (words,) = json.loads((tmp_path / KEYS_FILE).read_text())
+    data = bytearray(base64.b64decode(words[part]))
+    data[len(data) // 2] ^= 1
+    words[part] = base64.b64encode(data).decode()
+    for damaged in (json.dumps([words]), json.dumps([words[:2]]), "[[", "7"):
+        (tmp_path / KEYS_FILE).write_text(damaged)
+        again = begun(tmp_path, key)
+        with pytest.raises(Unavailable, match="has not been reached yet"):
+            again.masking()
+    again._learn(key)
+    assert begun(tmp_path, key).masking().keys == [key]
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "named"),
+    [
+        ("box", "the box of update 'u-2' does not open", "bad"),
+        ("revoked", "update 'u-2' is of a certificate that is revoked", "bad"),
+        ("terms", "update 'u-2'", ""),  # which its people have to mend
+        ("box", "update 'u-3'", ""),
+        ("signature", "those of 'u-1' and 'u-2'", ""),
+    ],
+)
+def test_a_refusal_that_one_device_brings_about_says_what_ends_it(
+    reason: str, detail: str, named: str
+) -> None:
+    members = tuple(MaskedUpdate(f"u-{n}", name, 0, 0, 1) for n, name in ((1, "good"), (2, "bad")))
+    cohort: Any = WaitingCohort(1, 0, members, np.zeros(1, np.uint32))
+    advice = _advice(KeeperRefusal(reason, detail), cohort)
+    assert (f"`anabranch admin secagg drop --of {named}`" in advice) is bool(named)
+    assert bool(advice) is bool(named)
