@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.compress.downloads import Downloads, apply_download
@@ -205,14 +206,14 @@ def play(federation: Federation, actions: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-@given(actions=st.lists(ACTIONS, max_size=25), policy=st.sampled_from([AVERAGE, LATEST, LOCAL]))
+@given(actions=lists_up_to(25, ACTIONS), policy=st.sampled_from([AVERAGE, LATEST, LOCAL]))
 @settings(max_examples=20, deadline=None)
 def test_buffers_stay_within_what_somebody_had(run: str, actions: list[tuple[Any, ...]], policy: str) -> None:
     play(Federation(RUNS[run], policy, TENSORS), actions)
 
 
 @pytest.mark.parametrize("run", ["fedbuff", "teasq", "top-k", "a chain down", "qafel"])
-@given(actions=st.lists(ACTIONS, max_size=25))
+@given(actions=lists_up_to(25, ACTIONS))
 @settings(max_examples=20, deadline=None)
 def test_the_same_in_double_precision(run: str, actions: list[tuple[Any, ...]]) -> None:
     play(Federation(RUNS[run], AVERAGE, WIDE), actions)

@@ -9,6 +9,7 @@ import numpy as np
 from broadcasting import SPEC, Held, Run, motion
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 
 from anabranch.compress import wire
 from anabranch.compress.delta_log import DeltaLog, apply
@@ -22,13 +23,13 @@ TINY = ParamSpec.of({"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.floa
 DEVICES = 4
 
 # A step of the world: the server moves by 10^x, or a device fetches.
-STEPS = st.lists(
+STEPS = lists_up_to(
+    40,
     st.one_of(
         st.tuples(st.just("move"), st.sampled_from([-30.0, -6.0, -4.0, -3.0, -3.0, -1.0, 0.5, 3.0])),
         st.tuples(st.sampled_from(["fetch", "fetch", "raw"]), st.integers(0, DEVICES - 1)),
         st.tuples(st.just("lose"), st.integers(0, DEVICES - 1)),
     ),
-    max_size=40,
 )
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 VECTORS = st.lists(FLOATS, min_size=TINY.size, max_size=TINY.size)

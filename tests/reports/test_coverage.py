@@ -16,6 +16,7 @@ import pytest
 from fleets import config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 
 from anabranch.api.live_result import result_of_journal
 from anabranch.core.config.goal import Goal
@@ -52,7 +53,7 @@ def runs(draw: Any) -> tuple[int, Heard]:
     units = st.sets(st.integers(0, size - 1), min_size=1).map(lambda found: tuple(sorted(found)))
     moments = st.one_of(st.floats(0, 10), st.floats(0, 1e6), st.sampled_from([0.0, 6.0, 11.999, 12.0, 0.125]))
     clients = st.sampled_from("abcd") | st.integers(0, 60).map(str)
-    heard = st.lists(st.tuples(moments, clients, st.none() | units), min_size=1, max_size=80)
+    heard = lists_up_to(40, st.tuples(moments, clients, st.none() | units), least=1)
     return size, sorted(draw(heard), key=lambda one: one[0])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 
 from anabranch.core.config.goal import Goal
 from anabranch.core.errors import DataError
@@ -213,13 +214,13 @@ def test_staleness_agrees_with_numpy(counts: dict[int, int]) -> None:
     assert got.max == values.max()
 
 
-EVENTS = st.lists(
+EVENTS = lists_up_to(
+    60,
     st.tuples(
         st.sampled_from(["download", "apply", "publish", "reject", "evaluate"]),
         st.sampled_from(["a", "b", "c"]),
         st.integers(0, 1000),
     ),
-    max_size=60,
 )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_lists import lists_up_to
 from machines import Bench, decision
 
 from anabranch.core import events as ev
@@ -143,7 +144,7 @@ def test_what_is_kept_of_a_fleet_that_comes_and_goes_is_bounded() -> None:
 
 @settings(max_examples=50)
 @given(
-    gaps=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=80),
+    gaps=lists_up_to(80, st.floats(0.0, 30.0), least=1),
     rate=st.floats(0.5, 20.0),
 )
 def test_in_no_minute_are_there_more_than_two_minutes_worth(gaps: list[float], rate: float) -> None:
@@ -160,7 +161,7 @@ def test_in_no_minute_are_there_more_than_two_minutes_worth(gaps: list[float], r
 
 @pytest.mark.parametrize("limits", [{"buffer_max": 1}, {"window_max": 2, "window_versions": 4}])
 @settings(max_examples=30)
-@given(turns=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=80))
+@given(turns=lists_up_to(60, st.tuples(st.sampled_from("abcd"), st.booleans())))
 def test_no_version_has_more_of_a_client_than_it_may(limits: Any, turns: list[tuple[str, bool]]) -> None:
     b = Bench("fedbuff", buffer_size=3, tasks_per_client=2, **limits)
     b.enrol(*"abcd")
