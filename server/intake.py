@@ -229,6 +229,7 @@ class Intake:
         self._limits = uploads.limits
         # What the updates that were decided would have been without compression, since the start.
         self.bytes_raw = 0
+        self.repeated = 0  # updates that came again and were told their old verdict, since the start
         vector_bytes = max(1, self._raw_bytes(spec.size))
         self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
 
@@ -239,6 +240,7 @@ class Intake:
         """
         verdict = await self._push(contents, caller)
         if verdict.duplicate:
+            self.repeated += 1
             self.writer.metrics.repeated()
         return verdict
 

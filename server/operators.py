@@ -396,7 +396,7 @@ class Operators(Guarded, OperatorsServicer):
             version=glance.version,
             updates_applied=counters.applied - lost,
             updates_rejected=counters.rejected,
-            updates_duplicate=counters.duplicates + run.writer.duplicates,
+            updates_duplicate=run.intake.repeated,
             clients=glance.clients_enrolled,
             live_tasks=glance.live_tasks,
             leases_lost=counters.leases_lost,

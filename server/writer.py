@@ -124,11 +124,6 @@ class Writer:
         return self._books.engine.keeps_updates
 
     @property
-    def duplicates(self) -> int:
-        """Updates that were answered from a stored verdict since the start."""
-        return self._books.run.duplicates
-
-    @property
     def run_twice(self) -> list[str]:
         """Clients that were lately seen to be run by two processes at a time; for `look` alone."""
         return self._books.line.sessions.twins(self.now())

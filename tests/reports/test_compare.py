@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from page_tables import cells_of
+from page_tables import cells_of, lines_of
 
 from anabranch.api.comparing import Comparison
 from anabranch.cli.output import Output
@@ -109,9 +109,8 @@ def test_the_terminal_has_them_too(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     tell_comparison(Output(), Comparison(two_seeds), tmp_path / "page.html")
-    lines = [re.split("[┃│]", line) for line in capsys.readouterr().out.splitlines()]
-    head, row = ([cell.strip() for cell in line] for line in lines if len(line) > 1)
-    assert {name: cell for name, cell in zip(head, row, strict=True) if name} == {
+    head, row = lines_of(capsys.readouterr().out)
+    assert dict(zip(head, row, strict=True)) == {
         "strategy": "fedbuff, simulated",
         "seeds": "2",
         "final accuracy": "68.00 % ± 18.38 %",

@@ -15,7 +15,7 @@ from desks import LIMITS, Desk, settings
 
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock
-from anabranch.core.effects import RolledBackTo
+from anabranch.core.effects import Decided, RolledBackTo
 from anabranch.core.errors import ConfigError, Overloaded, StoreError, Unavailable
 from anabranch.core.journal import from_record
 from anabranch.core.model.updates import Ask, Capability
@@ -218,16 +218,16 @@ def test_a_question_to_the_store_sees_all_that_the_log_implies(tmp_path: Path) -
     run(desk, work)
 
 
-def test_a_resent_update_is_counted(tmp_path: Path) -> None:
+def test_a_resent_update_has_its_old_verdict(tmp_path: Path) -> None:
     desk = Desk(MemoryStore(LIMITS), tmp_path, settings())
     desk.work(1)
     ((_, pushed),) = [(seq, r) for seq, r in desk.store.records() if r["kind"] == "update"]
     assert pushed["update_id"] == "u-t0"
 
     async def work(writer: Writer) -> None:
-        assert writer.duplicates == 0
-        await writer.submit(desk_update(desk))
-        assert (writer.duplicates, writer.seq) == (1, desk.books.seq)
+        (decided,) = (await writer.submit(desk_update(desk))).effects
+        assert isinstance(decided, Decided)
+        assert (decided.duplicate, writer.seq) == (True, desk.books.seq)
 
     run(desk, work)
 
