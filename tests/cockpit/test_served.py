@@ -29,6 +29,7 @@ from anabranch.client.watching import WatchedEvent
 from anabranch.cockpit import news, runs
 from anabranch.cockpit.asking import Asked
 from anabranch.cockpit.defence import defence
+from anabranch.cockpit.fleet import fleet
 from anabranch.cockpit.news import News
 from anabranch.cockpit.ordering import Ordering
 from anabranch.cockpit.runs import OPEN_MAX, Runs, ShownRun, counters, head_of, row_of
@@ -500,6 +501,31 @@ def test_who_cuts_unseen_is_not_said_to_have_cut_nothing(config: dict[str, Any],
     with shown(Cutting()) as run:
         assert defence(run.picture, config)["clipped"] == cut
     assert defence(Picture(), config)["clipped"] is None, "records do not tell it"
+
+
+def test_what_a_server_has_against_its_devices() -> None:
+    """The worst first, whatever it is; of two that are as bad the first by name."""
+    against = {"a": (9, 1, 2, 0), "b": (8, 7, 0, 3), "c": (7, 3, 2, 4), "d": (6, 0, 0, 0), "e": (5, 2, 3, 0)}
+
+    class Suspicious(Quiet):
+        def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
+            return [ClientStanding(name, *figures, "", None, True, None) for name, figures in against.items()]
+
+    with shown(Suspicious()) as run:
+        found = defence(run.picture, {"robust": {"clip": 2.0}})
+        assert [(row["client"], row["flaws"], row["shortened"]) for row in found["flaws"]] == [
+            *(("c", 2, 4), ("b", 0, 3), ("e", 3, 0), ("a", 2, 0)),
+        ]
+        assert found["clipped"] == 7
+        for words, order in (
+            ({"sort": "flaws", "order": "desc"}, "cbead"),
+            ({"sort": "flaws", "order": "desc", "limit": "2"}, "cb"),
+            ({"sort": "flaws", "order": "desc", "limit": "1", "offset": "2"}, "e"),
+            ({"sort": "rejected"}, "daecb"),
+        ):
+            rows = fleet(run.picture, Asked(words), None)["rows"]
+            columns = ("updates", "rejected", "flaws", "shortened")
+            assert [tuple(row[name] for name in columns) for row in rows] == [against[name] for name in order]
 
 
 def test_a_served_run_is_live_whosever_app_it_is() -> None:
