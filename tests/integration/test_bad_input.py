@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
+from refusals import refusal_of
 from wire import CALL_S, Device, Served, chunks, requests, server_config
 
 from anabranch.core.limits import DEFAULT_LIMITS
@@ -26,15 +26,6 @@ Call = Callable[[Device, devices.Task, bytes], Any]
 
 def ones(device: Device) -> np.ndarray:
     return np.ones(device.spec.size, np.float32)
-
-
-def failure(call: Callable[[], Any]) -> tuple[str, str, str, dict[str, str]]:
-    """Status, class of the error, message and metadata of a call that must fail."""
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    error: Any = caught.value
-    metadata = {k: v for k, v in error.trailing_metadata() or () if isinstance(v, str)}
-    return error.code().name, metadata.get("anabranch-error", ""), error.details(), metadata
 
 
 def push(device: Device, task: devices.Task, data: bytes, **header: Any) -> Any:
@@ -216,9 +207,9 @@ def test_a_bad_push(name: str, served: Served) -> None:
     served.device("device-2")
     task = device.task()
     status, error, words, call = BAD_PUSHES[name]
-    found = failure(lambda: call(device, task, ones(device).tobytes()))
-    assert found[:2] == (status, error)
-    assert words in found[2]
+    found = refusal_of(lambda: call(device, task, ones(device).tobytes()))
+    assert found.kind == (status, error)
+    assert words in found.details
     assert not served.model().any()
     assert device.work().decision.verdict == "published"  # and the server goes on
     served.close()
@@ -228,12 +219,12 @@ def test_a_bad_push(name: str, served: Served) -> None:
 def test_a_flaw_is_on_record_and_closes_its_task(served: Served) -> None:
     device = served.device()
     task, data = device.task(), poisoned(ones(device).tobytes())
-    first = failure(lambda: push(device, task, data, update_id="bad"))
-    assert first[0] == "INVALID_ARGUMENT"
+    first = refusal_of(lambda: push(device, task, data, update_id="bad"))
+    assert first.status == "INVALID_ARGUMENT"
     verdict = device.query("bad").verdict.decision
     assert (verdict.verdict, verdict.reason) == ("rejected", "invalid")
     assert push(device, task, data, update_id="bad").status == devices.PUSH_STATUS_DUPLICATE
-    assert failure(lambda: push(device, task, data, update_id="other"))[1] == "UnknownTask"
+    assert refusal_of(lambda: push(device, task, data, update_id="other")).error == "UnknownTask"
 
 
 def test_a_stale_update_is_a_recorded_rejection(tmp_path: Path, manifest: Manifest) -> None:
@@ -304,7 +295,7 @@ BAD_CALLS: dict[str, tuple[str, str, Callable[[Device], Any]]] = {
 def test_a_bad_call(name: str, served: Served) -> None:
     status, error, call = BAD_CALLS[name]
     device = served.device()
-    assert failure(lambda: call(device))[:2] == (status, error)
+    assert refusal_of(lambda: call(device)).kind == (status, error)
     assert device.work().decision.verdict == "published"
 
 
@@ -338,9 +329,9 @@ BAD_CODECS = [("Topk:1",), ("topk:one",), ("topk\n",), ("",), ("t" * 65,), ("top
 
 @pytest.mark.parametrize("codecs", BAD_CODECS)
 def test_names_of_stages_have_their_form(codecs: tuple[str, ...], served: Served) -> None:
-    status, error, detail, _ = failure(lambda: served.device(codecs=codecs))
-    assert (status, error) == ("INVALID_ARGUMENT", "InvalidUpdate")
-    assert "capability.codecs: at most 64 stages, names of 1 to 64" in detail
+    found = refusal_of(lambda: served.device(codecs=codecs))
+    assert found.kind == ("INVALID_ARGUMENT", "InvalidUpdate")
+    assert "capability.codecs: at most 64 stages, names of 1 to 64" in found.details
 
 
 def test_an_unknown_client_is_refused(served: Served) -> None:
@@ -350,16 +341,17 @@ def test_an_unknown_client_is_refused(served: Served) -> None:
 
 def test_metrics_of_a_version_to_come(served: Served) -> None:
     request = operators.ReportMetricsRequest(version=9, metrics={"accuracy": 1.0})
-    assert failure(lambda: served.operator().ReportMetrics(request))[1] == "UnknownVersion"
+    assert refusal_of(lambda: served.operator().ReportMetrics(request)).error == "UnknownVersion"
 
 
 def test_too_many_uploads_are_told_when_to_come(tmp_path: Path, manifest: Manifest) -> None:
     limits = replace(DEFAULT_LIMITS, uploads_inflight_max=0, inline_bytes_max=1000)
     with Served(server_config(tmp_path / "data"), manifest, limits) as served:
         device = served.device()
-        status, error, _, metadata = failure(lambda: device.push(device.task(), ones(device)))
-        assert (status, error) == ("RESOURCE_EXHAUSTED", "Overloaded")
-        earliest_s, latest_s = map(float, metadata["retry-after-s"].split(","))
+        task = device.task()
+        found = refusal_of(lambda: device.answer(task))
+        assert found.kind == ("RESOURCE_EXHAUSTED", "Overloaded")
+        earliest_s, latest_s = found.retry_after_s
         assert 0 < earliest_s <= latest_s
 
 
@@ -408,7 +400,9 @@ def test_a_stalled_upload_is_cut(tmp_path: Path, manifest: Manifest, with_empty_
         cut = threading.Event()
         call = device.stub.PushUpdate.future(stalled())
         call.add_done_callback(lambda _: cut.set())
-        assert failure(lambda: call.result(CALL_S))[:2] == ("UNAVAILABLE", "Unavailable")
+        found = refusal_of(lambda: call.result(CALL_S))
+        assert found.kind == ("UNAVAILABLE", "Unavailable")
+        assert "the upload came too slowly and was cut" in found.details
     with Served(
         server_config(tmp_path / "data"), manifest
     ) as served:  # which waits longer for a slow machine

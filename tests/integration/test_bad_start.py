@@ -18,7 +18,8 @@ import grpc
 import numpy as np
 import pytest
 from left import FREED
-from wire import CALL_S, Device, Served, server_config
+from refusals import refusal_of
+from wire import CALL_S, Served, server_config
 
 from anabranch.api.jobs import read_job
 from anabranch.core.errors import (
@@ -49,10 +50,6 @@ from anabranch.server.uploads import Upload
 from anabranch.server.verify import verify
 
 
-def ones(device: Device) -> np.ndarray:
-    return np.ones(device.spec.size, np.float32)
-
-
 def test_a_disk_that_is_full_at_the_start(tmp_path: Path, manifest: Manifest) -> None:
     full = replace(DEFAULT_LIMITS, free_disk_bytes_min=shutil.disk_usage(tmp_path).total)
     with pytest.raises(StoreFull), Served(server_config(tmp_path / "data"), manifest, full):
@@ -68,16 +65,13 @@ def test_a_disk_that_fills_while_serving(tmp_path: Path, manifest: Manifest) -> 
         task = device.task()
         store._limits = full
         for _ in range(2):
-            with pytest.raises(grpc.RpcError) as refused:
-                device.push(task, ones(device), "update-1")
-            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            names = [str(m.value) for m in refused.value.trailing_metadata() if m.key == "anabranch-error"]
-            assert names == ["StoreFull"]
+            refused = refusal_of(lambda: device.answer(task, update_id="update-1"))
+            assert refused.kind == ("RESOURCE_EXHAUSTED", "StoreFull")
         assert not served.model().any()
         status = served.operator().GetStatus(operators.GetStatusRequest(), timeout=CALL_S)
         assert "under the watermark" in status.disk_full
         store._limits = DEFAULT_LIMITS
-        assert device.push(task, ones(device), "update-1").decision.verdict == "published"
+        assert device.answer(task, update_id="update-1").decision.verdict == "published"
         assert (served.model() == 1.0).all()
         assert served.operator().GetStatus(operators.GetStatusRequest(), timeout=CALL_S).disk_full == ""
         assert served.close() == 0
@@ -96,13 +90,13 @@ def test_room_that_was_made_is_told_though_no_device_comes(
         task = device.task()
         (tmp_path / "data/full").write_bytes(bytes(16 * MIB))
         with pytest.raises(grpc.RpcError):
-            device.push(task, ones(device), "update-1")
+            device.answer(task, update_id="update-1")
         status = operators.GetStatusRequest()
         told = served.operator().GetStatus(status, timeout=CALL_S).disk_full
         assert "over server.disk_bytes_max" in told
         (tmp_path / "data/full").unlink()
         assert served.operator().GetStatus(status, timeout=CALL_S).disk_full == ""
-        assert device.push(task, ones(device), "update-1").decision.verdict == "published"
+        assert device.answer(task, update_id="update-1").decision.verdict == "published"
 
 
 def test_an_upload_that_finds_no_room_is_told_to_operators(
@@ -124,10 +118,10 @@ def test_an_upload_that_finds_no_room_is_told_to_operators(
         with monkeypatch.context() as patch:
             patch.setattr(Upload, "add", full)
             with pytest.raises(grpc.RpcError):
-                device.push(task, ones(device), "update-1")
+                device.answer(task, update_id="update-1")
         served.device("device-2").task()
         assert "spooling an upload" in lack()
-        device.push(task, ones(device), "update-1")
+        device.answer(task, update_id="update-1")
         assert lack() == ""
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import grpc
 import numpy as np
 import pytest
+from refusals import refusal_of
 from wire import Device, Served, chunks, requests, server_config
 
 from anabranch.core.limits import Limits
@@ -21,11 +19,6 @@ from anabranch.server.verify import verify
 PIECE = 1000
 
 
-def failure(error: Any) -> tuple[str, str]:
-    """Its status, and the class of the error."""
-    return error.code().name, dict(error.trailing_metadata()).get("anabranch-error", "")
-
-
 def values(device: Device, value: float = 1.0) -> bytes:
     """An update's bytes, raw: 400 kB, which is small."""
     return np.full(device.spec.size, value, np.float32).tobytes()
@@ -33,10 +26,8 @@ def values(device: Device, value: float = 1.0) -> bytes:
 
 def cut(device: Device, task: devices.Task, data: bytes, stop: int) -> tuple[str, str]:
     """Push up to `stop` bytes of an update, and end the stream."""
-    header = device.header(task, data, "update-1")
-    with pytest.raises(grpc.RpcError) as caught:
-        device.stub.PushUpdate(requests(header, chunks(data[:stop], size=PIECE)), timeout=600)
-    return failure(caught.value)
+    pushed = requests(device.header(task, data, "update-1"), chunks(data[:stop], size=PIECE))
+    return refusal_of(lambda: device.stub.PushUpdate(pushed, timeout=600)).kind
 
 
 def test_a_small_upload_that_ended_too_soon_goes_on_from_where_it_was(served: Served) -> None:
@@ -45,9 +36,8 @@ def test_a_small_upload_that_ended_too_soon_goes_on_from_where_it_was(served: Se
     assert cut(device, task, data, 3 * PIECE) == ("INVALID_ARGUMENT", "InvalidUpdate")
     assert device.query("update-1").received_bytes == 3 * PIECE
 
-    with pytest.raises(grpc.RpcError) as caught:  # a gap
-        device.send(task, data, "update-1", offset=4 * PIECE)
-    assert failure(caught.value) == ("UNAVAILABLE", "Unavailable")
+    gap = refusal_of(lambda: device.send(task, data, "update-1", offset=4 * PIECE))
+    assert gap.kind == ("UNAVAILABLE", "Unavailable")
 
     # An earlier offset is as good: what lies behind it is written again.
     assert device.send(task, data, "update-1", offset=2 * PIECE).status == devices.PUSH_STATUS_ACCEPTED
@@ -59,10 +49,9 @@ def test_bytes_of_another_digest_are_forgotten_and_can_be_sent_again(served: Ser
     device = served.device()
     task, data = device.task(), values(device)
     other = bytes(len(data))  # as many
-    header = device.header(task, data, "update-1")
-    with pytest.raises(grpc.RpcError) as caught:
-        device.stub.PushUpdate(requests(header, chunks(other)), timeout=600)
-    assert failure(caught.value) == ("INVALID_ARGUMENT", "InvalidUpdate")
+    pushed = requests(device.header(task, data, "update-1"), chunks(other))
+    found = refusal_of(lambda: device.stub.PushUpdate(pushed, timeout=600))
+    assert found.kind == ("INVALID_ARGUMENT", "InvalidUpdate")
     assert device.query("update-1").received_bytes == 0
     assert device.send(task, data, "update-1").decision.verdict == "published"
 
@@ -71,19 +60,11 @@ def test_a_second_update_of_a_task_is_of_an_unknown_task(served: Served) -> None
     device = served.device()
     task, data = device.task(), values(device)
     device.send(task, data, "update-1")
-    with pytest.raises(grpc.RpcError) as caught:
-        device.send(task, data, "update-2")
-    assert failure(caught.value) == ("NOT_FOUND", "UnknownTask")
+    found = refusal_of(lambda: device.send(task, data, "update-2"))
+    assert found.kind == ("NOT_FOUND", "UnknownTask")
     again = device.send(task, data, "update-1")
     assert (again.status, again.version) == (devices.PUSH_STATUS_DUPLICATE, 1)
     assert served.model()[0] == 1.0
-
-
-def refused(call: Callable[[], Any]) -> tuple[str, str, str]:
-    """The status of a call that fails, the class of its error, and the text."""
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    return *failure(caught.value), caught.value.details() or ""
 
 
 @pytest.mark.parametrize("receipts_max", [100_000, 1])
@@ -97,17 +78,16 @@ def test_an_id_is_used_once(tmp_path: Path, manifest: Manifest, receipts_max: in
         device.work()  # with room for one receipt the first is only in the store now
         another, theirs = device.task(), stranger.task()
         taken = ("ALREADY_EXISTS", "IdTaken")
-        *found, words = refused(lambda: device.send(task, values(device, 2.0), "update-1"))
-        assert tuple(found) == taken
-        assert "'update-1' was decided before, with other bytes" in words
-        *found, words = refused(lambda: device.send(another, data, "update-1"))
-        assert tuple(found) == taken
-        assert "of another task" in words
-        *found, words = refused(lambda: stranger.send(theirs, data, "update-1"))
-        assert tuple(found) == taken
-        assert "of another client and of another task" in words
-        *found, _ = refused(lambda: stranger.query("update-1"))
-        assert tuple(found) == taken
+        found = refusal_of(lambda: device.send(task, values(device, 2.0), "update-1"))
+        assert found.kind == taken
+        assert "'update-1' was decided before, with other bytes" in found.details
+        found = refusal_of(lambda: device.send(another, data, "update-1"))
+        assert found.kind == taken
+        assert "of another task" in found.details
+        found = refusal_of(lambda: stranger.send(theirs, data, "update-1"))
+        assert found.kind == taken
+        assert "of another client and of another task" in found.details
+        assert refusal_of(lambda: stranger.query("update-1")).kind == taken
         assert server.model()[0] == 2.0
         # Neither task was used up, and who says the same again is answered as before.
         assert device.send(task, data, "update-1").status == devices.PUSH_STATUS_DUPLICATE
@@ -120,9 +100,8 @@ def test_an_id_is_used_once(tmp_path: Path, manifest: Manifest, receipts_max: in
 def test_an_update_with_a_flaw_is_decided(served: Served) -> None:
     device = served.device()
     task = device.task()
-    with pytest.raises(grpc.RpcError) as caught:
-        device.send(task, values(device, np.nan), "update-1")
-    assert failure(caught.value) == ("INVALID_ARGUMENT", "InvalidUpdate")
+    found = refusal_of(lambda: device.send(task, values(device, np.nan), "update-1"))
+    assert found.kind == ("INVALID_ARGUMENT", "InvalidUpdate")
     again = device.send(task, values(device, np.nan), "update-1")
     assert (again.status, again.decision.reason) == (devices.PUSH_STATUS_DUPLICATE, "invalid")
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from refusals import refusal_of
 from server_logs import records_of
 from wire import CALL_S, UNHELD, Device, Served, server_config
 
@@ -31,12 +32,9 @@ def small(tmp_path: Path) -> Manifest:
 
 def refused(call: Callable[[], Any]) -> tuple[float, float]:
     """The window of a call that is refused for now."""
-    with pytest.raises(grpc.RpcError) as raised:
-        call()
-    error: Any = raised.value
-    told = dict(error.trailing_metadata())
-    assert (error.code().name, told["anabranch-error"]) == ("RESOURCE_EXHAUSTED", "Overloaded")
-    earliest, latest = map(float, told["retry-after-s"].split(","))
+    found = refusal_of(call)
+    assert found.kind == ("RESOURCE_EXHAUSTED", "Overloaded")
+    earliest, latest = found.retry_after_s
     return earliest, latest
 
 
