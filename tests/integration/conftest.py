@@ -1,4 +1,4 @@
-"""A served run of a small model, on SQLite."""
+"""A served run of a small model, on SQLite, and rows that wait."""
 
 from __future__ import annotations
 
@@ -30,3 +30,9 @@ def served(tmp_path: Path, manifest: Manifest) -> Iterator[Served]:
     """A server that adds deltas up."""
     with Served(server_config(tmp_path / "data"), manifest) as server:
         yield server
+
+
+@pytest.fixture
+def no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine they would be written in the midst: one more event that waits, one more commit."""
+    monkeypatch.setattr("anabranch.server.writer.FOLLOWED_S", 3600.0)

@@ -260,12 +260,6 @@ def test_every_alert_has_its_line_on_the_page() -> None:
     assert re.findall(r"alert: (\w+)", rules) == re.findall(r"^\| `(Anabranch\w+)` \|", PAGE, re.MULTILINE)
 
 
-@pytest.fixture
-def no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow machine they would be written in the midst: one more event that waits, one more commit."""
-    monkeypatch.setattr("anabranch.server.writer.FOLLOWED_S", 3600.0)
-
-
 @pytest.mark.usefixtures("no_rows")
 def test_operators_see_the_same(tmp_path: Path, manifest: Manifest) -> None:
     with Served(server_config(tmp_path / "data"), manifest) as served:
