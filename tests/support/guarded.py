@@ -177,9 +177,11 @@ def federation(
         Served(config, manifest, limits, wall=wall) as served,
     ):
         begun = Federation(folder, authority, served)
-        yield begun
-        for opened in begun.opened:
-            opened.close()
+        try:
+            yield begun
+        finally:
+            for opened in begun.opened:
+                opened.close()
 
 
 def shown_serial(address: str) -> int:

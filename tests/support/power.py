@@ -92,13 +92,16 @@ def disk(folder: Path) -> Iterator[Disk]:
 def run(folder: Path, plan: Plan) -> Outcome:
     """Serve and write; cut the power `plan.kills` times while at work; then check every promise."""
     with disk(folder) as ground:
-        return _run_on(ground, folder, plan)
+        server = ServerProcess(folder, plan, data_dir=ground.folder / "data")
+        try:
+            return _run_on(ground, server, folder, plan)
+        finally:
+            server.kill()  # else the disk is in use, and stays
 
 
-def _run_on(ground: Disk, folder: Path, plan: Plan) -> Outcome:
+def _run_on(ground: Disk, server: ServerProcess, folder: Path, plan: Plan) -> Outcome:
     first = np.random.default_rng(plan.seed).integers(-100, 101, VALUES).astype(np.float32)
     spec, outcome = write_model(folder, first, plan), Outcome()
-    server = ServerProcess(folder, plan, data_dir=ground.folder / "data")
     server.start()
     shares = [len(range(n, plan.updates, plan.writers)) for n in range(plan.writers)]
     writers = [DiskWriter(n, share, server.address, spec, plan.seed) for n, share in enumerate(shares)]
@@ -109,7 +112,6 @@ def _run_on(ground: Disk, folder: Path, plan: Plan) -> Outcome:
     except NotServing as error:
         outcome.problems.append(str(error))
         abandon(writers)
-        server.kill()
         return outcome
     for writer in writers:
         writer.join()
