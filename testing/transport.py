@@ -233,7 +233,9 @@ class TransportConformance:
         task = granted(transport, spec, "t-1")
         answer = transport.heartbeat("t-1", 1.0)
         assert answer.notices == ()
-        assert answer.expires_at >= task.expires_at
+        assert answer.expires_at > task.expires_at, "the server has not heard of the progress"
+        assert answer.version == 0
+        assert transport.heartbeat("t-1", 1.0).expires_at == answer.expires_at, "it has got no further since"
 
     @pytest.mark.parametrize("diverged", [False, True])
     def test_a_task_that_was_given_back_is_cancelled(self, opened: Connect, diverged: bool) -> None:

@@ -118,6 +118,13 @@ def test_a_transport_that_drops_no_diverged_task_is_noticed() -> None:
         law(opened_by(wrong.DropsShort), diverged=True)
 
 
+def test_a_transport_whose_heartbeats_say_nothing_is_noticed() -> None:
+    law = LAWS.test_a_heartbeat_renews_the_lease
+    law(opened_by(wrong.Local))
+    with pytest.raises(AssertionError, match="the server has not heard of the progress"):
+        law(opened_by(wrong.BeatsInVain))
+
+
 def test_a_transport_that_keeps_a_dead_connection_is_noticed() -> None:
     class Cuts(TransportConformance):
         def cut(self) -> bool:

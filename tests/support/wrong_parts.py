@@ -231,6 +231,11 @@ class Pickles(Local):
         return super().push(deepcopy(entry))
 
 
+class BeatsInVain(Local):
+    def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
+        return super().heartbeat(task_id, 0.0)
+
+
 class ItsOwnTasks(Local):
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
         return super().ask(replace(ask, task_id=f"mine-{ask.task_id}"), spec)
