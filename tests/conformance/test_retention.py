@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import shutil
@@ -35,7 +34,9 @@ from anabranch.server.store.blobs import ADOPTED_S
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.segments import TRIMMED_BYTES
 from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.sqlite_store import SqliteStore
 from anabranch.server.verify import verify
+from anabranch.testing.store import publish, reference, trimmed, update, upload
 
 FEW = replace(LIMITS, receipts_max=50)
 ROUNDS, PAIRS = {"name": "fedavg"}, {"name": "fedbuff", "buffer_size": 2}
@@ -597,25 +598,45 @@ def test_verify_proves_from_where_the_log_begins(on_disk: Backend, tmp_path: Pat
         export_run(place.folder, database, tmp_path / "run")
 
 
-def test_payloads_in_files_and_packs_go_too(tmp_path: Path) -> None:
-    """Blobs once they are old enough to be nobody's that is on its way, packs when no row names one."""
-    place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
-    desk = place.open()
-    for number in range(40):
-        desk.busy(1, first=number)
-        blob = place.folder / "blobs" / f"{number:02x}" / (f"{number:02x}" * 32)
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        blob.write_bytes(b"x")
-    store = desk.store
+def test_payloads_in_files_go_with_the_last_event_that_names_them(on_disk: Backend) -> None:
+    """Once they are old enough to be nobody's that is on its way: till then they wait, and go later."""
+    store, keep, names = on_disk.start(), Keep.of("versions:1"), list[str]()
     assert isinstance(store, SqlStore)
-    data, names = b"on its way", {f"{number:02x}" * 32 for number in range(40)}
-    fresh = hashlib.sha256(data).hexdigest()
-    store.blobs.write("u", 0, data)
-    store.blobs.seal("u", fresh)
-    store.blobs.adopt("u", fresh)
-    assert store.blobs.remove({*names, fresh}) == {fresh}, f"adopted less than {ADOPTED_S:.0f} s ago"
-    assert len(list((place.folder / "blobs").glob("*/*"))) == 1
-    desk.drop()
+
+    def enter(numbers: range) -> None:
+        for number in numbers:
+            data = bytes([number % 11]) * 1000  # of the first and of the last the same
+            names.append(upload(store, data, f"u{number}"))
+            store.append([replace(update(number, data), inline=None)])
+            publish(store, [number], keep)
+
+    enter(range(1, 9))
+    assert trimmed(store)[0] > 1
+    assert all(map(store.blobs.exists, names)), f"adopted less than {ADOPTED_S:.0f} s ago"
+    enter(range(9, 13))
+    store.blobs._adopted.clear()  # which was long ago
+    left = trimmed(store)
+    assert left[0] > 9
+    kept = {names[number - 1] for number in left}
+    assert names[0] in kept
+    assert {name for name in names if store.blobs.exists(name)} == kept
+    assert store.problems() == []
+    store.close()
+
+
+def test_segments_go_when_no_row_names_them(tmp_path: Path) -> None:
+    store, keep = Backend("sqlite", "", tmp_path / "data").start(), Keep.of("versions:1")
+    assert isinstance(store, SqliteStore)
+    for number in range(1, 9):
+        store.append([entry := update(number, bytes([number]) * 100_000)])
+        publish(store, [number], keep)
+        store._segments.close()  # each has one of its own
+    left = trimmed(store)
+    assert 1 < left[0] < 8
+    assert sorted(int(path.stem) for path in (tmp_path / "data" / "log").iterdir()) == left
+    assert bytes(store.payload(reference(entry))) == entry.inline
+    assert store.problems() == []
+    store.close()
 
 
 LONG = (pytest.mark.prove, pytest.mark.timeout(3600))
