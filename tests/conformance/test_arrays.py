@@ -300,6 +300,9 @@ class Torch(App):
         module.register_buffer("odd", self.tensor)
         return module
 
+    def evaluate(self, model: Any, examples: Examples) -> dict[str, float]:
+        return {"odd": float(model.odd.double().sum())}
+
 
 class WithState(nn.Linear):
     def __init__(self) -> None:
@@ -335,5 +338,8 @@ def test_torch_tensors_of_every_kind_are_loaded_again(dtype: torch.dtype, shape:
     first = trainer.initial(0)
     spec = trainer.spec
     examples = Examples(np.zeros((4, 2), np.float32), np.zeros(4, np.int64))
-    result = trainer.train(spec.flatten(first), spec.frozen(first), examples, LocalPlan(learning_rate=0.0), 0)
-    assert not result.delta.any()
+    for odd in (first["odd"], np.zeros_like(first["odd"]), first["odd"]):
+        vector, frozen = spec.flatten({**first, "odd": odd}), spec.frozen({**first, "odd": odd})
+        result = trainer.train(vector, frozen, examples, LocalPlan(learning_rate=0.0), 0)
+        assert not result.delta.any()
+        assert trainer.evaluate(vector, frozen, examples) == {"odd": float(odd.sum())}
