@@ -97,6 +97,7 @@ class Federation:
         self.devices = [Device() for _ in range(3)]
         self.now, self.count = 0.0, 0
         self.seen = [self.buffers]  # current values, and those reached since
+        self.newest = self.buffers  # of each the value that was reached last
         for c in range(len(self.devices)):
             self.engine.handle(ev.Enrolled(0.0, f"c{c}", Capability(codecs=STAGES)))
 
@@ -146,9 +147,9 @@ class Federation:
             assert not memory.residual[self.at].any(), "nothing of a buffer is ever left out"
         update = Update(f"u{self.count}", task.task_id, f"c{c}", task.base_version, 1, found, task.submodel)
         event = ev.UpdateArrived(self.now, update, ev.Payload("", len(data), uplink.codec.text))
-        reached = self.buffers
-        reached[covered.which] = told[covered.at]
-        self._handle(event, reached)
+        reached, newest = self.buffers, self.newest.copy()
+        reached[covered.which] = newest[covered.which] = told[covered.at]
+        self._handle(event, reached, newest)
         device.memory = memory or device.memory
 
     def pass_time(self) -> None:
@@ -163,15 +164,18 @@ class Federation:
         self.engine = restore(take_snapshot(e), *parts)
         assert state_digest(self.engine) == before
 
-    def _handle(self, event: ev.Event, reached: Vector | None = None) -> list[Any]:
+    def _handle(
+        self, event: ev.Event, reached: Vector | None = None, newest: Vector | None = None
+    ) -> list[Any]:
         before = self.buffers
         effects = self.engine.handle(event)
         decided = [e for e in effects if isinstance(e, Decided)]
         if decided and reached is not None and decided[0].receipt.decision.verdict is not Verdict.REJECTED:
             self.seen.append(reached)
+            self.newest = self.newest if newest is None else newest
         if any(isinstance(e, Published) for e in effects):
             self._check(before)
-            self.seen = [self.buffers]
+            self.seen, self.newest = [self.buffers], self.buffers
         return effects
 
     def _check(self, before: Vector) -> None:
@@ -180,6 +184,8 @@ class Federation:
         assert (found >= 0).all()
         assert (found >= np.min(self.seen, axis=0)).all()
         assert (found <= np.max(self.seen, axis=0)).all()
+        if self.policy == LATEST:
+            np.testing.assert_array_equal(found, self.newest)
         if self.policy == LOCAL:
             np.testing.assert_array_equal(found, before)
         for device in self.devices:

@@ -12,9 +12,12 @@ from fleets import Ones, events, recorded
 from fleets import config as plain
 from proving import in_slices
 
+from anabranch.compress.downloads import Downloads, apply_download
+from anabranch.compress.registry import stages
 from anabranch.core.config.tables import Config, merge
-from anabranch.core.effects import Granted
+from anabranch.core.model.params import Vector
 from anabranch.reports.result import Result
+from anabranch.simulation.executors.base import Job
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import open_simulation, simulate
 
@@ -83,24 +86,37 @@ def test_processes_give_the_serial_digests() -> None:
 
 
 @pytest.mark.parametrize("name", ["robust", "paper", "fedasync on the log", "published seldom"])
-def test_a_device_trains_from_the_replica_that_the_server_computes_with(name: str) -> None:
-    seen = []
+def test_a_device_trains_from_what_it_decodes_which_the_server_computes_with(name: str) -> None:
+    """From the bytes that lead there from nothing; the server may not have that any more."""
+    decoded: dict[int, Vector] = {}
+    seen = replicas = 0
     with open_simulation(CASES[name]) as simulation:
-        engine = simulation.engine
+        engine, train = simulation.engine, simulation.executor.train
 
-        def observe(event: Any, effects: Any) -> None:
-            for effect in effects:
-                if isinstance(effect, Granted):
-                    model = simulation.world.versions.offer(None).model
-                    assert engine.broadcast is not None
-                    replica = engine.broadcast.replica(engine.broadcast_state, effect.task.base_version)
-                    if replica is not None:
-                        assert np.array_equal(model.vector, replica)
-                        seen.append(effect.task.task_id)
+        def observe(*_: Any) -> None:
+            version = engine.offered
+            if version not in decoded:
+                make = Downloads(engine.spec, {}).offer(engine, version, None, stages())
+                assert make is not None
+                made = make()
+                decoded[version] = apply_download(engine.spec, made.codec, made.data, None, None)[0]
 
+        def begun(job: Job) -> Any:
+            nonlocal seen, replicas
+            expected, held = decoded[job.task.base_version], engine.base(job.task.base_version)
+            assert job.vector.tobytes() == expected.tobytes()
+            assert not np.array_equal(job.vector, engine.vector)
+            if held is not None:
+                assert held.tobytes() == expected.tobytes()
+                replicas += 1
+            seen += 1
+            return train(job)
+
+        simulation.executor.train = begun  # type: ignore[method-assign]
         simulation.world.observers.append(observe)
         simulation.run()
-    assert len(seen) > 10 or (name == "paper" and not engine.strategy.needs_base)
+        assert seen > 10
+        assert (replicas > 10) == (name != "paper"), "which encodes the model anew"
 
 
 def test_the_log_costs_a_fraction_of_whole_models() -> None:

@@ -158,9 +158,12 @@ def test_a_line_that_is_shared_costs_time(tmp_path: Path) -> None:
     assert own_s < shared_s
 
 
-def test_a_run_without_any_of_it_is_what_it_was() -> None:
+def test_a_run_without_any_of_it_is_what_it_was(tmp_path: Path) -> None:
     """A trace that says nothing new, and a line so wide that nobody meets another, change no time."""
     plain = simulate(settings(run={"updates_max": 30}))
+    (tmp_path / "silent.csv").write_text("device,time_s,state\na,0,on\nb,0,on\n")
+    silent = simulate(settings(run={"updates_max": 30}, fleet={"trace": str(tmp_path / "silent.csv")}))
+    assert (silent.model_sha256, silent.virtual_s) == (plain.model_sha256, plain.virtual_s)
     wide = simulate(settings(run={"updates_max": 30}, fleet={"server_in_mbps": 1e12}))
     assert wide.virtual_s == pytest.approx(plain.virtual_s)
     assert wide.updates_applied == plain.updates_applied
