@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fleets import Diverging, Ones, config, events
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
-from anabranch.core.effects import Published, Refused, SessionEffect, SetTimer
+from anabranch.core.effects import Decided, Granted, Published, Refused, SessionEffect, SetTimer
 from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import ConfigError
-from anabranch.core.model.updates import Ask, Reason
+from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Receipt, Task, Update, Verdict
 from anabranch.reports.html import REPORT_FILE
 from anabranch.reports.result import Result
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.devices import Device
 from anabranch.simulation.run import RunProgress, open_simulation, simulate
+from anabranch.workloads.app import Examples, Shard
+from anabranch.workloads.synthetic import Synthetic
 
 STRATEGIES = ["asyncdrop", "fedasync", "fedavg", "fedbuff", "fedprox", "teasq_drop"]
 ROUGH = {"dropout": 0.3, "availability": 0.6, "availability_period_s": 20.0, "up_mbps": 1.0}
@@ -187,8 +193,30 @@ def test_progress_and_folder(tmp_path: Path) -> None:
 
 
 def test_a_split_by_speed_gets_the_speed_groups() -> None:
-    settings = config(fleet={"split": "speed-shards", "clients": 16, "examples_per_client": 0})
-    assert simulate(settings).versions > 0
+    """Of who is slower the number is higher, and of those that are as fast it is one."""
+    took_s: dict[int, float] = {}
+    told: dict[int, tuple[int, ...]] = {}
+
+    class Told(Synthetic):
+        def data(self, shard: Shard) -> Examples:
+            if shard.role == "train":
+                told[shard.index] = shard.speed_groups
+            return super().data(shard)
+
+    def observe(event: ev.Event, _: Any) -> None:
+        if isinstance(event, ev.UpdateArrived):
+            steps = event.update.local_steps
+            took_s[int(event.update.client_id[-4:])] = event.update.metrics[TRAIN_S] / steps
+
+    fleet = {"split": "speed-shards", "clients": 16, "examples_per_client": 0}
+    with open_simulation(config(fleet=fleet), app=Told()) as simulation:
+        simulation.world.observers.append(observe)
+        simulation.run()
+    (groups,) = set(told.values())
+    assert took_s.keys() == told.keys() == set(range(16))
+    pairs = sorted({(groups[i], round(step_s, 6)) for i, step_s in took_s.items()})
+    assert len(pairs) == len(set(groups)) > 3
+    assert [step_s for _, step_s in pairs] == sorted({step_s for _, step_s in pairs})
 
 
 def test_the_checker_has_teeth() -> None:
@@ -208,3 +236,53 @@ def test_the_checker_has_teeth() -> None:
         engine.version = 1
         with pytest.raises(AssertionError, match="without being published"):
             checker.observe(tick, [])
+
+
+TAKEN = Decision(Verdict.HELD, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "version", "said"),
+    [
+        ([(TAKEN, False), (TAKEN, False)], 0, "update u decided twice"),
+        ([(TAKEN, True)], 0, "update u decided twice"),
+        ([(Decision(Verdict.REJECTED, 0, 1.0, Reason.STALE), False)], 0, "a rejected update has a weight"),
+        ([(TAKEN, False)], 2, "staleness 0"),
+        ([(replace(TAKEN, staleness=1), False)], 0, "staleness 1"),
+        ([(replace(TAKEN, staleness=3), False)], 3, "staleness over 2"),
+        ([(replace(TAKEN, verdict=Verdict.PUBLISHED, staleness=1), False)], 1, "staleness 1"),
+        *(
+            ([(replace(TAKEN, weight=weight), False)], 0, f"weight {weight} of an applied update")
+            for weight in (None, 0.0, -1.0, math.nan, math.inf)
+        ),
+        ([(TAKEN, False), (TAKEN, True)], 0, ""),
+        ([(replace(TAKEN, staleness=2), False)], 2, ""),
+        ([(Decision(Verdict.REJECTED, 0, None, Reason.STALE), False)], 3, ""),
+    ],
+)
+def test_the_checker_looks_at_decisions(
+    decisions: list[tuple[Decision, bool]], version: int, said: str
+) -> None:
+    event = ev.UpdateArrived(1.0, Update("u", "t", "c", 0, 1, np.zeros(4)), ev.Payload("", 0))
+    effects = [Decided("c", Receipt("u", "t", version, one), 1, again) for one, again in decisions]
+    with open_simulation(config(server={"staleness_max": 2}), app=Ones()) as simulation:
+        checker = Checker(simulation.engine)
+        if not said:
+            checker.observe(event, effects)
+            return
+        with pytest.raises(AssertionError, match=f"{said}$"):
+            checker.observe(event, effects)
+
+
+def test_the_checker_knows_what_versions_are_made_of_and_tasks_begin_with() -> None:
+    with open_simulation(config(), app=Ones()) as simulation:
+        engine, tick = simulation.engine, ev.Ticked(1.0)
+        with pytest.raises(AssertionError, match=r"updates \['u'\] were folded in twice"):
+            Checker(engine).observe(tick, [Published(n, engine.vector, ("u", f"u{n}")) for n in (1, 2)])
+        task = Task("t", "c", 1, 0.0, 9.0, 9.0, 0, LocalPlan())
+        with pytest.raises(AssertionError, match="a task from an old version"):
+            Checker(engine).observe(tick, [Granted(task)])
+        Checker(engine).observe(tick, [Granted(task, again=True)])
+        engine.ledger.live = 1
+        with pytest.raises(AssertionError, match="0 live tasks, but 1 counted"):
+            Checker(engine).observe(tick, [])
