@@ -19,6 +19,7 @@ from anabranch.core.errors import AppError
 from anabranch.reports.tracking.run import TrackedRun
 from anabranch.testing import (
     RuleConformance,
+    SchedulerConformance,
     StageConformance,
     StoreConformance,
     StrategyConformance,
@@ -61,6 +62,35 @@ def test_a_wrong_strategy_is_noticed(
         law(strategy())
     for each in (EQUAL, RESTART, LET_IN, DATA, ELSEWHERE, ZEROS, GROWS):
         each(wrong.Plain())
+
+
+OF_ASKS = SchedulerConformance()
+PLANS, STEPS = (
+    OF_ASKS.test_equal_calls_give_equal_results_and_the_state_is_data,
+    OF_ASKS.test_plans_change_steps_and_chain_alone,
+)
+ADMITS, OPENS = (
+    OF_ASKS.test_admitting_changes_nothing_and_refuses_with_a_reason,
+    OF_ASKS.test_somebody_trains_where_nobody_does,
+)
+GOES_ON = OF_ASKS.test_nobody_waits_for_ever_for_who_has_left
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "law", "says"),
+    [
+        (wrong.ChangesPaces, PLANS, "the state that was given has changed"),
+        (wrong.OtherRates, STEPS, None),
+        (wrong.EverySecondAsk, ADMITS, None),
+        (wrong.LetsNobodyIn, OPENS, "a fleet that is all refused"),
+        (wrong.WaitsForTheFirst, GOES_ON, None),
+    ],
+)
+def test_a_wrong_scheduler_is_noticed(scheduler: type[Any], law: Any, says: str | None) -> None:
+    with pytest.raises(AssertionError, match=says):
+        law(scheduler())
+    for each in (PLANS, STEPS, ADMITS, OPENS, GOES_ON):
+        each(wrong.LetsAllIn())
 
 
 @pytest.fixture

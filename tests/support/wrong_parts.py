@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import suppress
 from copy import deepcopy
@@ -24,6 +25,7 @@ from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task,
 from anabranch.server.store.base import Mark, RunInfo
 from anabranch.server.store.memory import MemoryStore
 from anabranch.strategies.robust.rows import Floats, Rows
+from anabranch.strategies.schedulers.scheduler import OpenScheduler
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,72 @@ class UnitRows:
         with np.errstate(divide="ignore", invalid="ignore"):
             found: Floats = rows.mean(1 / rows.distances(np.zeros(rows.size)))
         return found
+
+
+@dataclass(frozen=True)
+class Paces:
+    """Of each device."""
+
+    of: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LetsAllIn(OpenScheduler):
+    """With tasks as the strategy has them; what is wrong comes in others."""
+
+    name: ClassVar[str] = "lets_all_in"
+
+
+@dataclass(frozen=True)
+class ChangesPaces(OpenScheduler):
+    """The state that it was given, which may be that of a snapshot under way."""
+
+    name: ClassVar[str] = "changes_paces"
+    state_type: ClassVar[type[Any]] = Paces
+
+    def init(self) -> Any:
+        return Paces()
+
+    def plan(self, state: Any, ask: Ask, plan: Plan, context: Context) -> Plan:
+        state.of[ask.client_id] = context.version
+        return Plan(state, plan.local, plan.uplink)
+
+
+@dataclass(frozen=True)
+class OtherRates(OpenScheduler):
+    name: ClassVar[str] = "other_rates"
+
+    def plan(self, state: Any, ask: Ask, plan: Plan, context: Context) -> Plan:
+        return Plan(state, replace(plan.local, learning_rate=1.0), plan.uplink)
+
+
+@dataclass(frozen=True)
+class LetsNobodyIn(OpenScheduler):
+    name: ClassVar[str] = "lets_nobody_in"
+
+    def admit(self, state: Any, ask: Ask, context: Context) -> Refusal | None:
+        return Refusal(Reason.NOT_SELECTED, "no")
+
+
+@dataclass(frozen=True)
+class WaitsForTheFirst(OpenScheduler):
+    name: ClassVar[str] = "waits_for_the_first"
+
+    def admit(self, state: Any, ask: Ask, context: Context) -> Refusal | None:
+        return (
+            None if ask.client_id == min(context.clients) else Refusal(Reason.NOT_SELECTED, "the first one")
+        )
+
+
+ADMITTED = itertools.count()
+
+
+@dataclass(frozen=True)
+class EverySecondAsk(OpenScheduler):
+    name: ClassVar[str] = "every_second_ask"
+
+    def admit(self, state: Any, ask: Ask, context: Context) -> Refusal | None:
+        return None if next(ADMITTED) % 2 else Refusal(Reason.NOT_SELECTED, "the next one")
 
 
 class Local(LocalTransport):
