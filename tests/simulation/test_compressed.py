@@ -115,8 +115,7 @@ def test_a_device_trains_from_what_it_decodes_which_the_server_computes_with(nam
         simulation.executor.train = begun  # type: ignore[method-assign]
         simulation.world.observers.append(observe)
         simulation.run()
-        assert seen > 10
-        assert (replicas > 10) == (name != "paper"), "which encodes the model anew"
+        assert min(seen, replicas) > 10
 
 
 def test_the_log_costs_a_fraction_of_whole_models() -> None:
