@@ -52,10 +52,7 @@ class Database(ABC):
         return True
 
     def open(self, writes: bool) -> None:
-        """Connect; as the writer, lock out every other one.
-
-        Raises `StoreLocked`, `LedByAnother`, `StoreError`.
-        """
+        """Connect; as the writer, lock out every other one. Raises `StoreLocked`, `StoreError`."""
         self.close()
         self._writes = writes
         self._engine = self._engine_for(writes)

@@ -64,7 +64,10 @@ class PostgresqlDatabase(Database):
         self._making = threading.Lock()
 
     def open(self, writes: bool) -> None:
-        """See `Database`. Raises `StoreUnreachable` where nobody answers, or it only reads."""
+        """See `Database`. Raises `StoreUnreachable` where nobody answers, or it only reads.
+
+        And, of who comes to write, `LedByAnother`, and `ConfigError` where it does not take every text.
+        """
         self._abandoned.clear()
         super().open(writes)
 

@@ -33,11 +33,7 @@ from anabranch.server.store.archive import ARCHIVED_BYTES, Archive
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.database import Database
-from anabranch.server.store.ending import (
-    check_files,
-    check_snapshots,
-    log_end,
-)
+from anabranch.server.store.ending import check_files, check_snapshots, log_end
 from anabranch.server.store.files import (
     MISPLACED,
     REBUILDING,
