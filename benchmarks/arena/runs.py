@@ -28,31 +28,35 @@ from benchmarks.arena.tuning import TEST, Run
 def record_of(row: str, run: Run, names: Sequence[str], config: Config) -> Record:
     """Run it."""
     try:
-        with open_simulation(config) as simulation:
-            simulation.run()
-            result, vector = simulation.result(0.0), simulation.engine.vector
-        final = run.part == TEST
-        return Record(
-            row,
-            dict(zip(names, run.setting, strict=True)),
-            run.share,
-            run.seed,
-            run.part,
-            "",
-            round(late_score(result.history, config.run.metric), 3),
-            round(half_score(result.history, config.run.virtual_s_max, config.run.metric), 3),
-            round(worst_tenth_of_devices(config, vector), 3) if final else None,
-            result.updates_applied,
-            result.versions,
-            round(result.staleness.mean, 3),
-            round(result.uplink_bytes / 1e6, 4),
-            round(result.downlink_bytes / 1e6, 4),
-            result.model_sha256,
-            curve_of(result.history, config.run.metric) if final else [],
-        )
-    finally:
+        return _recorded(row, run, names, config)
+    finally:  # outside the frame that has the run: what is frozen while it is held is never let go
         gc.collect()  # a run is a circle of objects, and holds every device's examples
         gc.freeze()  # what is left is the process's own: looked at again, it cost a third of a short run
+
+
+def _recorded(row: str, run: Run, names: Sequence[str], config: Config) -> Record:
+    with open_simulation(config) as simulation:
+        simulation.run()
+        result, vector = simulation.result(0.0), simulation.engine.vector
+    final = run.part == TEST
+    return Record(
+        row,
+        dict(zip(names, run.setting, strict=True)),
+        run.share,
+        run.seed,
+        run.part,
+        "",
+        round(late_score(result.history, config.run.metric), 3),
+        round(half_score(result.history, config.run.virtual_s_max, config.run.metric), 3),
+        round(worst_tenth_of_devices(config, vector), 3) if final else None,
+        result.updates_applied,
+        result.versions,
+        round(result.staleness.mean, 3),
+        round(result.uplink_bytes / 1e6, 4),
+        round(result.downlink_bytes / 1e6, 4),
+        result.model_sha256,
+        curve_of(result.history, config.run.metric) if final else [],
+    )
 
 
 def record_on_gpu(row: str, run: Run, names: Sequence[str], config: Config) -> Record:

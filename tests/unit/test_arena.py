@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
 import re
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from measuring import benchmark
 from own_parts import forgotten
 
 from anabranch.core.config.tables import Config
+from anabranch.simulation.run import Simulation
 from anabranch.strategies.registry import strategy_of
 
 cells = benchmark("arena.cells")
@@ -392,6 +396,23 @@ def test_one_run_from_its_settings_to_its_line(tmp_path: Path) -> None:
     assert 0 <= record.worst_tenth <= 100
     assert record.accuracy == record.curve[-1][1]  # of three measurements the last fifth has one
     assert 0 < record.curve[-1][2] <= record.up_mb  # what came after the last version counts as well
+
+
+def test_nothing_of_a_run_is_held_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process plays thousands: frozen while its frame held it, each would stay to the end."""
+    opened, held = runs.open_simulation, []
+
+    @contextmanager
+    def seen(config: Config) -> Iterator[Simulation]:
+        with opened(config) as simulation:
+            held.append(weakref.ref(simulation))
+            yield simulation
+
+    monkeypatch.setattr(runs, "open_simulation", seen)
+    match = play.Match(CELL, row(), store.Store.of(CELL.name, tmp_path))
+    match.played(tuning.Run((0.4, 10), 0.05, 1, "test"))
+    gc.collect()
+    assert [reference() for reference in held] == [None]
 
 
 # --- the page ---
