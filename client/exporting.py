@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from anabranch.client.operator import OperatorClient, TellBytes, unheard
+from anabranch.client.operator import OperatorClient, TellBytes
 from anabranch.reports.models import write_model
 from anabranch.workloads import calls
 from anabranch.workloads.app import App
@@ -19,7 +19,7 @@ def export_merged(
     path: Path,
     version: int | None = None,
     best: bool = False,
-    tell: TellBytes = unheard,
+    tell: TellBytes = lambda _written, _size: None,
 ) -> int:
     """`OperatorClient.export` of the plain model's tensors; returns which version.
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from functools import cache
-
-from sqlalchemy import Connection, bindparam, select
 
 from anabranch.server.store.base import Entry
 from anabranch.server.store.rows import update_id_of
-from anabranch.server.store.schema import updates
-from anabranch.server.store.sqlite import SqliteDatabase
-from anabranch.server.store.statements import Statement
 
 
 def numbered(
@@ -41,23 +35,3 @@ def numbered(
         seq += 1
         seqs.append(seq)
     return seqs
-
-
-def stored_ids(connection: Connection, ids: list[str]) -> set[str]:
-    """Which of these updates have a row, in a transaction."""
-    row = {f"id_{n}": update_id for n, update_id in enumerate(ids)}
-    return set(_logged(len(ids)).one(connection, row).scalars())
-
-
-def ids_in_sqlite(database: SqliteDatabase, ids: list[str]) -> set[str]:
-    """The same in SQLite, without a transaction: every batch asks, and few have anything there."""
-    places = ", ".join("?" * len(ids))
-    query = f"SELECT update_id FROM updates WHERE update_id IN ({places})"  # noqa: S608 - no values
-    return {update_id for (update_id,) in database.look(query, ids)}
-
-
-@cache  # a batch has a bounded number of events
-def _logged(count: int) -> Statement:
-    """Which of so many ids are of updates in the log."""
-    ids = [bindparam(f"id_{n}", type_=updates.c.update_id.type) for n in range(count)]
-    return Statement(select(updates.c.update_id).where(updates.c.update_id.in_(ids)))

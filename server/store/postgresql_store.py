@@ -7,10 +7,10 @@ of events.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL, Connection, bindparam, select
 
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.server.store import revision, rows
@@ -25,10 +25,12 @@ from anabranch.server.store.ending import (
     log_end,
 )
 from anabranch.server.store.following import write_events
-from anabranch.server.store.numbering import numbered, stored_ids
+from anabranch.server.store.numbering import numbered
 from anabranch.server.store.postgresql import PostgresqlDatabase
 from anabranch.server.store.row_table import TableRows
+from anabranch.server.store.schema import updates
 from anabranch.server.store.sql import SqlStore
+from anabranch.server.store.statements import Statement
 from anabranch.support.shelf import RowShelf
 
 
@@ -87,7 +89,7 @@ class PostgresqlStore(SqlStore):
             return []
         self._check_room(entries)
         with self._committing() as connection:
-            seqs = numbered(partial(stored_ids, connection), entries, self._last_seq)
+            seqs = numbered(partial(_stored_ids, connection), entries, self._last_seq)
             new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
             self._check_blobs([entry for _, entry in new], partial(has_payload, connection))
             if named_anew := self._are_named_anew(new):
@@ -130,3 +132,16 @@ class PostgresqlStore(SqlStore):
 
     def _tell_missing(self, blobs: set[str], packs: set[int]) -> None:
         """Payloads are in the database, which was lost as a whole or not at all."""
+
+
+def _stored_ids(connection: Connection, ids: list[str]) -> set[str]:
+    """Which of these updates have a row."""
+    row = {f"id_{n}": update_id for n, update_id in enumerate(ids)}
+    return set(_logged(len(ids)).one(connection, row).scalars())
+
+
+@cache  # a batch has a bounded number of events
+def _logged(count: int) -> Statement:
+    """Which of so many ids are of updates in the log."""
+    ids = [bindparam(f"id_{n}", type_=updates.c.update_id.type) for n in range(count)]
+    return Statement(select(updates.c.update_id).where(updates.c.update_id.in_(ids)))

@@ -32,7 +32,7 @@ from anabranch.server.store.ending import (
     rows_end,
 )
 from anabranch.server.store.following import Following, in_pieces, write_events
-from anabranch.server.store.numbering import ids_in_sqlite, numbered
+from anabranch.server.store.numbering import numbered
 from anabranch.server.store.overlay import Overlay
 from anabranch.server.store.run_note import note_run
 from anabranch.server.store.schema import mask_sums, runs, updates
@@ -142,7 +142,7 @@ class SqliteStore(SqlStore):
         if not entries:
             self._complete(projections)
             return []
-        known = partial(ids_in_sqlite, self._database)
+        known = partial(_stored_ids, self._database)
         seqs = numbered(known, entries, self._last_seq, self._following.update_ids)
         new = [(seq, e) for seq, e in zip(seqs, entries, strict=True) if seq is not None]
         logged = [rows.checked_rows(*each) for each in new]
@@ -254,3 +254,10 @@ class SqliteStore(SqlStore):
         if first is None or first >= self._packs.newest():
             self._segments.end_soon()
         super()._remove_packs_before(first)
+
+
+def _stored_ids(database: SqliteDatabase, ids: list[str]) -> set[str]:
+    """Which of these updates have a row, without a transaction: every batch asks, and few have any there."""
+    places = ", ".join("?" * len(ids))
+    query = f"SELECT update_id FROM updates WHERE update_id IN ({places})"  # noqa: S608 - no values
+    return {update_id for (update_id,) in database.look(query, ids)}

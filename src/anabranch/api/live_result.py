@@ -42,12 +42,12 @@ from anabranch.support.shelf import ScratchShelf
 Tell = Callable[[str, int], object]  # what is being done, and up to which event
 
 
-def _unheard(_doing: str, _seq: int) -> None:
-    """Nobody asks how far it is."""
-
-
 def report_of_data(
-    data_dir: Path, database: str, folder: Path, archive: Path | None = None, tell: Tell = _unheard
+    data_dir: Path,
+    database: str,
+    folder: Path,
+    archive: Path | None = None,
+    tell: Tell = lambda _doing, _seq: None,
 ) -> Result:
     """Write the folder of a stopped server's run. `tell` hears how far it is.
 
