@@ -40,7 +40,10 @@ class BundleDates:
         """This one is run: nothing older is, from now on. Raises `DataError`, `StoreError`."""
         manifest, known = bundle.manifest, self._read()
         of_signer = known.setdefault(bundle.signer, {})
-        if of_signer.get(manifest.name) != manifest.created_at:
+        newest = of_signer.get(manifest.name)
+        if (
+            newest is None or manifest.created_at > newest
+        ):  # another process may have run a newer one meanwhile
             of_signer[manifest.name] = manifest.created_at
             write_private(self._file, json.dumps(known, sort_keys=True).encode())
 

@@ -128,7 +128,10 @@ class Loops(Protocol):
         ...
 
     def add_dense(self, out: Vector, scale: float, values: Vector) -> None:
-        """`out += scale * values`, (n,), of any float dtype; a product is rounded before it is added."""
+        """`out += scale * values`, (n,), of any float dtype; a product is rounded before it is added.
+
+        No warning where it overflows.
+        """
         ...
 
     def add_sparse(self, out: Vector, scale: float, indices: Indices, values: Vector) -> None:

@@ -309,18 +309,25 @@ def seed_words(entropy: bytes) -> Words:
 # --- the fold --------------------------------------------------------------------------------
 
 
+def _silent() -> np.errstate:
+    """As the compiled loops: no warning of a sum that is no number any more, at which whoever folds looks."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
 def add_dense(out: Vector, scale: float, values: Vector) -> None:
     """See `Loops`; without a temporary of the size of a model."""
     factor, wide = out.dtype.type(scale), np.promote_types(values.dtype, out.dtype)
     scratch = np.empty(min(BLOCK, out.size), out.dtype)
-    for start in range(0, out.size, BLOCK):
-        block = out[start : start + BLOCK]
-        product: npt.NDArray[Any] = scratch[: block.size]
-        np.multiply(values[start : start + BLOCK], factor, out=product, dtype=wide)
-        block += product
+    with _silent():
+        for start in range(0, out.size, BLOCK):
+            block = out[start : start + BLOCK]
+            product: npt.NDArray[Any] = scratch[: block.size]
+            np.multiply(values[start : start + BLOCK], factor, out=product, dtype=wide)
+            block += product
 
 
 def add_sparse(out: Vector, scale: float, indices: Indices, values: Vector) -> None:
     """See `Loops`."""
     wide = np.promote_types(values.dtype, out.dtype)  # NumPy 1 would look at the number, not at its type
-    out[indices] += np.multiply(values, out.dtype.type(scale), dtype=wide)
+    with _silent():
+        out[indices] += np.multiply(values, out.dtype.type(scale), dtype=wide)

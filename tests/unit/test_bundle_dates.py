@@ -85,3 +85,12 @@ def test_a_date_beyond_all_calendars_is_told(tmp_path: Path) -> None:
     dates.note(open_bundle(whole(created_at=10**18)))
     with pytest.raises(NotPermitted, match="1000000000000000000 s after 1970"):
         dates.check(open_bundle(whole()))
+
+
+def test_a_newer_one_that_another_process_has_run_meanwhile_stays_known(tmp_path: Path) -> None:
+    here, elsewhere = BundleDates(tmp_path), BundleDates(tmp_path)
+    here.check(open_bundle(whole(created_at=OLD)))
+    elsewhere.note(open_bundle(whole(created_at=NEW)))
+    here.note(open_bundle(whole(created_at=OLD)))
+    with pytest.raises(NotPermitted):
+        here.check(open_bundle(whole(created_at=OLD)))
