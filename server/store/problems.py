@@ -9,14 +9,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, exists, func, or_, select
+from sqlalchemy import Connection, Select, and_, exists, false, func, or_, select
 
+from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.content import digest_like
 from anabranch.core.errors import StoreCorrupt
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.ledger_rows import read_rows
 from anabranch.server.store.packs import Packs, read_payload
-from anabranch.server.store.schema import events, leases, mask_sums, model_versions, snapshots, updates
+from anabranch.server.store.schema import events, leases, mask_sums, model_versions, runs, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.store.trimming import begins_late
 
@@ -101,9 +102,10 @@ def _decisions(connection: Connection) -> Iterator[str]:
         select(u.update_id).where(u.state == "rejected", u.reason == ""),
         "update {!r} is rejected without a reason",
     )
+    flawed = false() if _is_private(connection) else u.flawed  # which count as zeros there
     yield from _each(
         connection,
-        select(u.update_id).where(u.state.in_(("held", "applied")), or_(u.weight.is_(None), u.flawed)),
+        select(u.update_id).where(u.state.in_(("held", "applied")), or_(u.weight.is_(None), flawed)),
         "update {!r} is taken, but has no weight or is flawed",
     )
     unknown = ~exists().where(model_versions.c.version == u.applied_version)
@@ -112,6 +114,11 @@ def _decisions(connection: Connection) -> Iterator[str]:
         select(u.update_id, u.applied_version).where(u.state == "applied", unknown),
         "update {!r} is applied in version {}, which is not known",
     )
+
+
+def _is_private(connection: Connection) -> bool:
+    config = connection.scalar(select(runs.c.config))
+    return config is not None and PrivacyTable.of_json(json.loads(config)).on
 
 
 def _versions(connection: Connection) -> Iterator[str]:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import sqlite3
 import stat
 import zipfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import anabranch
+from kept_state import Life, Tables
 from private_bench import private_config
 from wire import Served, server_config
 
@@ -35,6 +37,7 @@ from anabranch.server.backup import back_up, put_back
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import attest
 from anabranch.server.store.factory import open_store
+from anabranch.server.store.files import SQLITE_FILE
 from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
@@ -155,6 +158,28 @@ def hashed(records: list[Record]) -> str:
     """SHA-256 of a journal's lines, written here anew."""
     lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n" for record in records)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+TAKEN = "SELECT update_id FROM updates WHERE flawed AND state IN ('held', 'applied')"
+
+
+@pytest.mark.parametrize("privacy", [{}, {**PRIVACY, "participations": 40, "separation": 1}])
+def test_what_counts_as_zeros_is_no_damage_to_a_private_run(
+    privacy: dict[str, float], tmp_path: Path
+) -> None:
+    """Two updates of the life are not finite. Of any other run one that is flawed and taken is a damage."""
+    rounds = {"name": "fedavg", "clients_per_round": 3, "deadline_s": 20.0}
+    tables: Tables = {"strategy": rounds, "privacy": privacy, "model": {"buffers": "local"}}
+    life = Life("", tmp_path, {**tables, "server": {"data_dir": str(tmp_path)}})
+    life.play(0, 70)
+    life.close()
+    assert verify(tmp_path, whole=True).problems == ()
+    with closing(sqlite3.connect(tmp_path / SQLITE_FILE)) as database, database:
+        assert [bool(privacy)] == [bool(database.execute(TAKEN).fetchall())]
+        database.execute("UPDATE updates SET flawed = TRUE WHERE state = 'applied'")
+        ((name,), *_) = database.execute(TAKEN)
+    problems = verify(tmp_path, whole=True).problems
+    assert any(f"{name!r} is taken, but has no weight or is flawed" in p for p in problems) != bool(privacy)
 
 
 @pytest.mark.parametrize("rules", [NEWEST, 1])
