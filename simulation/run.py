@@ -392,6 +392,7 @@ class Simulation:
         with nullcontext() if searched else passed_over():
             self.begin_devices()
             self.clock.run(until_s)
+        self.world.settle()
         self._is_idle = not self.clock.is_stopped and self.clock.now < until_s
         if (room := self.world.room) is not None and self._is_idle:
             standstill.ended(len(room))
@@ -418,6 +419,7 @@ class Simulation:
 
     def result(self, wall_s: float, status: Status = "finished", why: str = "") -> Result:
         """What the run came to, after `wall_s` real seconds."""
+        self.world.settle()  # of one that was interrupted, too
         self._recorder.until(self.clock.now)
         found = self._recorder.result(
             digest(self.engine.vector), self._journal.sha256, wall_s, status, why or self._ended_by()

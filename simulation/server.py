@@ -274,6 +274,8 @@ class Process(DirectServer):
             return
         if self._is_up:
             self._die(down_s)
+        if self._clock.is_stopped:  # the last commit has ended the run
+            return
         self.counts["restored"] += 1
         self.disk.put_back(backup)
 

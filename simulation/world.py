@@ -250,6 +250,18 @@ class World:
 
     def restart(self) -> None:
         """Go on with the engine that the disk holds. Raises what `Disk.rebuild` does."""
+        self._come_back()
+        if self.engine.ledger.live:
+            self._handle(ev.Returned(self.time.now()))
+            self.acknowledge()
+        self._plan_tick()
+
+    def settle(self) -> None:
+        """The run is over: it came to what a backup has that was put back, though nobody serves it yet."""
+        if self.disk is not None and self._turn != self.disk.turn:
+            self._come_back()
+
+    def _come_back(self) -> None:
         assert self.disk is not None, "only a run with faults has a disk"
         applied = self.engine.counters.applied
         self.host = Run(self.disk.rebuild(self.engine), self._line(), self._limits)
@@ -265,10 +277,6 @@ class World:
             self._recorder.taken_back(self.clock.now, self.engine.version, lost, counters.left_out)
         for tell in self.restarted:
             tell(self.engine)
-        if self.engine.ledger.live:
-            self._handle(ev.Returned(self.time.now()))
-            self.acknowledge()
-        self._plan_tick()
 
     def _handle(self, message: ev.Event, payload: Data | None = None) -> list[Effect]:
         with self.whole:

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from anabranch.host.chain import Mark
 from anabranch.reports.models import BEST
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk, _read
+from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import RunProgress, open_simulation
 from anabranch.simulation.server_time import SteppedTime
 from anabranch.workloads.app import Examples
@@ -207,6 +208,33 @@ def test_what_a_run_leaves_is_of_what_was_not_taken_back(seed: int, snapshots: i
         assert int(file.metadata()["version"]) == best.version
         assert swing(file.get_tensor("w")) == best.accuracy == result.best_value
     assert f"{sum(gone)} of them left out by losses of its server" in summary(result, None)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_run_that_ends_while_its_server_is_down_has_come_to_what_was_put_back(
+    interrupted: bool, tmp_path: Path
+) -> None:
+    """By its journal, which the backup has cut: whoever replays that comes to the result."""
+    faults = {"restore_every_s": 6.0, "restore_age_s": 5.0, "server_down_s": 1e6}
+    run = {"virtual_s_max": 30.0, "seed": 1, "evaluate_every_versions": 1}
+    settings = config("fedasync", run=run, fleet={"examples_per_client": 0}, faults=faults)
+    with open_simulation(settings, tmp_path, Swinging()) as simulation:
+        if interrupted:
+            simulation.clock.at(29.0, _interrupt)
+        with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+            simulation.run()
+        result = simulation.result(0.0, "interrupted" if interrupted else "finished")
+        simulation.leave(result, tmp_path)
+    (gone,) = [event["updates_left_out"] for event in events(tmp_path, "taken_back")]
+    assert result.updates_left_out == gone > 0
+    assert result.versions == result.updates_applied - gone > 0, "each makes one"
+    replayed = replay_run(tmp_path, Swinging())
+    assert (replayed.version, replayed.model_sha256) == (result.versions, result.model_sha256)
+    assert replayed.matches
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("seed", range(4))
