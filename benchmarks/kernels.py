@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from anabranch.core.kernels import compiled, plain
+from anabranch.core.kernels import plain
 from anabranch.core.kernels.contract import BlockForm, Bytes, Code, Halves, Loops
 from anabranch.core.model.arrays import Vector
 from benchmarks.codecs import least_s
@@ -89,6 +89,8 @@ def _works(loops: Loops, x: Vector) -> Iterator[tuple[str, Callable[[], object]]
 
 def measure(n: int) -> list[Pair]:
     """Every loop on n values."""
+    from anabranch.core.kernels import compiled  # only here: without a compiler there is none
+
     x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
     target, turns = np.empty_like(x), max(1, ONCE // n)
 

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from anabranch.core.engine.robust import RobustTable
-from anabranch.core.kernels import compiled_tables, plain_tables
+from anabranch.core.kernels import plain_tables
 from anabranch.core.kernels.table import TableLoops
 from anabranch.core.model.params import Delta, SparseVector
 from anabranch.strategies.robust import rows as rows_module
@@ -59,6 +59,8 @@ def took_ms(rule: str, given: list[Row], size: int, loops: TableLoops) -> tuple[
 
 def measure(size: int, pairs: int, *, sparse: bool) -> list[Pair]:
     """Every rule."""
+    from anabranch.core.kernels import compiled_tables  # see `benchmarks/kernels.py`
+
     given, found = updates(size, sparse=sparse), []
     for rule in RULES:
         times: dict[str, list[float]] = {"plain": [], "compiled": []}

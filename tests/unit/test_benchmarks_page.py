@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from measuring import benchmark
 
 benchmarks = benchmark("__main__")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -30,6 +34,13 @@ def test_the_page_is_what_the_figures_say() -> None:
     for file in benchmarks.FIGURES.iterdir():
         if not file.name.endswith(".remarks.md"):
             assert re.search(r"^\*20\d\d-\d\d-\d\d, ", file.read_text(encoding="utf-8"), re.M), file.name
+
+
+def test_the_sections_are_known_where_nothing_was_compiled() -> None:
+    """As on a machine without a compiler, which tests its checkout all the same."""
+    command = [sys.executable, "-c", "import benchmarks.__main__"]
+    environment = os.environ | {"ANABRANCH_KERNELS": "numpy", "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environment, check=True, timeout=600)
 
 
 def test_a_section_is_measured_alone(elsewhere: Path) -> None:
