@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -141,24 +141,28 @@ def _bps(mbps: Floats) -> Floats:
 
 
 @lru_cache(maxsize=16)
-def level_order(levels: int) -> tuple[int, ...]:
-    """Levels in the order in which devices take them: the ends first, then the widest gap's middle.
+def level_order(levels: int, count: int) -> tuple[int, ...]:
+    """So many of the levels, in the order in which devices take them: the ends, then the widest gap's middle.
 
     So any two devices span the whole ratio, and any fleet has its levels evenly spread.
     """
-    order = [0, levels - 1][:levels]
-    while len(order) < levels:
-        known = sorted(order)
-        low, high = max(pairwise(known), key=lambda gap: gap[1] - gap[0])
-        order.append((low + high) // 2)
-    return tuple(order)
+    order, gaps = [0, levels - 1][:levels], [(1 - levels, 0)]  # the widest first, of those the lowest
+    while len(order) < count:
+        width, low = heappop(gaps)
+        high = low - width
+        middle = (low + high) // 2
+        order.append(middle)
+        heappush(gaps, (low - middle, low))
+        heappush(gaps, (middle - high, middle))
+    return tuple(order[:count])
 
 
 def _levels(fleet: FleetTable, seed: int, device: int) -> tuple[int, float, float]:
     """Group, and the bounds of the factor on `step_time_s`. Levels are dealt, not drawn."""
     del seed
-    level = level_order(fleet.speed_levels)[device % fleet.speed_levels]
-    factor = 1.0 + (fleet.speed_ratio - 1.0) * level / max(1, fleet.speed_levels - 1)
+    levels = fleet.speed_levels
+    level = level_order(levels, min(levels, fleet.clients))[device % levels]
+    factor = 1.0 + (fleet.speed_ratio - 1.0) * level / max(1, levels - 1)
     return level, factor, factor
 
 

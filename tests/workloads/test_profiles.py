@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -41,9 +42,24 @@ def test_levels_span_the_ratio_evenly(clients: int) -> None:
     assert (steps > 0).all()
 
 
-@given(levels=st.integers(1, 40))
-def test_every_level_is_dealt_once(levels: int) -> None:
-    assert sorted(level_order(levels)) == list(range(levels))
+@given(levels=st.integers(1, 40), few=st.integers(1, 40))
+def test_every_level_is_dealt_once_and_each_in_the_middle_of_the_lowest_widest_gap(
+    levels: int, few: int
+) -> None:
+    order = level_order(levels, levels)
+    assert sorted(order) == list(range(levels))
+    assert level_order(levels, min(few, levels)) == order[:few]
+    assert order[:2] == (0, levels - 1)[:levels]
+    for number, level in enumerate(order[2:], 2):
+        gaps = list(itertools.pairwise(sorted(order[:number])))
+        widest = max(high - low for low, high in gaps)
+        low, high = next((low, high) for low, high in gaps if high - low == widest)
+        assert level == (low + high) // 2
+
+
+def test_levels_beyond_the_devices_cost_nothing() -> None:
+    profiles = speed_profile(FleetTable(clients=3, speed_levels=10**9, speed_ratio=5.0, step_time_s=1.0), 0)
+    np.testing.assert_allclose(profiles.step_time_s, [1.0, 5.0, 3.0])
 
 
 def test_lognormal_spread_and_equal_groups() -> None:
