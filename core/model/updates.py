@@ -269,6 +269,7 @@ def _bits(most: float) -> int:
 
 def _bad_values(spec: ParamSpec, x: Delta, submodel: Submodel | None, abs_max: float) -> str | None:
     delta = x.values if isinstance(x, SparseVector) else x
+    abs_max = min(abs_max, float(np.finfo(delta.dtype).max))  # one beyond would be infinite, and let that in
     if is_within(delta, abs_max):
         return None
     with np.errstate(invalid="ignore"):

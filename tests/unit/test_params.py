@@ -150,6 +150,16 @@ def test_flaws_at_the_bounds(examples: int, value: float, words: str, sparse: bo
     assert bool(flaw) == bool(words)
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_no_bound_is_wide_enough_for_what_is_not_finite(value: float) -> None:
+    """One beyond all float32 would be infinite as such."""
+    delta = np.zeros(15, np.float32)
+    delta[13] = value
+    flaw = find_flaw(SPEC, delta, 1, None, Limits(delta_abs_max=1e300))
+    assert flaw == "delta has 1 values that are not finite, the first in tensor 'bias'"
+    assert find_flaw(SPEC, np.full(15, -3.4e38, np.float32), 1, None, Limits(delta_abs_max=1e300)) is None
+
+
 def test_models_of_equal_tensors_have_one_spec() -> None:
     """What is kept for a spec is found at once for the next run's, too."""
     again = {name: array.copy() for name, array in MODEL.items()}
