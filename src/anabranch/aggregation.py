@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from anabranch.core.effects import Decided, Effect, Refused
 from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy
-from anabranch.core.errors import InvalidUpdate
+from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Coordinates, Submodel
@@ -85,11 +85,11 @@ def aggregate(
     strategy: str,
     params: Mapping[str, Any],
     model: Mapping[str, Array],
-    updates: Sequence[Update],
+    updates: Iterable[Update],
     robust: Mapping[str, Any] | None = None,
     secagg: Mapping[str, Any] | None = None,
 ) -> Aggregation:
-    """Apply updates one after the other to version 0, `model`.
+    """Apply updates one after the other to version 0, `model`, by a strategy of this name and `params`.
 
     Any version that earlier updates of the same call have made may be an update's base. The clock
     does not advance, so no deadline passes, and every client of the call is selected for every
@@ -100,10 +100,24 @@ def aggregate(
     made. Updates are cut, rounded at random (the same way at every call) and masked as devices do it.
     Keepers of the names given take the masks off each sum as soon as it is full.
 
+    Tensors are arrays of numpy or torch; what comes back are arrays of numpy, of the model's shapes and
+    dtypes.
+
     Raises `ConfigError` for an unknown strategy, parameter or rule; `InvalidUpdate` for a model that
-    holds no float tensor or values that are not finite, and for an update whose fields are of
-    the wrong type, or that has both or neither of `delta` and `model`.
+    is no dict of arrays, holds no float tensor or values that are not finite, and for an update whose
+    fields are of the wrong type, or that has both or neither of `delta` and `model`.
     """
+    if not isinstance(strategy, str):
+        what = f"a {type(strategy).__name__}"
+        raise ConfigError(
+            f"strategy is {what}: give its name, such as 'fedasync', and its parameters as params"
+        )
+    if not isinstance(params, Mapping):
+        raise ConfigError(
+            f"params is a {type(params).__name__}: give a dict of the strategy's, {{}} for none"
+        )
+    if not isinstance(updates, Iterable):
+        raise InvalidUpdate(f"updates is a {type(updates).__name__}: give a list of Update(...)")
     tables = {"robust": robust or {}, "secagg": secagg or {}}
     config = merge([("aggregate", WHOLE), ("tables", tables)])
     config = replace(config, strategy=StrategyTable(strategy, params))
@@ -112,12 +126,33 @@ def aggregate(
 
 
 def _check_fields(u: Update) -> None:
+    if not isinstance(u, Update):
+        raise InvalidUpdate(
+            f"updates has a {type(u).__name__}: give Update(client, task, base_version, ...) each"
+        )
     for name, kind in (("client", str), ("task", str), ("base_version", int)):
         value = getattr(u, name)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InvalidUpdate(f"update of task {u.task!r}: {name} must be {kind.__name__}, not {value!r}")
     if (u.delta is None) == (u.model is None):
         raise InvalidUpdate(f"update of task {u.task!r}: give either delta or model")
+    for name in ("delta", "model", "submodel"):
+        value = getattr(u, name)
+        if not isinstance(value, Mapping | None):
+            what = type(value).__name__
+            raise InvalidUpdate(
+                f"update of task {u.task!r}: {name} is a {what}: give a dict of arrays by name"
+            )
+
+
+def _array(name: str, given: Any) -> Array:
+    """Of numpy, or of torch wherever it lies. Raises `InvalidUpdate`."""
+    try:
+        return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    except (TypeError, ValueError) as error:
+        raise InvalidUpdate(
+            f"tensor {name!r} is a {type(given).__name__} that is no array: {error}"
+        ) from error
 
 
 def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
@@ -171,7 +206,9 @@ class _Driver:
     """Opens every task at the version it names, then pushes the updates in their order."""
 
     def __init__(self, config: Config, model: Mapping[str, Array], updates: Sequence[Update]) -> None:
-        tensors = {name: np.asarray(a) for name, a in model.items()}
+        if not isinstance(model, Mapping):
+            raise InvalidUpdate(f"model is a {type(model).__name__}: give a dict of arrays by name")
+        tensors = {name: _array(name, a) for name, a in model.items()}
         self.spec = ParamSpec.of(tensors)
         if not self.spec.size:
             raise InvalidUpdate("model: there is no float tensor to aggregate")
@@ -274,7 +311,7 @@ class _Driver:
         found = {}
         for name, s in self.spec.slices.items():
             if name in submodel:
-                local = np.asarray(submodel[name])
+                local = _array(name, submodel[name])
                 if local.size and local.dtype.kind not in "iu":
                     raise InvalidUpdate(f"submodel of tensor {name!r}: indices must be integers")
                 if local.size and not (local.min() >= 0 and local.max() < s.stop - s.start):
@@ -293,7 +330,7 @@ class _Driver:
     def _part(self, name: str, values: Mapping[str, Array], coordinates: npt.NDArray[np.int64]) -> Array:
         if name not in values:
             raise InvalidUpdate(f"tensor {name!r} is in the submodel but was not sent")
-        part = np.asarray(values[name])
+        part = _array(name, values[name])
         if part.dtype.kind not in "fiub":
             raise InvalidUpdate(f"tensor {name!r} is {part.dtype}: real numbers are needed")
         expected = next(t.shape for t in self.spec.tensors if t.name == name)

@@ -9,6 +9,7 @@ import pytest
 
 from anabranch import Update, aggregate
 from anabranch.core.errors import ConfigError, InvalidUpdate
+from anabranch.strategies import FedBuff
 
 MODEL: dict[str, Any] = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -162,6 +163,8 @@ def test_rounds_take_whoever_the_call_names() -> None:
         ({"base_version": True}, "base_version must be int"),
         ({"client": 3}, "client must be str"),
         ({"task": None}, "task must be str"),
+        ({"delta": np.ones(3)}, "delta is a ndarray: give a dict of arrays by name"),
+        ({"submodel": [0, 1]}, "submodel is a list: give a dict of arrays by name"),
     ],
 )
 def test_a_field_of_the_wrong_type_raises(change: Any, words: str) -> None:
@@ -172,6 +175,37 @@ def test_a_field_of_the_wrong_type_raises(change: Any, words: str) -> None:
             MODEL,
             [Update(**{"client": "c", "task": "t", "base_version": 0, "delta": ZERO, **change})],
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"strategy": FedBuff()}, ConfigError, "strategy is a FedBuff: give its name"),
+        ({"strategy": None}, ConfigError, "strategy is a NoneType: give its name"),
+        ({"params": None}, ConfigError, "params is a NoneType"),
+        ({"model": [1.0, 2.0]}, InvalidUpdate, "model is a list: give a dict of arrays by name"),
+        ({"model": {"w": [[1.0], [1.0, 2.0]]}}, InvalidUpdate, "tensor 'w' is a list that is no array"),
+        ({"updates": Update("c", "t", 0, delta=ZERO)}, InvalidUpdate, "updates is a Update: give a list"),
+        ({"updates": [{"client": "c"}]}, InvalidUpdate, r"updates has a dict: give Update\("),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_named(change: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        aggregate(**{"strategy": "fedbuff", "params": {}, "model": MODEL, "updates": [], **change})
+
+
+def test_parameters_of_torch_may_require_a_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    start = {"w": torch.zeros(2, requires_grad=True)}
+    sent = [Update("c", "t", 0, model={"w": torch.full((2,), 3.0, requires_grad=True)})]
+    assert aggregate("fedbuff", {"buffer_size": 1}, start, sent).model["w"].tolist() == [3.0, 3.0]
+    with pytest.raises(InvalidUpdate, match=r"tensor 'w' is a Tensor that is no array: .*BFloat16"):
+        aggregate("fedbuff", {}, {"w": torch.zeros(2, dtype=torch.bfloat16)}, [])
+
+
+def test_updates_may_come_from_a_generator() -> None:
+    sent = (Update("c", f"t{i}", i, delta={"w": np.ones(1)}) for i in range(3))
+    assert aggregate("fedbuff", {"buffer_size": 1}, {"w": np.zeros(1)}, sent).model["w"] == 3
 
 
 def test_a_model_that_is_not_finite_raises() -> None:
