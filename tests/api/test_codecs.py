@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inspect import isfunction
 
+import numpy as np
 import pytest
 
 import anabranch as ab
@@ -24,6 +25,8 @@ CHAINS = [
     (codecs.topk(1 / 3) | codecs.u32(), f"topk({1 / 3!r})|u32"),
     (codecs.raw(), "raw"),
     (codecs.momentum(0.5) | codecs.int8(), "momentum(0.5)|int8(256)"),
+    (codecs.topk(np.linspace(0.1, 0.2, 2)[0]) | codecs.int8(), "topk(0.1)|int8(256)"),
+    ("topk(0.1)" | codecs.int8(), "topk(0.1)|int8(256)"),
 ]
 
 
@@ -34,6 +37,11 @@ def test_a_chain_is_its_text(chain: CodecText, text: str) -> None:
     config = ab.configure("synthetic", uplink=chain, until=ab.Until(updates=1))
     assert config.uplink.codec == text
     assert f'codec = "{text}"' in config.to_toml()
+
+
+def test_a_dead_zone_is_by_a_fraction_or_by_a_step() -> None:
+    with pytest.raises(ab.AnabranchError, match=r"deadzone\(0\.1, step=0\.2\): give the fraction"):
+        codecs.deadzone(0.1, step=0.2)
 
 
 def test_every_stage_has_a_function_and_is_what_it_is_called() -> None:

@@ -369,6 +369,7 @@ class Counting:
 
 
 LEVELS: Any = "levels"  # as the table has it
+ANYTHING: Any = "5"  # where a number belongs
 
 
 @pytest.mark.parametrize(
@@ -388,6 +389,19 @@ LEVELS: Any = "levels"  # as the table has it
         ({"settings": {"client.epoch": 3}}, "did you mean 'epochs'"),
         ({"until": ab.Until(metric="mae", mode="min", accuracy=0.5)}, "target=0.5 in its place"),
         ({"uplink": "topk(2)"}, "topk"),
+        ({"settings": [("client.epochs", 2)]}, r"settings is a list: give a dict of them"),
+        ({"settings": "client.epochs=2"}, r"settings is a str: give a dict of them"),
+        ({"settings": {3: 2}}, r"settings=\{3: \.\.\.\}: name each as 'table\.key'"),
+        ({"until": ab.Until(seconds=ANYTHING)}, r"run\.virtual_s_max must be float, not '5'"),
+        ({"until": ab.Until(accuracy=ANYTHING)}, r"run\.target_accuracy must be float, not '5'"),
+        (
+            {"until": ab.Until(metric="loss", target=ANYTHING)},
+            r"run\.target must be a number or 'none', not '5'",
+        ),
+        (
+            {"fleet": Fleet(split=ab.Draws(examples_per_client=5), examples_per_client=7)},
+            r"Fleet\.examples_per_client is 7, and split=Draws\(examples_per_client=5",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_the_fix(arguments: dict[str, Any], said: str) -> None:
@@ -407,6 +421,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert (found.run.seed, found.client.learning_rate) == (3, 0.1)
     assert (type(found.run.seed), type(found.client.learning_rate)) == (int, float)
     assert (list(found.submodel.widths), found.run.updates_max) == ([0.5, 1.0], 3)
+    until = ab.Until(seconds=np.float32(7), metric="loss", target=np.int64(2))
+    run = ab.configure(Synthetic(), until=until).run
+    assert (run.virtual_s_max, run.target, type(run.target)) == (7.0, 2.0, float)
 
 
 def test_whatever_takes_the_objects_of_a_run_takes_those_of_simulate() -> None:

@@ -6,6 +6,8 @@ does: docs/compression.md.
 
 from __future__ import annotations
 
+from anabranch.core.errors import ConfigError
+
 BLOCK = 256  # values with a scale of their own
 
 
@@ -16,6 +18,9 @@ class CodecText(str):
 
     def __or__(self, other: str) -> CodecText:
         return CodecText(f"{self}|{other}")
+
+    def __ror__(self, other: str) -> CodecText:
+        return CodecText(f"{other}|{self}")
 
     def __repr__(self) -> str:
         return f"CodecText({str(self)!r})"
@@ -57,7 +62,12 @@ def mask(kept: float) -> CodecText:
 
 
 def deadzone(kept: float | None = None, *, step: float | None = None) -> CodecText:
-    """Selection and values in one: a grid with a dead zone, by the fraction that is kept or by its step."""
+    """Selection and values in one: a grid with a dead zone, by the fraction that is kept or by its step.
+
+    Raises `ConfigError` where both are given.
+    """
+    if kept is not None and step is not None:
+        raise ConfigError(f"deadzone({kept!r}, step={step!r}): give the fraction that is kept, or the step")
     return _stage("deadzone", *(["step", step] if step is not None else [kept]))
 
 
@@ -117,5 +127,5 @@ def _stage(name: str, *arguments: float | str | None) -> CodecText:
 
 
 def _number(value: float) -> str:
-    """As short as it can be, and not another number: `1`, `0.1`, `1e-05`."""
-    return str(int(value)) if value.is_integer() else repr(value)
+    """As short as it can be, and not another number: `1`, `0.1`, `1e-05`. One of numpy's is a float too."""
+    return str(int(value)) if value.is_integer() else repr(float(value))

@@ -211,6 +211,14 @@ class Fleet:
         if not isinstance(links, Links):
             raise ConfigError(f"Fleet.links must be Links(...), not {links!r}")
         if self.examples_per_client:
+            if isinstance(self.split, Draws) and self.split.examples_per_client not in (
+                0,
+                self.examples_per_client,
+            ):
+                raise ConfigError(
+                    f"Fleet.examples_per_client is {self.examples_per_client!r}, and split={self.split!r} "
+                    "says another number: say it once"
+                )
             found["examples_per_client"] = self.examples_per_client
         return {**found, **_keys(links)}
 

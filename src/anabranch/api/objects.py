@@ -187,8 +187,11 @@ def _table_layers(**tables: Any) -> list[Layer]:
 
 def setting_layers(settings: Settings) -> Iterable[Layer]:
     """A layer for each `table.key`. Raises `ConfigError` for what is none."""
+    if not isinstance(settings, Mapping):
+        what = type(settings).__name__
+        raise ConfigError(f"settings is a {what}: give a dict of them, such as {{'client.epochs': 2}}")
     for path, value in settings.items():
-        table, dot, key = path.partition(".")
+        table, dot, key = str(path).partition(".")
         if not (dot and key):
             raise ConfigError(
                 f"settings={{{path!r}: ...}}: name each as 'table.key', such as 'client.epochs'"

@@ -8,11 +8,14 @@ from typing import Any
 from anabranch.core.config.tables import RunTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.metrics import ACCURACY
+from anabranch.core.plain import of_python
 
 
 @dataclass(frozen=True)
 class Until:
-    """A run ends with the first of these that is there; 0 and None are no end, whatever a file says.
+    """A run ends with the first of these that is there; what is 0, or a target of None, is not.
+
+    What a file says of an end counts no more.
 
     `updates` applied, `versions` published, virtual `seconds`, or a measurement as good as the target: an
     `accuracy`, or else a `target` of another `metric` of the App's, with its `mode` (`max`, `min`) where that
@@ -37,13 +40,13 @@ class Until:
         found: dict[str, Any] = {
             "updates_max": self.updates,
             "versions_max": self.versions,
-            "virtual_s_max": float(self.seconds),
+            "virtual_s_max": of_python(self.seconds),
         }
         if self.accuracy is not None and self.metric not in (RunTable.metric, ACCURACY):
             raise ConfigError(
                 f"Until.accuracy is no target of {self.metric!r}: write target={self.accuracy!r} in its place"
             )
         given = {"target_accuracy": self.accuracy, "target": self.target}
-        targets = {key: float(value) for key, value in given.items() if value is not None}
+        targets = {key: of_python(value) for key, value in given.items() if value is not None}
         named = {key: getattr(self, key) for key in ("metric", "mode") if getattr(self, key) != "auto"}
         return {**found, **named, **targets, "stop_at_target": bool(targets) and not self.go_on}
