@@ -94,6 +94,10 @@ def add(
 ) -> Path:
     """A new job, whole or not at all. Raises `ConfigError` where one has its name, `StoreError`."""
     job = folder / checked_job(name)
+    if isinstance(devices, str):  # each of its letters would be a pattern, and a * of everybody
+        raise ConfigError(f"devices is the text {devices!r}: give a list of names or patterns")
+    if not all(isinstance(pattern, str) for pattern in devices):
+        raise ConfigError(f"devices: {[*devices]!r}: give each name or pattern as text")
     if not all(pattern.strip() for pattern in devices):
         raise ConfigError("devices: an empty pattern is no device's name: leave it out for all, or name some")
     taken = ConfigError(f"there is a job {name!r} in {folder}: choose another name")

@@ -118,6 +118,23 @@ def test_what_is_wrong_with_one_comes_out_of_that_one(tmp_path: Path) -> None:
         ab.JobServer(tmp_path / "jobs").job("sound").wait(LONG_S)
 
 
+@pytest.mark.parametrize("devices", ["ward-*", [1], [""]])
+def test_who_may_serve_a_job_is_a_list_of_names(devices: Any, tmp_path: Path) -> None:
+    """Of a text each letter would be one, and `*` everybody."""
+    server = ab.JobServer(tmp_path / "jobs")
+    with pytest.raises(ConfigError, match=r"^devices"):
+        server.add("wards", "synthetic", **FEW, devices=devices)
+    assert server.jobs() == []
+
+
+def test_a_file_is_no_folder_of_jobs(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("mine")
+    with pytest.raises(ConfigError, match="jobs is a file: name the folder of the jobs"):
+        ab.JobServer(tmp_path / "jobs")
+    with pytest.raises(ConfigError, match="settings is a list: give a dict"):
+        ab.JobServer(settings=["server.address"])  # type: ignore[arg-type]
+
+
 def test_its_own_settings_say_where_and_who(tmp_path: Path) -> None:
     (tmp_path / "host.toml").write_text('[server]\ndrain_s = 3.0\nmetrics_address = "127.0.0.1:0"\n')
     Authority.create(tmp_path / "ca").close()

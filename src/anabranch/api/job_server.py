@@ -14,7 +14,7 @@ from anabranch.api.configuration import load_config
 from anabranch.api.jobs import add_job, read_job
 from anabranch.api.listening import Listening
 from anabranch.api.live import ANY_PORT
-from anabranch.api.objects import RunObjects, Settings, Source, plan_run, setting_layers
+from anabranch.api.objects import RunObjects, Settings, Source, check_settings, plan_run, setting_layers
 from anabranch.api.operated import Operated, first_model, run_of_data
 from anabranch.api.run import Run
 from anabranch.api.temporary import folder_at
@@ -56,10 +56,13 @@ class JobServer(Listening):
         settings: Settings | None = None,
     ) -> None:
         super().__init__("anabranch-job-server")
+        check_settings(settings or {})
         given = {"server.address": address, "server.admin_address": admin_address, **(settings or {})}
         said = {path: value for path, value in given.items() if value is not None}
         self.config = load_config(config, presets=[FREE_PORTS], flags=setting_layers(said))
         at, self.holds = folder_at(folder)
+        if at.exists() and not at.is_dir():
+            raise ConfigError(f"{at} is a file: name the folder of the jobs")
         self.folder = at / "jobs" if self.holds else at
         self.insecure = insecure
         self._jobs: dict[str, ServedJob] = {}
@@ -79,9 +82,9 @@ class JobServer(Listening):
     ) -> ServedJob:
         """Put a job into the folder; it begins within seconds, once the server runs.
 
-        `source` and the objects are those of `Server`; `devices`: the names of those that may serve it, or
-        patterns such as `ward-*`; none for all. `bundle`: the file from which they may have the App. Raises
-        `ConfigError` and `AppError`.
+        `source` and the objects are those of `Server`; `devices`: a list of the names of those that may serve
+        it, or of patterns such as `ward-*`; none for all. `bundle`: the file from which they may have the
+        App. Raises `ConfigError` and `AppError`.
         """
         plan = plan_run(source, objects, ends=False, name=checked_job(name))
         app = plan.load_app()

@@ -119,6 +119,11 @@ def app_source(source: Any) -> tuple[App, str]:
     return app_of(source, place), place
 
 
+def given_app(source: Any) -> App:
+    """An App by its name or the place of its code, or itself. Raises `AppError`."""
+    return load_app(str(source)) if isinstance(source, str | Path) else app_source(source)[0]
+
+
 def _begun(source: Source) -> tuple[Path | None, list[Layer], list[Layer], App | None]:
     """What a source says: the file, the layers below all others, those above it, and the App itself."""
     if isinstance(source, FileTables):
@@ -185,11 +190,16 @@ def _table_layers(**tables: Any) -> list[Layer]:
     return layers
 
 
-def setting_layers(settings: Settings) -> Iterable[Layer]:
-    """A layer for each `table.key`. Raises `ConfigError` for what is none."""
+def check_settings(settings: Any) -> None:
+    """Raises `ConfigError` for what is no table of them."""
     if not isinstance(settings, Mapping):
         what = type(settings).__name__
         raise ConfigError(f"settings is a {what}: give a dict of them, such as {{'client.epochs': 2}}")
+
+
+def setting_layers(settings: Settings) -> Iterable[Layer]:
+    """A layer for each `table.key`. Raises `ConfigError` for what is none."""
+    check_settings(settings)
     for path, value in settings.items():
         table, dot, key = str(path).partition(".")
         if not (dot and key):
