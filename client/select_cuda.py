@@ -10,7 +10,7 @@
 | k      | how many are kept, exactly                   | `k`                     |
 | N      | halvings of what lies between the thresholds | `HALVINGS`              |
 
-MSTopK, Shi et al. 2021 (arXiv 2010.10458), algorithm 2. Where fewer than k values are over the mean, the k-th
+MSTopK, Shi et al. 2021 (arXiv 2010.10458), recalled. Where fewer than k values are over the mean, the k-th
 largest is found as it is. Of magnitudes that N halvings do not tell apart the first are kept: nearly the
 choice of `compress/selectors.py`, and the same form on the wire. A device of a run takes it for large models
 and few kept values; the simulator never does.

@@ -28,7 +28,7 @@ If nobody has come by the deadline, further devices are drawn, and the first sti
 deadline a round whose whole cohort has left never ends.
 
 Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
-AISTATS 2017, algorithm 1.
+AISTATS 2017, algorithm 1; recalled.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     device:  min_w  F_i(w) + (mu/2) ||w - w_t||^2
     server:  as FedAvg; a device may do less than the planned work (`local_steps` says how much it did)
 
-Source: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, algorithm 2.
-mu has no default in the paper; it is tuned there over {0.001, 0.01, 0.1, 1}.
+Source: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, algorithm 2; recalled, and
+so is that mu has no default there but is tuned over {0.001, 0.01, 0.1, 1}. Its default here is ours.
 """
 
 from __future__ import annotations

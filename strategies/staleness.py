@@ -10,8 +10,9 @@
     polynomial  S(tau) = (tau + 1)^(-a)
     hinge       S(tau) = 1 if tau <= b, else 1 / (a (tau - b) + 1)
 
-Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization", arXiv 1903.03934, section 5.2.
-There a fresh update has staleness 1; here it has 0, so S(0) = 1 in every function.
+Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization", arXiv 1903.03934, section 5.2, as public
+implementations have it, whose a and b are the defaults. There a fresh update has staleness 1 (recalled); here
+it has 0, so S(0) = 1 in every function.
 """
 
 from __future__ import annotations

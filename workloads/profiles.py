@@ -12,8 +12,8 @@
 |               | 1 - `step_spreads` to 1 + `step_spreads` times it      | 0 the fastest                |
 | `traced`      | that of `fleet.trace` (`traces.py`)                    | the same                     |
 
-Levels: AsyncDrop, Dun et al. 2023, section 6. Delay classes: FADAS, Wang et al. 2024: the class is
-the argmax of a draw from Dirichlet(3, 2, 1).
+Levels: AsyncDrop, Dun et al. 2023, section 6. Delay classes: FADAS, Wang et al. 2024, by its
+published code: the class is the argmax of a draw from Dirichlet(3, 2, 1).
 
 What devices' memories bear, `fleet.widths_max`, and what they spend, goes by these groups too: with k numbers
 for G groups group g gets the one at g k / G, rounded down. By `chance` each device draws a width.

@@ -23,8 +23,8 @@
 With a seed that nobody else has, y is uniform whatever q is. A seed that is used twice shows the difference
 of two updates; so does a weight of zero, or one sum with and one without an update: a keeper sees to that.
 
-Source: the shape is that of Papaya's asynchronous secure aggregation (Huba et al., arXiv 2111.04877), with
-keepers in the place of an enclave; the cipher is that of RFC 8439.
+Source: the shape is that of Papaya's asynchronous secure aggregation (Huba et al., arXiv 2111.04877;
+recalled), with keepers in the place of an enclave; the cipher is that of RFC 8439.
 """
 
 from __future__ import annotations

@@ -43,7 +43,10 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class FadasMild:
-    """The delay classes of FADAS, Wang et al. 2024, with mild delays, drawn for each task."""
+    """The delay classes of FADAS's published code, Wang et al. 2024, mild ones, drawn for each task.
+
+    `step_time_s`: the seconds of a step that they are factors of.
+    """
 
     step_time_s: float = _key("step_time_s")
 
@@ -96,7 +99,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class SpeedShards:
-    """A random half of the runs that a device's speed group has, Dun et al. 2023."""
+    """A random half of the examples of the runs that a device's speed group has, Dun et al. 2023."""
 
     per_client: int = _key("shards_per_client")
 
