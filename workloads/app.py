@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
@@ -69,6 +70,10 @@ class Shard:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise DataError(f"shard.role must be one of {', '.join(ROLES)}, not {self.role!r}")
+        for name in ("index", "count"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or (name == "count" and value < 1):
+                raise DataError(f"shard.{name} must be a whole number, the count at least 1, not {value!r}")
         if not 0 <= self.index < self.count:
             raise DataError(f"shard.index must be from 0 to {self.count - 1}, not {self.index}")
 
@@ -456,7 +461,10 @@ def _is_app_of(found: Any, module: Any) -> bool:
 
 
 def _instantiate(cls: type[Any], spec: str, data_path: str) -> Any:
-    takes_path = "data_path" in inspect.signature(cls).parameters
+    try:
+        takes_path = "data_path" in inspect.signature(cls).parameters
+    except ValueError:  # of Python's own, such as int
+        raise AppError(f"{spec}: {cls.__name__} is no App; an App needs model and data") from None
     with own_code(cls, "__init__"):
         try:
             return cls(data_path=data_path) if takes_path else cls()

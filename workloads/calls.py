@@ -109,7 +109,13 @@ def merged(app: App, tensors: Mapping[str, Array]) -> dict[str, Array]:
 def settings_of(app: App, seed: int) -> Mapping[str, Mapping[str, Any]]:
     """`app.settings(seed)`."""
     with own_code(app, "settings"):
-        return app.settings(seed)
+        found = app.settings(seed)
+    if not found:
+        return {}
+    if not (isinstance(found, Mapping) and all(isinstance(keys, Mapping) for keys in found.values())):
+        fix = "return a dict of tables, such as {'client': {'epochs': 2}}"
+        raise broken(app, "settings", f"returned a {type(found).__name__}: {fix}")
+    return found
 
 
 def join_run(app: App, config: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ def app(
     optimizer: Any = None,
     metrics: Any = None,
     label: str = "",
-    inputs: Sequence[str] = (),
+    inputs: Sequence[str] | str = (),
     name: str = "",
     own_data: bool = False,
 ) -> App:
@@ -74,9 +74,9 @@ def app(
         loss: Of (output, y) the mean; None: the cross entropy.
         optimizer: A class of `torch.optim`, or a function of (parameters, plan); None: SGD.
         metrics: A mapping of functions of (output, y), or a function that gives such a mapping.
-        label: The column of a table that is y; None is needed for `label` and `labels`.
-        inputs: The columns that are x: one is given to the model as it is, several by their names. Without
-            it, all columns of numbers.
+        label: The column of a table that is y; not needed where it is called `label` or `labels`.
+        inputs: The columns of a table that are x: one is given to the model as it is, several by their names.
+            Without it, all columns of numbers.
         name: What runs of it are called; without it, as the model is.
         own_data: On each machine the data are that device's own: it trains on all of them but what `test`
             holds out, whatever the number in its name. A simulated fleet goes on splitting them.
@@ -86,7 +86,10 @@ def app(
     """
     if own_data and hasattr(data, "load_partition"):
         raise AppError("app(own_data=True): a partitioner has a part for each device; leave one of them out")
-    found = DatasetApp(model, _Source(data, test, label, tuple(inputs)), loss, optimizer, metrics, name)
+    if not isinstance(name, str):
+        raise AppError(f"app(name={name!r}): give it as text")
+    columns = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    found = DatasetApp(model, _Source(data, test, label, columns), loss, optimizer, metrics, name)
     found.own_data = own_data
     return found
 

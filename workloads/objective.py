@@ -87,7 +87,7 @@ class Objective:
                     f"{self.name}: y has shape (n, 1), and the default loss wants class numbers in the shape "
                     "(n,): give y.ravel()"
                 )
-            found: Any = torch.nn.functional.cross_entropy(scores, y)
+            found: Any = self._cross_entropy(scores, y, "mean")
         else:
             found = self.loss(output, _like(output, y))
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
@@ -100,15 +100,13 @@ class Objective:
 
         `loss`, `accuracy` where outputs are scores of classes, and the App's metrics.
         """
-        from torch.nn import functional
-
         count, output = rows_of(y), self._scores(output)
         if self.loss is None and getattr(y, "ndim", 0) == 1 and not y.is_floating_point():
             self._check_scores(output, y)
             count = int((y != IGNORED).sum())  # as in training
             sums = {
                 "accuracy": float(int((output.argmax(1) == y).sum())),
-                "loss": float(functional.cross_entropy(output, y, reduction="sum")),
+                "loss": float(self._cross_entropy(output, y, "sum")),
             }
         else:
             sums = {"loss": float(self.batch_loss(output, y)) * count}
@@ -130,6 +128,20 @@ class Objective:
                 f"{self.name}: y is {what}, and the default loss, the cross entropy, wants class numbers "
                 "(integers): for a regression give the App a loss, loss = torch.nn.functional.mse_loss"
             )
+
+    def _cross_entropy(self, scores: Any, y: Any, reduction: str) -> torch.Tensor:
+        """Raises `IndexError` for class numbers that the model has no score of."""
+        from torch.nn.functional import cross_entropy
+
+        try:
+            return cross_entropy(scores, y, reduction=reduction)
+        except IndexError as error:  # whoever calls the App says on which device
+            known, count = y[y != IGNORED], scores.shape[1]
+            raise IndexError(
+                f"y has class numbers from {int(known.min())} to {int(known.max())}, and the model gives "
+                f"{count} scores, of the classes 0 to {count - 1}: number classes from 0 on, and let the "
+                "last layer have one output for each"
+            ) from error
 
     def _check_scores(self, scores: Any, y: Any) -> None:
         """Raises `AppError` where the cross entropy of these has no meaning."""

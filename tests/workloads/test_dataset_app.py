@@ -245,6 +245,8 @@ def test_a_frame_is_no_data() -> None:
 def test_what_is_wrong_besides_is_said() -> None:
     with pytest.raises(AppError, match="give a function that makes a torch module"):
         ab.app(3, (X, Y))
+    with pytest.raises(AppError, match=r"app\(name=3\): give it as text"):
+        ab.app(net, (X, Y), name=3)  # type: ignore[arg-type]
     many = ab.app(net, (X, np.stack([Y, Y], 1)))
     with pytest.raises(DataError, match="split = 'iid'"):
         data_of(many, Shard("train", 0, 2, FleetTable(clients=2, split="shards")))

@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +161,7 @@ WITHOUT_BASE = """
 import os
 from os.path import join
 from pathlib import Path
+from typing import Any
 import numpy as np
 
 class WithoutBase:
@@ -358,3 +360,9 @@ def test_examples_and_shards_are_checked() -> None:
         Shard("holdout")
     with pytest.raises(DataError, match=r"shard\.index must be from 0 to 3, not 4"):
         Shard("train", 4, 4)
+    with pytest.raises(DataError, match=r"shard\.index must be a whole number, .* not 1\.5"):
+        Shard("train", 1.5, 4)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"shard\.count must be a whole number, the count at least 1, not 0"):
+        Shard("train", 0, 0)
+    several: Any = np.arange(5)
+    assert Shard("train", several[2], several[4]).index == 2

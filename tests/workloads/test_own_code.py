@@ -103,6 +103,16 @@ def test_each_method_is_named_with_file_and_line(
     assert lines[2:] == ["  mine.py:5 in look_up", '    return {"a": 1}[word]']
 
 
+@pytest.mark.parametrize("found", [["client"], {"client": 3}])
+def test_settings_are_tables(found: Any) -> None:
+    class Odd(Synthetic):
+        def settings(self, seed: int) -> Any:
+            return found
+
+    with pytest.raises(AppError, match=r"Odd\.settings: returned a (list|dict): return a dict of tables"):
+        settings_of(Odd(), 0)
+
+
 LOADED = """import anabranch
 import torch
 class Photographs(torch.utils.data.Dataset):

@@ -437,6 +437,14 @@ def pair(y: Any) -> Any:
             r"Named: the model's forward returned a dict of 1, .* or give the App a loss\(self, output",
         ),
         (Forgetful(), "Forgetful: the model's forward returned nothing: return its output"),
+        (
+            Classes(pair(CLASSES + 1)),
+            r"Classes\.train: IndexError: y has class numbers from 1 to 2, .* gives 2 scores, .* 0 to 1",
+        ),
+        (
+            Classes(pair(CLASSES - 1)),
+            r": y has class numbers from -1 to 0, .* number classes from 0 on",
+        ),
         (Words(pair(np.ones((40, 4), int))), r"scores are \(8, 4, 2\) and y is \(8, 4\): classes come last"),
     ],
 )
