@@ -29,7 +29,7 @@ from anabranch.core.errors import AnabranchError
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.growing import stage_set
-from anabranch.core.model.metrics import ACCURACY
+from anabranch.core.model.metrics import ACCURACY, NO_SHARE
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import TensorSet, gathered, scatter
 from anabranch.core.model.units import layer_text
@@ -343,9 +343,7 @@ class Checkup:
                 "no accuracy and no loss: run.metric and run.mode must say what counts",
             )
         if not 0 <= found.get(ACCURACY, 0.0) <= 1:
-            yield Finding(
-                WARN, "evaluation", "accuracy is a share, from 0 to 1: divide it, or name it otherwise"
-            )
+            yield Finding(WARN, "evaluation", NO_SHARE)
 
     def _fleet(self) -> Iterator[Finding]:
         """What of the rest works with it."""

@@ -78,6 +78,8 @@ def claimed(folder: Path, explicit: bool, resume: bool = False) -> Iterator[Path
     except FileExistsError as error:  # said of the folder that was asked for
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
     if explicit or resume:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         if not resume:
             need_free(folder)
         new = [folder, *new] if _made(folder) else new

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from anabranch.core.model.metrics import ACCURACY, LOSS, ungrouped
+from anabranch.core.model.metrics import ACCURACY, LOSS, NO_SHARE, ungrouped
 from anabranch.reports.result import Point, Result, measured_names
 from anabranch.reports.scales import Axis
 from anabranch.reports.text import (
@@ -88,6 +88,12 @@ def nothing_learned(r: Result) -> str:
         return f"nothing was learned: {r.why}"
     lasted = duration_text(seconds)
     return f"nothing was learned: no update came within {lasted} of virtual time; give the run more of it"
+
+
+def no_share(r: Result) -> str:
+    """What is wrong with accuracies that are no shares, and meet any target; nothing where all are."""
+    accuracies = [a for p in r.history if (a := value(p, ACCURACY)) is not None]
+    return NO_SHARE if r.goal.metric == ACCURACY and any(not 0 <= a <= 1 for a in accuracies) else ""
 
 
 def left_out_by(r: Result) -> str:

@@ -13,6 +13,7 @@ ACCURACY, LOSS = "accuracy", "loss"
 NAME_CHARS_MAX = 64
 TRAINED_MAX = 64  # metrics of one update
 MEASURED_MAX = 1024  # of one evaluation, groups and all
+NO_SHARE = "accuracy is a share, from 0 to 1: divide it, or name it otherwise"
 _OF_GROUP = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]\Z")
 # What is told beside the metrics of a version, in the same JSON object; and what `run.metric` says for none.
 RESERVED = frozenset({"version", "time_s", "kind", "auto"})

@@ -17,6 +17,7 @@ from proving import in_slices
 from start_methods import OWN_PROCESSES
 
 import anabranch as ab
+from anabranch.cli.summary import summary
 from anabranch.client.trainer import LocalTrainer
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError, DataError
@@ -135,8 +136,50 @@ def test_a_tracker_is_a_callback() -> None:
     assert told.heard == [8, *run.history.column("version"), run.result.model_sha256]
     with pytest.raises(ConfigError, match="give a function of one RunProgress, or a tracker"):
         small(callbacks=["jsonl"])
-    with pytest.raises(ConfigError, match="give a list of functions"):
-        small(callbacks=print)
+    for alone in (print, "jsonl"):
+        with pytest.raises(ConfigError, match="give a list of functions"):
+            small(callbacks=alone)
+    with pytest.raises(ConfigError, match=r"callbacks: Told is a class: give an object, Told\(\)"):
+        small(callbacks=[Told])
+
+
+@pytest.mark.parametrize("workers", [-1, 1.5, "2", None])
+def test_workers_are_counted(workers: Any) -> None:
+    with pytest.raises(ConfigError, match=f"workers={workers!r}: give how many processes train"):
+        small(workers=workers)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), "1"])
+def test_a_checkpoint_is_every_so_many_seconds(seconds: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"checkpoint_s={seconds!r}: give virtual seconds"):
+        small(out=tmp_path / "run", checkpoint_s=seconds)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_is_no_folder_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(NotADirectoryError, match=str(tmp_path / "run")):
+            small(out=tmp_path / "run", resume=resume)
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+class InPercent(Synthetic):
+    """Its accuracies are no shares."""
+
+    def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
+        return {"accuracy": 100 * super().evaluate(model, examples)["accuracy"]}
+
+
+@pytest.mark.parametrize(("app", "told"), [(InPercent, 1), (Synthetic, 0)])
+def test_an_accuracy_in_percent_meets_any_target_and_is_told_of(
+    app: Any, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    until = ab.Until(updates=12, accuracy=0.99)
+    run = ab.simulate(app, strategy="fedasync", fleet=SMALL, until=until)
+    assert (run.result.time_to_target_s == 0.0) == bool(told)
+    assert caplog.text.count("accuracy is a share, from 0 to 1: divide it") == told
+    assert summary(run.result, None).count("accuracy is a share, from 0 to 1: divide it") == told
 
 
 def test_a_run_that_is_simulated_anew_for_its_replay_is_told_to_nobody(

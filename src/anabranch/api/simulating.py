@@ -7,7 +7,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run
@@ -23,7 +25,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.parts import members
 from anabranch.core.spelling import spelled
 from anabranch.reports.folders import claimed
-from anabranch.reports.metrics import nothing_learned
+from anabranch.reports.metrics import no_share, nothing_learned
 from anabranch.reports.origin import StopRun
 from anabranch.reports.result import Result
 from anabranch.reports.trackers import Tracker
@@ -99,8 +101,7 @@ def simulate(
         "until": until,
         "settings": settings,
     }
-    if not isinstance(callbacks, Iterable):
-        raise ConfigError(f"callbacks={callbacks!r}: give a list of functions")
+    _check_listed(callbacks)
     plan = plan_run(source, objects)
     if plan.said:
         warnings.warn(f"{plan.said}: until=Until(updates=...) says otherwise", stacklevel=3)
@@ -113,6 +114,8 @@ def simulate(
     if why := run.result.given_up:
         log.warning("%s on %s was given up: %s", run.result.strategy, run.result.workload, why)
     elif why := nothing_learned(run.result):
+        log.warning("%s on %s: %s", run.result.strategy, run.result.workload, why)
+    if why := no_share(run.result):
         log.warning("%s on %s: %s", run.result.strategy, run.result.workload, why)
     return run
 
@@ -131,13 +134,12 @@ def run_simulation(
 
     Without `keep_payloads`, and in a temporary folder, the run replays by simulation alone.
     """
+    _check_numbers(workers, checkpoint_s)
     if workers:
         check_no_worker_begins()
     tellers, trackers = _parted(callbacks)
     if out is None and (resume or checkpoint_s):
         raise ConfigError("resume= and checkpoint_s= are of a run that keeps its folder: name it, out='...'")
-    if checkpoint_s is not None and not 0 <= checkpoint_s < math.inf:
-        raise ConfigError(f"checkpoint_s={checkpoint_s!r}: give virtual seconds, or 0 for none")
 
     def tell(progress: RunProgress) -> None:
         for teller in tellers:
@@ -163,12 +165,30 @@ def run_simulation(
     return Run(folder, result, app, trusted=True, holds=temporary)
 
 
+def _check_listed(callbacks: Any) -> None:
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str):
+        raise ConfigError(f"callbacks={callbacks!r}: give a list of functions")
+
+
+def _check_numbers(workers: Any, checkpoint_s: Any) -> None:
+    if not isinstance(workers, Integral) or int(workers) < 0:
+        raise ConfigError(f"workers={workers!r}: give how many processes train, or 0 for this one alone")
+    known = isinstance(checkpoint_s, Real) and 0 <= float(checkpoint_s) < math.inf
+    if checkpoint_s is not None and not known:
+        raise ConfigError(f"checkpoint_s={checkpoint_s!r}: give virtual seconds, or 0 for none")
+
+
 def _parted(callbacks: Iterable[Callback]) -> tuple[Sequence[Teller], Sequence[Tracker]]:
     """The functions and the trackers among callbacks. Raises `ConfigError` for anything else."""
     tellers: list[Teller] = []
     trackers: list[Tracker] = []
     for callback in callbacks:
-        if all(hasattr(callback, name) for name in members(Tracker, but=("name",))):
+        is_tracker = all(hasattr(callback, name) for name in members(Tracker, but=("name",)))
+        if is_tracker and isinstance(callback, type):
+            raise ConfigError(
+                f"callbacks: {callback.__name__} is a class: give an object, {callback.__name__}()"
+            )
+        if is_tracker:
             trackers.append(callback)  # type: ignore[arg-type]
         elif callable(callback):
             tellers.append(callback)

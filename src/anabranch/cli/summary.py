@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.reports.metrics import final_text, left_out_by, metric_text, nothing_learned
+from anabranch.reports.metrics import final_text, left_out_by, metric_text, no_share, nothing_learned
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, counted, duration_text, energy_text
@@ -36,6 +36,8 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
     if why := nothing_learned(result):
+        lines.append(f"  {why}")
+    if why := no_share(result):
         lines.append(f"  {why}")
     lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
     if result.privacy is not None and result.why:  # its devices may give no more before the budget's end
