@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,16 @@ class ClientOptions:
             raise ConfigError(
                 f"shard is {self.shard!r}: give (index, count), the index from 0, such as (3, 8)"
             )
+        for name in ("tasks_max", "threads"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 0:
+                raise ConfigError(f"{name} is {value!r}: give a whole number, or 0 for no bound of yours")
+        pace: Any = self.step_time_s
+        if not isinstance(pace, Real) or not 0 <= float(pace) < math.inf:
+            raise ConfigError(f"step_time_s is {pace!r}: give seconds, 0 or more")
+        options: Any = self.options
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"options is a {type(options).__name__}: give a dict, for the App to read")
 
 
 @dataclass(frozen=True)

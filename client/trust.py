@@ -72,6 +72,8 @@ class KeeperTrust:
 
 def trusted(keepers: Sequence[str], cohort_min: int = COHORT_MIN) -> KeeperTrust:
     """Of what a person has said. Raises `ConfigError` for what is no keeper's name."""
+    if isinstance(keepers, str):  # each of its letters would be one
+        raise ConfigError(f"keepers is the text {keepers!r}: give a list of names")
     for keeper in keepers:
         if not _NAME.fullmatch(keeper):
             raise ConfigError(

@@ -27,6 +27,8 @@ def checked_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
 
 def typed_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
     """The same of an id that a person gives: raises `ConfigError`."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{name} must be text, not {text!r}")
     try:
         return checked_id(text, name, limits)
     except InvalidUpdate as error:

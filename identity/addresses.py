@@ -35,6 +35,8 @@ def split_job(address: str) -> tuple[str, str]:
 
 def host_and_port(address: str) -> tuple[str, int]:
     """`host:port` in its parts, the host without brackets. Raises `ConfigError`, with the fix."""
+    if not isinstance(address, str):
+        raise _malformed(address, "write host:port as text, for example '127.0.0.1:7070'")
     host, colon, port = address.rpartition(":")
     if "://" in address:
         raise _malformed(address, f"write host:port without {address.partition('://')[0]}://")
@@ -54,7 +56,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def _malformed(address: str, fix: str) -> ConfigError:
+def _malformed(address: object, fix: str) -> ConfigError:
     return ConfigError(f"address {address!r}: {fix}")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from anabranch.core.errors import DataError
 from anabranch.reports.against import AT, Against
@@ -38,10 +41,11 @@ class EqualRow:
 def at_equal(results: Iterable[Result], against: Against = "time", at: float | None = None) -> list[EqualRow]:
     """A row for each kind of run; without `at` that is the end of the run that came least far.
 
-    Raises `DataError` for another measure than those of `AT`.
+    Raises `DataError` for another measure than those of `AT`, and for an `at` that is no number.
     """
     if against not in AT:
         raise DataError(f"runs are equally far by one of {', '.join(AT)}, not {against!r}")
+    _check_number(at, against)
     rows = []
     for (workload, _), groups in grouped(results).items():
         where = _least(groups, against) if at is None else at
@@ -52,6 +56,11 @@ def at_equal(results: Iterable[Result], against: Against = "time", at: float | N
             found = spread(values) if values else None
             rows.append(EqualRow(workload, group.label, against, where, metric, found))
     return rows
+
+
+def _check_number(at: Any, against: str) -> None:
+    if at is not None and (not isinstance(at, Real) or math.isnan(at)):
+        raise DataError(f"runs are equally far at a number of {against}, not at {at!r}")
 
 
 def equally_far(groups: Sequence[RunGroup]) -> dict[str, list[EqualRow]]:

@@ -63,7 +63,11 @@ class Update:
 
 @dataclass(frozen=True)
 class AggregationStep:
-    """What became of one update. `decision` is `published`, `held` or `rejected`."""
+    """What became of one update: `decision` is `published`, `held` or `rejected`, for a `reason` if rejected.
+
+    `version` is the newest one after it, `staleness` how many versions there were since the update's base,
+    and `weight` the factor that the strategy gives it; None of a rejected one.
+    """
 
     version: int
     decision: str
@@ -74,7 +78,7 @@ class AggregationStep:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The model after all updates, its version, and one step for each update."""
+    """The model after all updates, its version, and one step for each update, in their order."""
 
     model: dict[str, Array]
     version: int
@@ -107,6 +111,16 @@ def aggregate(
     is no dict of arrays, holds no float tensor or values that are not finite, and for an update whose
     fields are of the wrong type, or that has both or neither of `delta` and `model`.
     """
+    _check_call(strategy, params, updates)
+    tables = {"robust": robust or {}, "secagg": secagg or {}}
+    config = merge([("aggregate", WHOLE), ("tables", tables)])
+    config = replace(config, strategy=StrategyTable(strategy, params))
+    let_in(config, ENGINE_PARTS)
+    return _Driver(config, model, list(updates)).run()
+
+
+def _check_call(strategy: Any, params: Any, updates: Any) -> None:
+    """Raises `ConfigError` and `InvalidUpdate`, naming the argument."""
     if not isinstance(strategy, str):
         what = f"a {type(strategy).__name__}"
         raise ConfigError(
@@ -118,14 +132,9 @@ def aggregate(
         )
     if not isinstance(updates, Iterable):
         raise InvalidUpdate(f"updates is a {type(updates).__name__}: give a list of Update(...)")
-    tables = {"robust": robust or {}, "secagg": secagg or {}}
-    config = merge([("aggregate", WHOLE), ("tables", tables)])
-    config = replace(config, strategy=StrategyTable(strategy, params))
-    let_in(config, ENGINE_PARTS)
-    return _Driver(config, model, list(updates)).run()
 
 
-def _check_fields(u: Update) -> None:
+def _check_fields(u: Any) -> None:
     if not isinstance(u, Update):
         raise InvalidUpdate(
             f"updates has a {type(u).__name__}: give Update(client, task, base_version, ...) each"
@@ -206,8 +215,9 @@ class _Driver:
     """Opens every task at the version it names, then pushes the updates in their order."""
 
     def __init__(self, config: Config, model: Mapping[str, Array], updates: Sequence[Update]) -> None:
-        if not isinstance(model, Mapping):
-            raise InvalidUpdate(f"model is a {type(model).__name__}: give a dict of arrays by name")
+        given: Any = model
+        if not isinstance(given, Mapping):
+            raise InvalidUpdate(f"model is a {type(given).__name__}: give a dict of arrays by name")
         tensors = {name: _array(name, a) for name, a in model.items()}
         self.spec = ParamSpec.of(tensors)
         if not self.spec.size:

@@ -413,8 +413,14 @@ def test_what_is_wrong_is_said() -> None:
             next(iter(ab.join(server, {"w": np.ones(2)}, id="b")))
         with pytest.raises(AppError, match=r"the class Linear: give an object of it, Linear\(\.\.\.\)"):
             ab.join(server, torch.nn.Linear, id="c")
-        with pytest.raises(AppError, match="return a torch"):
-            next(iter(ab.join(server, 3, id="c")))
+        for none in (3, "model", None, [np.ones(2)], lambda: model):
+            with pytest.raises(AppError, match=r"model is a \w+: give a torch module, or a dict of numpy"):
+                ab.join(server, none, id="c")
+        for count in (0, 2.5, "2"):
+            with pytest.raises(
+                ConfigError, match=rf"join\(examples={count!r}\): give how many this device has"
+            ):
+                ab.join(server, model, id="c", examples=count)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"server is a dict: give HOST:PORT, or an ab\.Server"):
             ab.join(model, server)
 

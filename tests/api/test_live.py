@@ -43,6 +43,40 @@ def server_spec() -> Any:
     return InProcessServer("synthetic").local.spec
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"tasks_max": -1}, "tasks_max is -1: give a whole number"),
+        ({"tasks_max": "1"}, "tasks_max is '1': give a whole number"),
+        ({"threads": 1.5}, r"threads is 1\.5: give a whole number"),
+        ({"step_time_s": -0.1}, r"step_time_s is -0\.1: give seconds"),
+        ({"step_time_s": float("nan")}, "step_time_s is nan: give seconds"),
+        ({"options": ["place"]}, "options is a list: give a dict"),
+        ({"keepers": "0" * 64}, "keepers is the text '0+': give a list of names"),
+        ({"on_event": 3}, r"on_event is a int: give a function of \(kind, \*\*data\)"),
+        ({"id": 3}, "id must be text, not 3"),
+        ({"app": int}, "int is no App; an App needs model and data"),
+    ],
+)
+def test_what_is_wrong_with_a_device_is_said_before_it_asks(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ab.Client(**{"app": "synthetic", "server": "127.0.0.1:7070", **wrong}).start().wait(LONG_S)
+
+
+@pytest.mark.parametrize("where", [7070, None])
+def test_an_address_is_text(where: Any) -> None:
+    with pytest.raises(ConfigError, match=f"address {where}: write host:port as text"):
+        ab.Server("synthetic", address=where, **FEW).start()
+
+
+def test_a_device_takes_its_app_from_a_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from anabranch.workloads.synthetic import Synthetic as App\n")
+    with ab.Server.local(Synthetic, **FEW, until=ab.Until(updates=1)) as server:
+        with ab.Client(tmp_path / "mine.py", server, id="device-0"):
+            server.wait(LONG_S)
+        assert server.version == 1
+
+
 class Failing(Synthetic):
     def train(self, *given: Any) -> Any:
         raise ValueError("a mistake")

@@ -421,7 +421,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert (found.run.seed, found.client.learning_rate) == (3, 0.1)
     assert (type(found.run.seed), type(found.client.learning_rate)) == (int, float)
     assert (list(found.submodel.widths), found.run.updates_max) == ([0.5, 1.0], 3)
-    until = ab.Until(seconds=np.float32(7), metric="loss", target=np.int64(2))
+    seven: Any = np.float32(7)
+    two: Any = np.int64(2)
+    until = ab.Until(seconds=seven, metric="loss", target=two)
     run = ab.configure(Synthetic(), until=until).run
     assert (run.virtual_s_max, run.target, type(run.target)) == (7.0, 2.0, float)
 

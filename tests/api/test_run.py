@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import anabranch as ab
-from anabranch.core.errors import ConfigError, DataError, FolderMissing, ReplayMismatch
+from anabranch.core.errors import AppError, ConfigError, DataError, FolderMissing, ReplayMismatch
 from anabranch.core.model.params import ParamSpec, digest
 from anabranch.workloads.app import Shard
 from anabranch.workloads.digits import Digits
@@ -55,6 +55,8 @@ def test_a_value_that_one_row_lacks_is_none_in_it() -> None:
     assert "&lt;x&gt;" in rows._repr_html_()
     with pytest.raises(KeyError, match="there are a, b"):
         rows.column("c")
+    with pytest.raises(TypeError, match=r"of a column write \.column\('a'\)"):
+        rows["a"]  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("name", ["pandas", "polars"])
@@ -153,6 +155,9 @@ def test_it_opens_from_its_folder_but_code_that_is_named_there_is_not_run(run: a
     assert torch.equal(
         ab.open_run(run.folder, app=Net).model()[0].weight, ab.open_run(run.folder).state_dict()["0.weight"]
     )
+    assert ab.open_run(run.folder, app="synthetic").app.name == "synthetic"
+    with pytest.raises(AppError, match="did you mean 'synthetic'"):
+        ab.open_run(run.folder, app="synthtic")
     with pytest.raises(FolderMissing, match="is not there"):
         ab.open_run(run.folder / "elsewhere")
 

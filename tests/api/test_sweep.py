@@ -256,6 +256,17 @@ def test_an_app_in_processes_beside_each_other_starts_its_own_as_it_does_alone(t
         ({"grid": 3}, "a dict of lists, or a list of choices"),
         ({"grid": {"client.steps": iter(())}}, "give a list of values"),
         ({"grid": {}, "parallel": 0}, "at least 1 process"),
+        ({"grid": {}, "parallel": 1.5}, "at least 1 process"),
+        ({"grid": {}, "seeds": 2.5}, r"seeds=2\.5\): give how many, from 0, or a list of them"),
+        ({"grid": {}, "seeds": "2"}, "seeds='2'\\): give how many, from 0, or a list of them"),
+        ({"grid": {}, "seeds": [None]}, "at least one seed, each a whole number"),
+        ({"grid": {3: [1]}}, r"grid=\{3: \.\.\.\}\): name one of .*strategy"),
+        ({"grid": {}, "settings": ["client.steps"]}, "settings is a list: give a dict"),
+        (
+            {"grid": {}, "space": {"client.steps": [1, 2]}},
+            "a study chooses so: give one of Optuna's as the grid",
+        ),
+        ({"grid": {}, "trials": 3}, "a study chooses so: give one of Optuna's as the grid"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_run(arguments: Any, said: str, tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ def test_each_is_taken_where_the_shortest_has_ended(found: ab.Comparison, agains
     assert [row[against] for row in found.equal(against)] == [least, least]
 
 
+@pytest.mark.parametrize("at", [float("nan"), "5"])
+def test_how_far_is_a_number(found: ab.Comparison, at: Any) -> None:
+    with pytest.raises(DataError, match=f"at a number of time, not at {at!r}"):
+        found.equal("time", at)
+
+
+@pytest.mark.parametrize("given", [None, 3, [3]])
+def test_what_is_no_run_and_no_folder_is_refused(given: Any) -> None:
+    with pytest.raises(DataError, match=r"compare\((None|3)\): give runs, or the folders of runs"):
+        ab.compare(given)
+
+
 def test_where_nothing_was_measured_there_is_nothing(found: ab.Comparison) -> None:
     assert [row.value for row in at_equal(found.results, "time", -1.0)] == [None, None]
     assert found.equal("updates", 0).column("accuracy") == [

@@ -274,6 +274,11 @@ def test_a_missing_file_a_broken_file_and_a_bad_variable(
         load_config(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("[run")
+    for text, said in (("[1, 2]", "a list"), ("3", "3")):
+        other = tmp_path / "other.json"
+        other.write_text(text)
+        with pytest.raises(ConfigError, match=rf"other\.json has no tables of settings, but {said}: write"):
+            load_config(other)
     with pytest.raises(ConfigError, match="is not TOML"):
         load_config(broken)
     monkeypatch.setenv("ANABRANCH_NONSENSE", "1")

@@ -52,9 +52,10 @@ class Comparison:
         return curves(self.results, against, metric)
 
     def equal(self, against: Against = "time", at: float | None = None) -> Records:
-        """What each kind of run had come to after so many seconds, updates or bytes: a row each.
+        """What each kind of run had come to after so many seconds, updates or bytes, `at`: a row each.
 
-        Without `at` they are those of the run that came least far, so that all were as far.
+        Without `at` they are those of the run that came least far, so that all were as far; a run that had
+        ended by then is as it ended. Raises `DataError` for another measure, or an `at` that is no number.
         """
         return Records(
             {
@@ -113,11 +114,11 @@ def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Pat
 
     A folder that has folders of runs, such as a sweep's, stands for those; a tuning's for its runs from fresh
     seeds. What is no run, was interrupted, or is the same run again to the bit, is left out. Raises
-    `DataError` where nothing remains.
+    `DataError` where nothing remains, and for what is neither a run nor a folder.
     """
     found: dict[tuple[str, str], str] = {}
     results, left_out = [], []
-    listed = [runs] if isinstance(runs, Run | Result | str | Path) else runs
+    listed = runs if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     given = [found for run in listed for found in _each(run)]
     for run in given:
         name = (
@@ -147,7 +148,9 @@ def compare(runs: Iterable[Run | Result | str | Path] | Run | Result | str | Pat
 
 
 def _each(run: Run | Result | str | Path) -> Sequence[Run | Result | str | Path]:
-    """The runs of a folder of runs, of a tuning's the fresh ones; all else is one."""
+    """The runs of a folder of runs, of a tuning's the fresh ones; all else is one. Raises `DataError`."""
+    if not isinstance(run, Run | Result | str | Path):
+        raise DataError(f"compare({run!r}): give runs, or the folders of runs")
     if isinstance(run, Run | Result) or (Path(run) / RESULT_FILE).exists():
         return [run]
     places = (Path(run).glob(f"{folder}*/{RESULT_FILE}") for folder in ("", f"{FRESH_RUNS}/"))

@@ -56,7 +56,7 @@ def load_config(
         layers.append((str(path), one_run(read_settings(Path(path)), path)))
     layers += _environment(os.environ)
     layers += flags
-    for text in overrides:
+    for text in (overrides,) if isinstance(overrides, str) else overrides:
         table, key, value = parse_override(text)
         if table in (TUNE, SWEEP):
             raise ConfigError(
@@ -183,11 +183,20 @@ def read_settings(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8: save it as UTF-8 in your editor") from None
     try:
-        return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}{_shown_line(text, str(error))}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f'{path} has no tables of settings, but {_shown(found)}: write {{"table": {{...}}}}'
+        )
+    return found
+
+
+def _shown(found: Any) -> str:
+    return "a list" if isinstance(found, list) else repr(found)
 
 
 def _shown_line(text: str, why: str) -> str:
@@ -214,8 +223,8 @@ def flat_settings(tables: Any, where: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{where} must be a table of settings, not {tables!r}")
     for name, value in tables.items():
-        if "." in name:
-            yield name, value
+        if "." in str(name):
+            yield str(name), value
         elif isinstance(value, Mapping):
             yield from ((f"{name}.{key}", its) for key, its in value.items())
         else:

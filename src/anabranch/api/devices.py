@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.api.background import Background
 from anabranch.api.live import InProcessServer
-from anabranch.api.objects import app_source
+from anabranch.api.objects import given_app
 from anabranch.api.operated import Operated
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.agent import Agent
@@ -25,7 +25,7 @@ from anabranch.client.waiting import WaitingNotice
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import COHORT_MIN
 from anabranch.core.spelling import spelled
-from anabranch.workloads.app import App, Shard, load_app
+from anabranch.workloads.app import App, Shard
 
 
 class Client(Background):
@@ -35,12 +35,20 @@ class Client(Background):
     address `host:port` of one or, with commas between, of several of which one leads; a `Server`, a
     `ServedJob`, or a `Server.local()`. `id` names it, and a number at its end says which part of the data it
     has, unless `shard` (index, count) does. `state_dir` is where its results lie until they are acknowledged:
-    by default as for the command, or a temporary folder where the server is in this process. `width_max` is
-    the widest part of the model that it can train, a share of the units, 1 for the whole. `token` and
-    `ca_sha256` are what it joins a guarded federation with, at `join` (empty: where a server of this process
-    says, else two ports above the server's). `keepers` names those that it masks its updates for, and
-    `cohort_min` the fewest updates in a sum. `on_event` hears what it does; without it a warning is logged
-    while its server does not answer. What ends it without hope comes out of `wait`, or of the context's end.
+    by default as for the command, or a temporary folder where the server is in this process.
+
+    torch computes on `device` (`auto`, `cpu`, `cuda`, `mps`), in `precision` (`auto`, `float32`, `bfloat16`,
+    `float16`), by `threads` of a CPU (0: its part of the machine's). `width_max` is the widest part of the
+    model that it can train, a share of the units, 1 for the whole. It stops after `tasks_max` tasks (0:
+    never), and with `step_time_s` emulates a device that needs so many seconds a step. `options` are the
+    App's `options`. `token` and `ca_sha256` are what it joins a guarded federation with, at `join` (empty:
+    where a server of this process says, else two ports above the server's); `insecure` allows another
+    machine's server in the clear. `keepers` names those that it masks its updates for, and `cohort_min` the
+    fewest updates in a sum. `on_event(kind, **data)` hears what it does, in the device's threads; without it
+    a warning is logged while its server does not answer.
+
+    `summary` is what it has done, None before its end. What ends it without hope comes out of `wait`, or of
+    the context's end. Raises `ConfigError` and `AppError`.
     """
 
     @spelled()
@@ -70,7 +78,9 @@ class Client(Background):
         super().__init__(f"anabranch-client {id}".strip())
         if not isinstance(server, str | InProcessServer | Operated):
             raise ConfigError(f"server is a {type(server).__name__}: give HOST:PORT, or an ab.Server")
-        self._app: App = load_app(app) if isinstance(app, str) else app_source(app)[0]
+        if not (on_event is None or callable(on_event)):
+            raise ConfigError(f"on_event is a {type(on_event).__name__}: give a function of (kind, **data)")
+        self._app: App = given_app(app)
         self._server, self._on_event, self._bell = server, on_event, Bell()
         self._options = ClientOptions(
             app=self._app.name,

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -347,7 +348,7 @@ def join(
     many this device has, as far as that is known before. The rest is as for `Client`; the device's name and
     what it has not sent yet lie in `state_dir`, so that a script that is started again goes on. Of one folder
     a process has one loop: a later one ends it.
-    Raises `AppError` for a model that is none.
+    Raises `AppError` for a model that is none, `ConfigError` for less than one example, and as `Client`.
     """
     if isinstance(model, type):
         raise AppError(f"model is the class {model.__name__}: give an object of it, {model.__name__}(...)")
@@ -366,7 +367,15 @@ def join(
         keepers=keepers,
         cohort_min=cohort_min,
     )
+    _check_joined(model, examples)
     return JoinedFederation(client, script, model)
+
+
+def _check_joined(model: Any, examples: Any) -> None:
+    if not (isinstance(model, dict) or (hasattr(model, "state_dict") and hasattr(model, "load_state_dict"))):
+        raise AppError(f"model is a {type(model).__name__}: give a torch module, or a dict of numpy arrays")
+    if not isinstance(examples, Integral) or int(examples) < 1:
+        raise ConfigError(f"join(examples={examples!r}): give how many this device has, at least 1")
 
 
 def check_alone(processes: int) -> None:

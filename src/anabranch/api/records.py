@@ -36,9 +36,11 @@ class Records(Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: int) -> Mapping[str, Any]: ...
     @overload
     def __getitem__(self, index: slice) -> Records: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | Records:
+    def __getitem__(self, index: int | slice | str) -> Mapping[str, Any] | Records:
         if isinstance(index, slice):
             return Records(self._rows[index], self.columns)
+        if isinstance(index, str):
+            raise TypeError(f"rows go by their numbers; of a column write .column({index!r})")
         return self._rows[index]
 
     def __len__(self) -> int:

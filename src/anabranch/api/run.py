@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.numpy import load_file
 
 from anabranch.api.figures import Figure, curves
-from anabranch.api.objects import app_source
+from anabranch.api.objects import given_app
 from anabranch.api.records import Records
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.tables import Config
@@ -65,7 +65,11 @@ class Run:
 
     @cached_property
     def history(self) -> Records:
-        """A row for each version that was measured: when, after what, and every metric."""
+        """A row for each version that was measured: when, after what, and every metric.
+
+        `time_s` are seconds since the run's start, virtual ones in a simulation; updates and bytes are all
+        up to then. A metric that was not finite is None.
+        """
         rows = [
             {
                 "time_s": p.time_s,
@@ -81,7 +85,10 @@ class Run:
 
     @cached_property
     def devices(self) -> Records:
-        """A row for each device: what it gave, and what its last applied update says of its training."""
+        """A row for each device: what it gave, and what its last applied update says of its training.
+
+        `examples` and `staleness_mean`, in versions, are over its applied updates.
+        """
         return Records(
             {
                 "client": name,
@@ -172,7 +179,10 @@ class Run:
         return outcome
 
     def plot(self, metric: str = "", against: Against = "time") -> Figure:
-        """A metric, or else what the run is judged by, over `time`, `updates` or `bytes`."""
+        """A metric, or else what the run is judged by, over `time`, `updates` or `bytes`.
+
+        Raises `DataError` for what was not measured, or another measure.
+        """
         return curves([self.result], against, metric)
 
     @property
@@ -223,8 +233,9 @@ class Run:
 def open_run(folder: str | Path, app: Any = None, load_code: bool = False) -> Run:
     """The run in a folder, live or simulated.
 
-    Code that the folder names, its App or its strategy, is run only with `load_code`; or `app` stands in for
-    the App. Raises `FolderMissing` and `DataError` for what is no run that has ended.
+    Code that the folder names, its App or its strategy, is run only with `load_code`; or `app`, an App, its
+    class or its name, stands in for the App. Raises `FolderMissing` and `DataError` for what is no run that
+    has ended, and `AppError` for what is no App.
     """
     where = Path(folder)
-    return Run(where, Result.read(where), None if app is None else app_source(app)[0], trusted=load_code)
+    return Run(where, Result.read(where), None if app is None else given_app(app), trusted=load_code)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Unpack
 from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import Choice, is_config
 from anabranch.api.figures import Figure
-from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
+from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, check_settings, plan_run
 from anabranch.api.pool import PROCESSES, check_place, run_pool
 from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
@@ -156,10 +156,14 @@ def sweep(
         if parallel not in (None, 1) or on not in (None, PROCESSES):
             raise ConfigError("sweep(study, parallel=...): start the program several times, with one storage")
         return _studied(source, study, space, trials, numbers_of(seeds), out, progress, objects)
+    if space is not None or trials != TRIALS:
+        raise ConfigError(
+            "sweep(space=..., trials=...): a study chooses so: give one of Optuna's as the grid"
+        )
     chosen = said.choices if grid is None else _choices(grid)
     numbers = numbers_of(said.seeds if seeds is None else seeds)
-    parallel = (said.parallel or 1) if parallel is None else parallel
-    if parallel < 1:
+    parallel = (said.parallel or 1) if parallel is None else of_python(parallel)
+    if not isinstance(parallel, int) or parallel < 1:
         raise ConfigError(f"sweep(parallel={parallel!r}): give at least 1 process")
     if parallel > 1:
         check_no_worker_begins()
@@ -338,9 +342,11 @@ def _carry_out(jobs: Sequence[SweepJob], parallel: int, on: str, tell: Tell) -> 
 def numbers_of(seeds: int | Iterable[int] | None) -> list[int]:
     """The seeds that were asked for, each once. Raises `ConfigError`."""
     wanted = SEEDS if seeds is None else of_python(seeds)
+    if not isinstance(wanted, int | Iterable) or isinstance(wanted, str):
+        raise ConfigError(f"sweep(seeds={wanted!r}): give how many, from 0, or a list of them")
     numbers = list(range(wanted)) if isinstance(wanted, int) else of_python(list(wanted))
-    if not numbers:
-        raise ConfigError("sweep(seeds=...): give at least one seed")
+    if not numbers or None in numbers:  # None is the seed of whoever names none
+        raise ConfigError("sweep(seeds=...): give at least one seed, each a whole number")
     return list(dict.fromkeys(numbers))
 
 
@@ -374,6 +380,7 @@ def _values(name: str, values: Any) -> Sequence[Any]:
 
 def _check_seedless(objects: RunObjects) -> None:
     """Seeds of the objects would lie over those of the sweep, by whose numbers its runs are told."""
+    check_settings(objects.get("settings") or {})
     if "seed" in objects:
         raise ConfigError(f"sweep(seed=...): {SEEDS_SAID}")
     if SEED in (objects.get("settings") or {}):
@@ -384,7 +391,7 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if name in ("seed", SEED):
             raise ConfigError(f"sweep(grid={{{name!r}: ...}}): {SEEDS_SAID}")
-        if name not in ARGUMENTS and "." not in name:
+        if name not in ARGUMENTS and "." not in str(name):
             raise ConfigError(
                 f"sweep(grid={{{name!r}: ...}}): name one of {', '.join(sorted(ARGUMENTS))}, or a setting, "
                 "'table.key'"

@@ -190,7 +190,10 @@ def tune(
     given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
     given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults, "on": on}
     source, said = tune_source(source)
-    table = said.over(of_python(given), read_ranges(of_python(dict(ranges or {}))))
+    table = said.over(
+        of_python(given),
+        read_ranges(of_python(dict(ranges) if isinstance(ranges, Mapping) else ranges or {})),
+    )
     if table.parallel > 1:
         check_no_worker_begins()
     with LiveBar(progress) as bar:
