@@ -12,7 +12,7 @@ from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.registry import others
 from anabranch.core.config.caps import told_to_devices
-from anabranch.core.config.ranges import ELASTIC, OWN, check_staleness
+from anabranch.core.config.ranges import ELASTIC, OF_WHOLE_MODELS, OWN, TRAINS_WHOLE, check_staleness
 from anabranch.core.config.tables import Config
 from anabranch.core.content import UNNAMED, check_algorithm
 from anabranch.core.engine.broadcast import Broadcast
@@ -25,7 +25,7 @@ from anabranch.core.engine.shelf import Shelf
 from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import Limits
-from anabranch.core.model.chains import RAW
+from anabranch.core.model.chains import AUTO, RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.parts import told_name
 from anabranch.core.snapshot import Snapshot, restore
@@ -224,9 +224,17 @@ def _check_digest(algorithm: str, unnamed: bool) -> None:
 
 
 def _check_elastic(config: Config, strategy: Strategy) -> None:
-    """What a device keeps of its own must not be added to the model again with its next update."""
+    """What a device keeps of its own must not be added to the model again with its next update.
+
+    And the sub-models that a strategy chooses by itself are none for such a device.
+    """
+    if config.client.push != ELASTIC:
+        return
+    if config.submodel.name == AUTO and strategy.submodel not in OF_WHOLE_MODELS:
+        chosen = f"strategy {strategy.name!r} chooses sub-models ({strategy.submodel!r})"
+        raise ConfigError(f"{chosen}, and {TRAINS_WHOLE}")
     adds = not all(part.mixes_models for part in _parts(strategy))
-    if config.client.push == ELASTIC and adds and config.client.merge_weight < 1:
+    if adds and config.client.merge_weight < 1:
         raise ConfigError(
             f"client.push = 'elastic' with strategy {strategy.name!r}, which adds updates up, needs "
             "client.merge_weight = 1: or take a strategy that mixes models, such as fedasync"

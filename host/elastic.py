@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anabranch.core.config.ranges import TRAINS_WHOLE
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.buffers import LOCAL, DeviceBuffers
 from anabranch.core.errors import ConfigError
@@ -181,10 +182,7 @@ def part_of(task: Task) -> TensorSet | None:
     """The tensors that a task is of; None: the whole model. Raises `ConfigError` for a smaller model."""
     if task.submodel is None or isinstance(task.submodel, TensorSet):
         return task.submodel
-    raise ConfigError(
-        "client.push = 'elastic' trains the whole model: set submodel.name = 'none', or "
-        "'fragments', which exchanges whole tensors in turn"
-    )
+    raise ConfigError(TRAINS_WHOLE)
 
 
 def merge_of(table: ClientTable, buffers: DeviceBuffers) -> Merge:

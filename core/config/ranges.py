@@ -22,6 +22,11 @@ Tables = Mapping[str, Any]  # by name, as the fields of `Config`
 
 TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
+OF_WHOLE_MODELS = ("none", "fragments")  # submodel.name: devices have the whole model all the same
+TRAINS_WHOLE = (
+    "client.push = 'elastic' trains the whole model: set submodel.name = 'none', or 'fragments', which "
+    "exchanges whole tensors in turn"
+)
 TURNS, LOT = "turns", "lot"  # server.lapsed
 PLACES, TASKS, MINUTE = "places", "tasks", "minute"  # server.windows
 MEASURED, TRACED = "measured", "traced"  # fleet.speed
@@ -283,11 +288,8 @@ def _check_push(tables: Tables) -> None:
     client, server, submodel = tables["client"], tables["server"], tables["submodel"]
     if client.push_steps_max < client.push_steps:
         raise ConfigError(f"client.push_steps_max must not be under push_steps, {client.push_steps}")
-    if client.push == ELASTIC and submodel.name not in (AUTO, "none", "fragments"):
-        raise ConfigError(
-            "client.push = 'elastic' trains the whole model: set submodel.name = 'none', or "
-            "'fragments', which exchanges whole tensors in turn"
-        )
+    if client.push == ELASTIC and submodel.name not in (AUTO, *OF_WHOLE_MODELS):
+        raise ConfigError(TRAINS_WHOLE)
     if client.push == OVERLAP and server.tasks_per_client < 2:
         raise ConfigError(
             "client.push = 'overlap' needs server.tasks_per_client of at least 2: "

@@ -82,6 +82,15 @@ def test_what_a_device_keeps_is_not_added_again(strategy: str, client: dict[str,
         Blueprint.of(table, SPEC)
 
 
+@pytest.mark.parametrize("strategy", ["asyncdrop", "teasq_drop"])
+def test_who_trains_on_has_no_sub_models_that_its_strategy_chooses(strategy: str) -> None:
+    tables = {"client": {"push": "elastic", "merge_weight": 1.0}}
+    with pytest.raises(ConfigError, match=rf"'{strategy}' chooses sub-models \(.+ trains the whole model"):
+        Blueprint.of(config(strategy, **tables), UNITS)
+    for name in ("none", "fragments"):
+        Blueprint.of(config(strategy, **tables, submodel={"name": name}), UNITS)
+
+
 @pytest.mark.parametrize(
     ("params", "doubtful"),
     [
