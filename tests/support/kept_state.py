@@ -177,19 +177,19 @@ class Life:
         rng = np.random.default_rng(first)
         for number in range(first, last):
             self.now += float(rng.integers(1, 8)) / 4.0
-            self._order(number)
-            self._turn(f"device-{number % 7}", number, rng)
+            self.order(number)
+            self.turn(f"device-{number % 7}", number, rng)
 
-    def _order(self, number: int) -> None:
+    def order(self, number: int) -> None:
         at, rolls_back = self.now, self.books.engine.strategy.rolls_back
         said = {"client.learning_rate": 0.01, "robust.clip": 2.5, "server.tasks_per_client": 2}
         orders: dict[int, list[ev.Event]] = {
-            0: [self._enrolled(n) for n in range(7)],
+            0: [self.enrolled(n) for n in range(7)],
             10: [ev.Paused(at), ev.Resumed(at)],
             20: [ev.Quarantined(at, "device-6", "looks odd"), ev.Released(at, "device-6")],
             25: [ev.SettingsChanged(at, said, "operator of a test", at_start=False)],
             40: [ev.RolledBack(at, 2, 0, ("device-5",))] if rolls_back else [],
-            70: [self._enrolled(3, examples=77), ev.Quarantined(at, "device-5", "odd again")],
+            70: [self.enrolled(3, examples=77), ev.Quarantined(at, "device-5", "odd again")],
             75: ([ev.RolledBack(at, self.books.engine.version - 1, 0, ("device-4",))] if rolls_back else []),
         }
         for event in orders.get(number, []):
@@ -197,11 +197,11 @@ class Life:
         if number % 12 == 7:
             self.tell(ev.Ticked(self.now))
 
-    def _enrolled(self, number: int, examples: int = 10) -> ev.Enrolled:
+    def enrolled(self, number: int, examples: int = 10) -> ev.Enrolled:
         said = Capability(examples * (number + 1), number % 3 << 30, 1e6, accelerator="cpu", codecs=CODECS)
         return ev.Enrolled(self.now, f"device-{number}", said)
 
-    def _turn(self, client: str, number: int, rng: np.random.Generator) -> None:
+    def turn(self, client: str, number: int, rng: np.random.Generator) -> None:
         asked = self.tell(ev.TaskAsked(self.now, Ask(client, f"task-{number}", number % 3 or None)))
         granted = [e.task for e in asked.effects if isinstance(e, Granted)]
         for task in granted:
@@ -214,9 +214,9 @@ class Life:
             diverged = number % 2 == 0
             self.tell(ev.TaskDropped(self.now + 1.0, client, task.task_id, "the battery is low", diverged))
         else:
-            self._push(task, number, rng)
+            self.push(task, number, rng)
 
-    def _push(self, task: Task, number: int, rng: np.random.Generator) -> None:
+    def push(self, task: Task, number: int, rng: np.random.Generator) -> None:
         codec, layout = make_codec(text := payload_codec(task.uplink)), Layout.of(self.spec, task.submodel)
         values = (rng.integers(-64, 64, layout.size) / 512.0).astype(np.float32)
         data = codec.encode(values, layout, number)
