@@ -41,9 +41,8 @@ class BundleDates:
         manifest, known = bundle.manifest, self._read()
         of_signer = known.setdefault(bundle.signer, {})
         newest = of_signer.get(manifest.name)
-        if (
-            newest is None or manifest.created_at > newest
-        ):  # another process may have run a newer one meanwhile
+        # Since `check` another process may have run a newer one.
+        if newest is None or manifest.created_at > newest:
             of_signer[manifest.name] = manifest.created_at
             write_private(self._file, json.dumps(known, sort_keys=True).encode())
 

@@ -161,7 +161,6 @@ WITHOUT_BASE = """
 import os
 from os.path import join
 from pathlib import Path
-from typing import Any
 import numpy as np
 
 class WithoutBase:

@@ -13,7 +13,7 @@ from anabranch.core.plain import of_python
 
 @dataclass(frozen=True)
 class Until:
-    """A run ends with the first of these that is there; what is 0, or a target of None, is not.
+    """A run ends with the first of these; 0 updates, versions or seconds are no end, nor is a target of None.
 
     What a file says of an end counts no more.
 
