@@ -32,26 +32,13 @@ from anabranch.simulation.run import RunProgress, open_simulation, simulate
 
 SHORT, AT_ONCE = 8, 25
 LONG = int(os.environ.get("ANABRANCH_PROVE_SEEDS", "500"))
-in_hundreds = pytest.mark.parametrize("first", range(1000, 1000 + LONG, AT_ONCE))
 
 
 # --- simulations -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(SHORT))
-def test_a_simulation_replays_and_goes_on(seed: int, tmp_path: Path) -> None:
-    _prove_simulation(seed, tmp_path)
-
-
-@pytest.mark.prove
-@pytest.mark.timeout(1800)
-@in_hundreds
-def test_hundreds_of_simulations(first: int, tmp_path: Path) -> None:
-    for seed in range(first, first + AT_ONCE):
-        _prove_simulation(seed, tmp_path / str(seed))
-
-
-def _prove_simulation(seed: int, folder: Path) -> None:
+def prove_simulation(seed: int, folder: Path) -> None:
+    """It replays, and goes on to the same after an interruption."""
     settings = simulated(seed)
     whole, broken = folder / "whole", folder / "broken"
     with open_simulation(settings, whole) as simulation:
@@ -102,20 +89,8 @@ TYPED: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(SHORT))
-def test_a_server_that_is_killed_stands_where_it_would(seed: int, tmp_path: Path) -> None:
-    _prove_server(seed, tmp_path)
-
-
-@pytest.mark.prove
-@pytest.mark.timeout(1800)
-@in_hundreds
-def test_hundreds_of_servers(first: int, tmp_path: Path) -> None:
-    for seed in range(first, first + AT_ONCE):
-        _prove_server(seed, tmp_path / str(seed))
-
-
-def _prove_server(seed: int, folder: Path) -> None:
+def prove_server(seed: int, folder: Path) -> None:
+    """Where it was killed it stands where it would."""
     tables, random = served(seed), Random(seed)
     kills = sorted(random.sample(range(1, TURNS), 3))
     unbroken = Ordered(seed, folder / "unbroken", tables).lived([])
@@ -218,3 +193,24 @@ class Ordered:
         if tasks:
             number = random.randrange(TURNS, 10**6)
             self._life.push(random.choice(tasks), number, np.random.default_rng(number))
+
+
+# --- both ------------------------------------------------------------------------------------
+
+of_both = pytest.mark.parametrize("prove", [prove_simulation, prove_server])
+Proof = Callable[[int, Path], None]
+
+
+@of_both
+@pytest.mark.parametrize("seed", range(SHORT))
+def test_whatever_goes_together_holds(prove: Proof, seed: int, tmp_path: Path) -> None:
+    prove(seed, tmp_path)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+@of_both
+@pytest.mark.parametrize("first", range(1000, 1000 + LONG, AT_ONCE))
+def test_hundreds_of_seeds(prove: Proof, first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + AT_ONCE):
+        prove(seed, tmp_path / str(seed))
