@@ -76,10 +76,10 @@ def claimed(folder: Path, explicit: bool, resume: bool = False) -> Iterator[Path
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:  # said of the folder that was asked for
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+        raise _no_folder(folder) from error
     if explicit or resume:
         if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+            raise _no_folder(folder)
         if not resume:
             need_free(folder)
         new = [folder, *new] if _made(folder) else new
@@ -146,3 +146,7 @@ def _made(folder: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _no_folder(folder: Path) -> NotADirectoryError:
+    return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
