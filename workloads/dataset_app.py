@@ -27,6 +27,7 @@ from anabranch.workloads.app import App, Array, Examples, Model, Shard
 from anabranch.workloads.splits import Rows, class_numbers, count_pool, take, train_validation
 
 TEST_FRACTION = 0.2  # of data without a test part
+OF_TABLES = ("column_names", "load_partition", "iloc")  # one of these has what has columns
 LABELS = ("label", "labels")  # what a table's column of class numbers is called, where nobody says it
 TESTS = ("test", "validation", "valid")  # the part of a mapping that tests, the first that is there
 IID = "iid"
@@ -127,6 +128,11 @@ class _Source:
     def __init__(self, data: Any, test: Any, label: str, inputs: tuple[str, ...]) -> None:
         if isinstance(data, Mapping):
             data, test = _parts_of(data, test)
+        if (label or inputs) and not any(hasattr(data, mark) for mark in OF_TABLES):
+            raise AppError(
+                f"app(label=..., inputs=...): data is a {type(data).__name__}, which has no columns: leave "
+                "them out, or give a Dataset of Hugging Face's"
+            )
         self._data, self._test, self._columns = data, test, (label, inputs)
 
     def data(self, shard: Shard) -> Any:

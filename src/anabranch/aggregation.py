@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -139,10 +140,12 @@ def _check_fields(u: Any) -> None:
         raise InvalidUpdate(
             f"updates has a {type(u).__name__}: give Update(client, task, base_version, ...) each"
         )
-    for name, kind in (("client", str), ("task", str), ("base_version", int)):
+    number = ("base_version", Integral, "a whole number")
+    kinds: Any = (("client", str, "text"), ("task", str, "text"), number)
+    for name, kind, what in kinds:
         value = getattr(u, name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise InvalidUpdate(f"update of task {u.task!r}: {name} must be {kind.__name__}, not {value!r}")
+            raise InvalidUpdate(f"update of task {u.task!r}: {name} must be {what}, not {value!r}")
     if (u.delta is None) == (u.model is None):
         raise InvalidUpdate(f"update of task {u.task!r}: give either delta or model")
     for name in ("delta", "model", "submodel"):
@@ -294,7 +297,9 @@ class _Driver:
                 delta = self.masks.hide(f"update-{number}", delta)
         except (InvalidUpdate, ValueError, TypeError) as error:
             flaw = str(error)
-        core = CoreUpdate(f"update-{number}", u.task, u.client, u.base_version, u.examples, delta, submodel)
+        core = CoreUpdate(
+            f"update-{number}", u.task, u.client, int(u.base_version), u.examples, delta, submodel
+        )
         return ev.UpdateArrived(0.0, core, ev.Payload("", delta.nbytes), flaw)
 
     def _decode(self, u: Update) -> tuple[Vector, Submodel | None]:

@@ -91,6 +91,18 @@ def test_whoever_waits_for_a_run_hears_of_what_ended_its_last_device(made: Any) 
             server.wait(LONG_S)
 
 
+def test_whoever_waits_in_a_process_hears_that_its_devices_are_through_before_the_run() -> None:
+    with ab.Server.local(Synthetic, **FEW, until=ab.Until(updates=3)) as server:
+        with ab.Client(Synthetic, server, id="device-0", tasks_max=2):
+            with pytest.raises(Unavailable, match="all of its devices have: start others"):
+                server.wait()
+            with pytest.raises(Unavailable, match="within 0 s"):
+                server.wait(0)
+        with ab.Client(Synthetic, server, id="device-1", width_max=np.float32(1)):  # type: ignore[arg-type]
+            server.wait()
+        assert server.version == 3
+
+
 def test_a_device_that_fails_beside_others_is_heard_of_in_the_end() -> None:
     with ab.Server(Synthetic, **FEW, until=ab.Until(updates=12)) as server:
         failing = ab.Client(Failing, server, id="device-0")

@@ -153,6 +153,12 @@ def test_what_is_wrong_is_said(given: dict[str, Any], said: str, tmp_path: Path)
         ab.sweep("synthetic", study, **{"space": SPACE, "trials": 1, "seeds": 1, **SMALL, **given})
 
 
+@pytest.mark.parametrize("of_studies", [{"space": SPACE}, {"trials": 20}])
+def test_what_is_of_studies_says_so_without_one(of_studies: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"sweep\(space=\.\.\., trials=\.\.\.\): a study chooses so"):
+        ab.sweep("synthetic", {"client.steps": [1, 2]}, seeds=1, **SMALL, **of_studies)
+
+
 def test_what_another_program_has_in_hand_is_its_own_until_it_has_ended(tmp_path: Path) -> None:
     """As of several that share the work: the other one is a process that goes on until it is told to end."""
     other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)

@@ -145,6 +145,14 @@ def test_an_update_is_cut_to_so_many_lengths_of_those_before_it(clip: float, mov
     assert result.model["w"] == pytest.approx(moved)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    versions: Any = np.arange(2)
+    updates = [Update("c", f"t{v}", v, examples=v + 1, delta={"w": np.ones(1)}) for v in versions]
+    result = aggregate("fedbuff", {"buffer_size": 1}, {"w": np.zeros(1)}, updates)
+    assert [s.decision for s in result.steps] == ["published"] * 2
+    assert result.model["w"] == 2
+
+
 def test_rounds_take_whoever_the_call_names() -> None:
     updates = [
         Update(f"c{(2 * r + i) % 6}", f"t{r}-{i}", r, delta={"w": np.ones(1)})
@@ -159,10 +167,10 @@ def test_rounds_take_whoever_the_call_names() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"base_version": "0"}, "base_version must be int"),
-        ({"base_version": True}, "base_version must be int"),
-        ({"client": 3}, "client must be str"),
-        ({"task": None}, "task must be str"),
+        ({"base_version": "0"}, "base_version must be a whole number"),
+        ({"base_version": True}, "base_version must be a whole number"),
+        ({"client": 3}, "client must be text"),
+        ({"task": None}, "task must be text"),
         ({"delta": np.ones(3)}, "delta is a ndarray: give a dict of arrays by name"),
         ({"submodel": [0, 1]}, "submodel is a list: give a dict of arrays by name"),
     ],

@@ -247,6 +247,12 @@ def test_what_is_wrong_besides_is_said() -> None:
         ab.app(3, (X, Y))
     with pytest.raises(AppError, match=r"app\(name=3\): give it as text"):
         ab.app(net, (X, Y), name=3)  # type: ignore[arg-type]
+    for named in ({"label": "y"}, {"inputs": ("a", "b")}):
+        for data in ((X, Y), Rows(range(20)), {"train": (X, Y)}):
+            with pytest.raises(
+                AppError, match=r"app\(label=\.\.\., inputs=\.\.\.\): data is a .* no columns"
+            ):
+                ab.app(net, data, **named)
     many = ab.app(net, (X, np.stack([Y, Y], 1)))
     with pytest.raises(DataError, match="split = 'iid'"):
         data_of(many, Shard("train", 0, 2, FleetTable(clients=2, split="shards")))

@@ -24,6 +24,7 @@ from anabranch.client.trust import trusted
 from anabranch.client.waiting import WaitingNotice
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import COHORT_MIN
+from anabranch.core.plain import of_python
 from anabranch.core.spelling import spelled
 from anabranch.workloads.app import App, Shard
 
@@ -92,7 +93,7 @@ class Client(Background):
             device=device,
             precision=precision,
             step_time_s=step_time_s,
-            width_max=width_max,
+            width_max=of_python(width_max),
             tasks_max=tasks_max,
             threads=threads,
             token=token,

@@ -41,12 +41,17 @@ class DevicesHere:
         self._devices = [*(d for d in self._devices if not d.ended_well), device]
 
     def wait(
-        self, over: Callable[[float], bool], timeout_s: float | None, has_others: Callable[[], bool]
+        self,
+        over: Callable[[float], bool],
+        timeout_s: float | None,
+        has_others: Callable[[], bool],
+        may_come: bool = True,
     ) -> None:
         """Until a run is `over` within some seconds.
 
         Raises what has ended one of the devices, once all of them have ended and nobody else is there, or
-        when the time is up; `Unavailable` where the time is up and none has failed.
+        when the time is up; `Unavailable` where the time is up and none has failed, or where there is no
+        such time, all have ended well and no others `may_come`.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         asked_at = -math.inf
@@ -59,6 +64,12 @@ class DevicesHere:
                     device.wait()
             if now >= until:
                 raise Unavailable(f"the run has not ended within {timeout_s:g} s")
+            # Looked at once more: the end of the run may be what they ended at.
+            if alone and timeout_s is None and not may_come and not over(0.0):
+                raise Unavailable(
+                    "the run has not ended, and all of its devices have: start others before wait(), or give "
+                    "them more tasks (Client(tasks_max=...))"
+                )
 
 
 class Server(Listening, Operated):
@@ -184,14 +195,17 @@ class InProcessServer(Background):
         self._devices.add(device)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """As `Server.wait`."""
+        """As `Server.wait`; without a time, `Unavailable` also where all devices have ended before the run.
+
+        Devices of other processes there are none, so it would wait for ever.
+        """
         self._check_begun()
-        self._devices.wait(self._ended_within, timeout_s, lambda: False)
+        self._devices.wait(self._ended_within, timeout_s, lambda: False, may_come=False)
         self._raise()
 
     def _ended_within(self, seconds: float) -> bool:
         self._thread.join(seconds)
-        return self.over
+        return self.over or bool(self.local.engine.finished)
 
     def weights(self) -> Mapping[str, Any]:
         """The newest version of the model: numpy arrays by name."""

@@ -117,7 +117,7 @@ def sweep(
     grid: Grid | OptunaStudy | None = None,
     *,
     space: Space | None = None,
-    trials: int = TRIALS,
+    trials: int | None = None,
     seeds: int | Iterable[int] | None = None,
     out: str | Path | None = None,
     parallel: int | None = None,
@@ -134,7 +134,7 @@ def sweep(
             Optuna study, which chooses in `space` until it has so many `trials`.
         space: For a study: names of a grid with a distribution of Optuna each, or a function that asks its
             trial (`trial.suggest_float(...)`) and returns a choice.
-        trials: How many choices the study is to have in all, those of before among them.
+        trials: How many choices the study is to have in all, those of before among them; None: 20.
         seeds: So many, from 0, or these; None: five.
         out: A folder; each run has one of its own in it, named after its strategy, all of its settings
             and its seed. What has ended there already is not run again, what was broken off goes on: so does
@@ -155,8 +155,9 @@ def sweep(
         study: Any = grid
         if parallel not in (None, 1) or on not in (None, PROCESSES):
             raise ConfigError("sweep(study, parallel=...): start the program several times, with one storage")
-        return _studied(source, study, space, trials, numbers_of(seeds), out, progress, objects)
-    if space is not None or trials != TRIALS:
+        wanted = TRIALS if trials is None else trials
+        return _studied(source, study, space, wanted, numbers_of(seeds), out, progress, objects)
+    if space is not None or trials is not None:
         raise ConfigError(
             "sweep(space=..., trials=...): a study chooses so: give one of Optuna's as the grid"
         )
