@@ -96,6 +96,7 @@ class Saving:
         self._engine, self._store, self._every, self._keep = engine, store, every, keep
         self.saved = saved
         self.executor: Executor = AtOnce()
+        self.clock: Callable[[], float] = time.perf_counter
         self.written: Callable[[], None] = lambda: None
         self._taken: PendingSnapshot | None = None
         self._not_before = 0.0
@@ -105,12 +106,12 @@ class Saving:
         versions = self._engine.version - self.saved.version
         updates = self._engine.counters.applied - self.saved.applied
         due = self._every.due(versions, updates, seq - self.saved.seq)
-        return due and self._taken is None and time.perf_counter() >= self._not_before
+        return due and self._taken is None and self.clock() >= self._not_before
 
     def begin(self, seq: int, now: float) -> None:
         """Take one and have it written. All that the log implies up to event `seq` must be in the store."""
         assert self._taken is None, "one is written at a time"
-        engine, began = self._engine, time.perf_counter()
+        engine, began = self._engine, self.clock()
         snapshot, unsaved = take_changes(engine), engine.ledger.unsaved
         assert unsaved is not None, "a ledger that is saved in pieces notes what changed"
         engine.ledger.track(saved=True)
@@ -142,7 +143,7 @@ class Saving:
             self._engine.ledger.unsaved_after_all(taken.unsaved)
             raise
         finally:
-            ended = time.perf_counter()
+            ended = self.clock()
             self._not_before = ended + SAVING_SHARE * (ended - taken.began)
         self.saved = taken.saved
         return True

@@ -12,7 +12,7 @@ from anabranch.core.errors import InvalidUpdate, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.certificates import Kind, Peer
 from anabranch.protos.v1.devices_pb2 import AskTaskRequest
-from anabranch.server import gate
+from anabranch.server import calls, gate
 from anabranch.server.calls import EARLY_PER_MINUTE, HELD_S_MAX, USELESS_S, WAIT_S_MIN, Calls, in_turn
 
 
@@ -139,6 +139,15 @@ def test_who_asks_before_it_may_has_its_answer_late_and_only_once() -> None:
     clock.calls.told("AskTask", "a", 30.0)
     clock.now += 30.0
     assert clock.hold(("AskTask", "a")) == []
+
+
+def test_of_all_that_came_only_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "CALLERS_KEPT", 3)
+    clock = Clock()
+    for who in ("a", "b", "c", "a", "d"):  # of the four b is the one that came longest ago
+        clock.calls.told("AskTask", who, 0.5)
+    assert clock.hold(("AskTask", "b")) == []
+    assert clock.hold(*(("AskTask", who) for who in "acd")) == [0.5] * 3
 
 
 def test_a_few_early_calls_are_free_and_forgiven_with_time() -> None:

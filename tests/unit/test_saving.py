@@ -91,6 +91,23 @@ def test_it_is_of_the_moment_when_it_was_taken(tmp_path: Path, by_hand: ByHand) 
     again.drop()
 
 
+def test_the_next_one_waits_twenty_times_as_long_as_one_took(tmp_path: Path, by_hand: ByHand) -> None:
+    now_s = 100.0
+    desk = Desk(open_store("", tmp_path, LIMITS), tmp_path, EVERY_FOUR)
+    desk.books.saving.executor, desk.books.saving.clock = by_hand, lambda: now_s
+    desk.work(4)
+    now_s = 103.0
+    by_hand.run()
+    desk.work(4, clients=5, first=100)  # three seconds after it was taken it is named, and another is due
+    now_s = 103.0 + 59.9
+    desk.enrol("somebody")
+    assert not by_hand.waiting
+    now_s = 103.0 + 60.0
+    desk.enrol("another")
+    assert len(by_hand.waiting) == 1
+    desk.drop()
+
+
 def test_the_next_one_has_what_came_meanwhile(tmp_path: Path, by_hand: ByHand) -> None:
     desk = begun(open_store("", tmp_path, LIMITS), tmp_path, by_hand)
     desk.work(3, clients=7, first=100)
