@@ -52,7 +52,7 @@ from anabranch.server.models import ModelRequest, Models
 from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
 from anabranch.server.ports import Ports, RunPorts
 from anabranch.server.presence import Presence
-from anabranch.server.proofs import keep_authority
+from anabranch.server.proofs import keep_authority, read_authorities
 from anabranch.server.recovery import Recovered, check_takeover, recover, refolder
 from anabranch.server.restored import read_restored
 from anabranch.server.run import LiveRun
@@ -294,7 +294,9 @@ def _check_turn(
     """Raises what would stand in the way of a standby at its turn."""
     check_takeover(store, config, manifest, limits)
     if identity is not None:
-        check_seen(Path(config.server.data_dir), identity.authority, identity.members.point)
+        folder = Path(config.server.data_dir)
+        check_seen(folder, identity.authority, identity.members.point)
+        read_authorities(folder)
 
 
 async def _serve(

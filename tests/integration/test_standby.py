@@ -21,6 +21,7 @@ from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.noise_key import NOISE_KEY, new_key
 from anabranch.server.app import serve
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.proofs import AUTHORITIES
 from anabranch.server.recovery import check_takeover
 from anabranch.server.seen_register import FILE as REGISTER
 from anabranch.server.store.factory import store_of
@@ -78,6 +79,15 @@ def test_a_standby_without_the_runs_key_says_so_at_its_start(
     assert standby.exit_code == 0
 
 
+def guarded(folder: Path, database: str) -> list[Config]:
+    """A server and a standby of it, by the authority of the folder `ca`."""
+    identity = {"folder": str(folder / "ca"), "join_address": "127.0.0.1:0", "tls": "always"}
+    return [
+        server_config(folder / name, identity=identity, server={"database": database, **more})
+        for name, more in (("a", {}), ("b", {"standby": True}))
+    ]
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_standby_on_an_older_register_than_it_has_seen_says_so_at_its_start(
     manifest: Manifest, tmp_path: Path, postgresql_url: str, caplog: pytest.LogCaptureFixture, ahead: int
@@ -86,11 +96,7 @@ def test_a_standby_on_an_older_register_than_it_has_seen_says_so_at_its_start(
         authority.invite("device-1", DAY_S)
         seen = {authority.sha256: [authority.point.changes + ahead, 0, ""]}
     folder, noted = str(tmp_path / "ca"), tmp_path / "b" / REGISTER
-    identity = {"folder": folder, "join_address": "127.0.0.1:0", "tls": "always"}
-    leading, waiting = (
-        server_config(tmp_path / name, identity=identity, server={"database": postgresql_url, **more})
-        for name, more in (("a", {}), ("b", {"standby": True}))
-    )
+    leading, waiting = guarded(tmp_path, postgresql_url)
     noted.parent.mkdir(exist_ok=True)
     noted.write_text(json.dumps(seen))
     lack = f"this standby cannot take over as it is: {folder} is older than this server has seen it"
@@ -99,6 +105,19 @@ def test_a_standby_on_an_older_register_than_it_has_seen_says_so_at_its_start(
         assert len(said) == ahead
         assert all(text.startswith(lack) for text in said)
         assert json.loads(noted.read_text()) == seen, "who leads writes there, not who looks"
+
+
+def test_a_standby_whose_list_of_authorities_is_damaged_says_so_at_its_start(
+    manifest: Manifest, tmp_path: Path, postgresql_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Authority.create(tmp_path / "ca").close()
+    leading, waiting = guarded(tmp_path, postgresql_url)
+    listed = tmp_path / "b" / AUTHORITIES
+    listed.parent.mkdir(exist_ok=True)
+    listed.write_text("-----BEGIN CERTIFICATE-----\nnothing\n")
+    with Served(leading, manifest), StandingBy(waiting, manifest):
+        [said] = [r.message for r in caplog.records if "cannot take over" in r.message]
+    assert said.startswith(f"this standby cannot take over as it is: {listed} is damaged")
 
 
 def other_seed(config: Config, manifest: Manifest, folder: Path) -> tuple[Config, Manifest]:
