@@ -176,6 +176,7 @@ class Ordered:
     def _pause(self, random: Random) -> None:
         self._life.tell(ev.Paused(self._life.now))
         self._life.turn(f"device-{random.randint(0, 6)}", random.randrange(10**6), np.random.default_rng(0))
+        self._life.now += 1.0  # which a turn takes; in no log does time go back
         self._life.tell(ev.Resumed(self._life.now))
 
     def _wait(self, random: Random) -> None:
@@ -189,6 +190,7 @@ class Ordered:
         if tasks:
             number = random.randrange(TURNS, 10**6)
             self._life.push(random.choice(tasks), number, np.random.default_rng(number))
+            self._life.now += 1.0
 
 
 # --- both ------------------------------------------------------------------------------------
