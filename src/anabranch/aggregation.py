@@ -40,6 +40,12 @@ from anabranch.support.shelf import ScratchShelf
 
 Array = npt.NDArray[Any]
 
+# What the fields of an update are that are no arrays, and how that is said.
+KINDS: tuple[tuple[str, type[Any], str], ...] = (
+    ("client", str, "text"),
+    ("task", str, "text"),
+    ("base_version", Integral, "a whole number"),
+)
 NO_NOISE = bytes(32)  # the key of a keeper's noise, where it adds none
 
 
@@ -140,9 +146,7 @@ def _check_fields(u: Any) -> None:
         raise InvalidUpdate(
             f"updates has a {type(u).__name__}: give Update(client, task, base_version, ...) each"
         )
-    number = ("base_version", Integral, "a whole number")
-    kinds: Any = (("client", str, "text"), ("task", str, "text"), number)
-    for name, kind, what in kinds:
+    for name, kind, what in KINDS:
         value = getattr(u, name)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InvalidUpdate(f"update of task {u.task!r}: {name} must be {what}, not {value!r}")

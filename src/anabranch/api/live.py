@@ -44,28 +44,27 @@ class DevicesHere:
         self,
         over: Callable[[float], bool],
         timeout_s: float | None,
-        has_others: Callable[[], bool],
-        may_come: bool = True,
+        has_others: Callable[[], bool] | None,
     ) -> None:
-        """Until a run is `over` within some seconds.
+        """Until a run is `over` within some seconds. `has_others`: None where there can be none.
 
         Raises what has ended one of the devices, once all of them have ended and nobody else is there, or
         when the time is up; `Unavailable` where the time is up and none has failed, or where there is no
-        such time, all have ended well and no others `may_come`.
+        such time, all have ended well and there can be no others.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         asked_at = -math.inf
         while not over(max(0.0, min(LOOK_S, until - time.monotonic()))):
             now, alone, devices = time.monotonic(), False, self._devices
             if devices and all(d.over for d in devices) and now >= asked_at + OTHERS_S:
-                asked_at, alone = now, not has_others()
+                asked_at, alone = now, has_others is None or not has_others()
             if alone or now >= until:
                 for device in (d for d in devices if d.over):
                     device.wait()
             if now >= until:
                 raise Unavailable(f"the run has not ended within {timeout_s:g} s")
             # Looked at once more: the end of the run may be what they ended at.
-            if alone and timeout_s is None and not may_come and not over(0.0):
+            if alone and has_others is None and timeout_s is None and not over(0.0):
                 raise Unavailable(
                     "the run has not ended, and all of its devices have: start others before wait(), or give "
                     "them more tasks (Client(tasks_max=...))"
@@ -200,7 +199,7 @@ class InProcessServer(Background):
         Devices of other processes there are none, so it would wait for ever.
         """
         self._check_begun()
-        self._devices.wait(self._ended_within, timeout_s, lambda: False, may_come=False)
+        self._devices.wait(self._ended_within, timeout_s, None)
         self._raise()
 
     def _ended_within(self, seconds: float) -> bool:
